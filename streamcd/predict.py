@@ -1,0 +1,410 @@
+"""Predictions of a model, and how good they are, streamed over a dataset or libsvm text in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from .dataset import Dataset, _schema, _TableWriter, open_dataset
+from .errors import ModelError, UsageError
+from .memory import parse_size, require
+from .model import Model
+from .ordering import SourceOrder
+from .problems import crammer_singer_primal, row_loss
+from .progress import Listener, Progress
+from .ranking import RocArea
+
+MAX_CONFUSION_LABELS = 1000
+"""Above so many labels there is no confusion matrix."""
+
+_MAX_ROWS = 1 << 16  # decided at a time, and in a row group of predictions
+_TEXT_BLOCK = 4 << 20
+_TEXT_BLOCKS_HELD = 12  # what the parser says it takes, and our copy of the indices
+_CHUNKS_AHEAD = 8  # chunks the kernel is told to read while one is decided: about 8 MB
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows, features numbered as the model does; arrays are good until the next ones are taken."""
+
+    source: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray
+    decisions: np.ndarray
+
+
+class _Decisions:
+    """One reading of the data: rows with the model's decisions, and what had to be ignored.
+
+    Parameters
+    ----------
+    data : Dataset or path
+    model : Model
+    budget : int
+        Bytes for all of the process; `left` is what remains for the caller.
+    """
+
+    def __init__(
+        self, data: Dataset | str | os.PathLike[str], model: Model, budget: int, listener: Listener
+    ) -> None:
+        self.model, self.listener = model, listener
+        self.n_ignored = 0
+        needs = {"the model": model.weights.nbytes}
+        # decisions, scores, probabilities and what is made of them
+        row_bytes = 8 * (4 * model.n_vectors + 4 * model.n_classes + 8)
+        self.dataset: Dataset | None = None
+        if isinstance(data, Dataset) or _is_dataset(data):
+            self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
+            needs["one chunk"] = _chunk_bytes(self.dataset)
+            self._shift = _feature_shift(self.dataset, model)
+        else:
+            self._path = os.fspath(data)
+            needs["text"] = _TEXT_BLOCKS_HELD << 16
+        needs["decisions"] = 256 * row_bytes
+        self.left = require(budget, needs)
+        self._text_block = 1 << 16
+        if self.dataset is None:
+            more = min(_TEXT_BLOCK - self._text_block, self.left // 2 // _TEXT_BLOCKS_HELD)
+            self._text_block += more
+            self.left -= more * _TEXT_BLOCKS_HELD
+        more_rows = min(_MAX_ROWS - 256, self.left // 4 // row_bytes)
+        self.block_rows = 256 + more_rows
+        self.left -= more_rows * row_bytes
+
+    def blocks(self, phase: str) -> Iterator[_Rows]:
+        """All rows; those of text in order, those of a dataset shuffled."""
+        rows = self._dataset_rows(phase) if self.dataset is not None else self._text_rows(phase)
+        yield from rows
+        if self.n_ignored:
+            self.listener.warning(
+                f"{self.n_ignored:,} entries ignored: their feature is beyond the model's width of {self.model.n_features}"
+            )
+
+    def _dataset_rows(self, phase: str) -> Iterator[_Rows]:
+        dataset = self.dataset
+        assert dataset is not None
+        for chunk in range(dataset.n_chunks):
+            if chunk % _CHUNKS_AHEAD == 0:
+                for ahead in range(chunk, min(chunk + 2 * _CHUNKS_AHEAD, dataset.n_chunks)):
+                    dataset.advise(ahead, os.POSIX_FADV_WILLNEED)
+            data = dataset.read(chunk)
+            feature = data.feature.astype(np.int64) + self._shift if self._shift else data.feature
+            yield from self._decide(data.source, data.label, data.weight, data.indptr, feature, data.value)
+            self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
+
+    def _text_rows(self, phase: str) -> Iterator[_Rows]:
+        from .svmlight import iterate_blocks  # the parser's kernels: only where there is text
+
+        counts = None
+        for block in iterate_blocks(
+            self._path,
+            value_dtype=np.float64,
+            index_base=self.model.index_base,
+            n_features=self.model.n_features,
+            ignore_beyond=True,
+            block_bytes=self._text_block,
+            listener=self.listener,
+            phase=phase,
+        ):
+            counts = block.counts
+            n_rows = block.label.size
+            source = np.arange(block.place0, block.place0 + n_rows)
+            feature = block.index - self.model.index_base
+            yield from self._decide(source, block.label, np.ones(n_rows), block.indptr, feature, block.value)
+        if counts is not None:
+            self.n_ignored += counts.n_ignored
+
+    def _decide(
+        self, source: np.ndarray, label: np.ndarray, weight: np.ndarray, *rows: np.ndarray
+    ) -> Iterator[_Rows]:
+        indptr, feature, value = rows
+        for start in range(0, label.size, self.block_rows):
+            stop = min(label.size, start + self.block_rows)
+            decisions, n_ignored = self.model.decisions(indptr[start : stop + 1], feature, value)
+            self.n_ignored += n_ignored
+            yield _Rows(source[start:stop], label[start:stop], weight[start:stop], decisions)
+
+
+def _is_dataset(data: str | os.PathLike[str]) -> bool:
+    """A directory that says so; other directories are read as text files, like a glob."""
+    return (Path(data) / "manifest.json").exists()
+
+
+def _chunk_bytes(dataset: Dataset) -> int:
+    """The most that reading one chunk takes: as stored, decoded, and once more with 64-bit features."""
+    n_entries = int(np.diff(dataset.entry_start).max(initial=0))
+    n_rows = int(np.diff(dataset.row_start).max(initial=0))
+    return n_entries * (2 * dataset.entry_bytes + 8) + n_rows * 2 * 8 * 6
+
+
+def _feature_shift(dataset: Dataset, model: Model) -> int:
+    """What to add to the dataset's features so that the same index in the text means the same feature."""
+    shift = dataset.index_base - model.index_base
+    if shift < 0:
+        raise ModelError(
+            f"{dataset.path}: its text counts features from 0, the model's from {model.index_base}; "
+            "convert it with --like MODEL or with the training data's --index-base"
+        )
+    return shift
+
+
+def predict(
+    data: Dataset | str | os.PathLike[str],
+    model: Model,
+    out: str | os.PathLike[str] | TextIO,
+    *,
+    proba: bool = False,
+    memory: int | str = "1GB",
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Predict every row, in source order.
+
+    Parameters
+    ----------
+    data : Dataset or path
+        A dataset, or libsvm text (files, directories, globs; compressed or not).
+    model : Model
+    out : path or text file
+        A Parquet file with the columns ``row`` (place in the source), ``prediction``, ``decision`` (of several classes,
+        ``decision_<label>``) and with `proba` ``probability_<label>``; or a stream that gets the labels, one a line.
+    proba : bool
+        Add probabilities; for models trained with the logistic loss.
+    memory : int or str
+        Bound on the process's resident memory.
+    listener : Listener, optional
+
+    Returns
+    -------
+    dict
+        ``n_rows`` and ``n_ignored`` (entries of features that the model does not have).
+
+    Raises
+    ------
+    ModelError, DatasetError, DataError, UsageError
+    """
+    if proba:
+        model.log_probabilities(np.empty((0, model.n_vectors)))  # refuses before any work
+        if not isinstance(out, str | os.PathLike):
+            raise UsageError(
+                "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
+            )
+    decisions = _Decisions(data, model, parse_size(memory), listener or Listener())
+    n_rows = 0
+    if not isinstance(out, str | os.PathLike):
+        for _, block in _in_source_order(decisions, tempfile.gettempdir()):
+            n_rows += block.shape[0]
+            _write_labels(model, block, out)
+        out.flush()
+        return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
+
+    target = Path(out)
+    if target.is_dir():
+        raise UsageError(f"{target} is a directory; expected the name of a Parquet file to write")
+    partial = target.with_name(target.name + ".partial")
+    try:
+        writer = _TableWriter(partial, _schema(**_prediction_columns(model, proba)), "zstd")
+        for start, block in _in_source_order(decisions, target.parent):
+            n_rows += block.shape[0]
+            writer.write(**_predictions(model, start, block, proba))
+        writer.close()
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
+
+
+def _in_source_order(
+    decisions: _Decisions, scratch: str | os.PathLike[str]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks of decisions in the order of the source, with the place of their first row."""
+    dataset = decisions.dataset
+    if dataset is None:
+        for rows in decisions.blocks("predict"):
+            yield int(rows.source[0]), rows.decisions
+        return
+    with tempfile.TemporaryDirectory(prefix=".streamcd-predict-", dir=scratch) as directory:
+        order = SourceOrder(dataset.n_rows, decisions.model.n_vectors, decisions.left, directory)
+        for rows in decisions.blocks("predict"):
+            order.add(rows.source, rows.decisions)
+        yield from order.blocks(decisions.block_rows)
+
+
+def _write_labels(model: Model, decisions: np.ndarray, out: TextIO) -> None:
+    texts = model.label_texts()
+    out.write("".join([texts[place] + "\n" for place in model.places(decisions).tolist()]))
+
+
+def _decision_names(model: Model) -> list[str]:
+    return ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in model.label_texts()]
+
+
+def _probability_names(model: Model) -> list[str]:
+    return [f"probability_{label}" for label in model.label_texts()]
+
+
+def _prediction_columns(model: Model, proba: bool) -> dict[str, Any]:
+    label_type = np.int64 if model.label_kind == "integer" else np.float64
+    names = _decision_names(model) + (_probability_names(model) if proba else [])
+    return {"row": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
+
+
+def _predictions(model: Model, start: int, decisions: np.ndarray, proba: bool) -> dict[str, np.ndarray]:
+    columns = {"row": np.arange(start, start + decisions.shape[0]), "prediction": model.labels(decisions)}
+    if model.label_kind == "integer":
+        columns["prediction"] = columns["prediction"].astype(np.int64)
+    scores = (
+        model.scores(decisions) if model.n_classes > 2 else _positive_scores(model, decisions)[:, np.newaxis]
+    )
+    columns |= dict(zip(_decision_names(model), scores.T, strict=True))
+    if proba:
+        columns |= dict(
+            zip(_probability_names(model), np.exp(model.log_probabilities(decisions)).T, strict=True)
+        )
+    return columns
+
+
+def _positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
+    """Of two classes, by how much the larger one is preferred."""
+    if decisions.shape[1] == 1:
+        return decisions[:, 0]
+    scores = model.scores(decisions)
+    return scores[:, 1] - scores[:, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation
+
+
+class _Evaluation:
+    """Sums over the rows seen so far."""
+
+    def __init__(self, model: Model, roc: RocArea) -> None:
+        self.model, self.roc = model, roc
+        self.n_rows = self.n_correct = self.n_unknown = 0
+        self.loss = self.log_loss = 0.0
+        self.costs = None if model.C is None else model.class_costs()
+        k = model.n_classes
+        self.confusion = np.zeros((k, k), dtype=np.int64) if k <= MAX_CONFUSION_LABELS else None
+        self.unknown: dict[float, np.ndarray] = {}
+
+    def add(self, rows: _Rows) -> None:
+        model, decisions, label = self.model, rows.decisions, rows.label
+        predicted = model.places(decisions)
+        place = np.minimum(np.searchsorted(model.classes, label), model.n_classes - 1)
+        known = model.classes[place] == label
+        self.n_rows += label.size
+        self.n_correct += int((known & (place == predicted)).sum())
+        if not known.all():
+            self._add_unknown(label[~known], predicted[~known])
+            place, predicted, decisions = place[known], predicted[known], decisions[known]
+        weight = rows.weight[known]
+        if self.confusion is not None:
+            k = model.n_classes
+            self.confusion += np.bincount(place * k + predicted, minlength=k * k).reshape(k, k)
+        if self.costs is not None:
+            self.loss += _loss_sum(model, place, decisions, self.costs[place] * weight)
+        if model.has_probabilities:
+            self.log_loss -= float(model.log_probabilities(decisions)[np.arange(place.size), place].sum())
+        if model.n_classes == 2:
+            self.roc.add(_positive_scores(model, decisions), place == 1)
+
+    def _add_unknown(self, label: np.ndarray, predicted: np.ndarray) -> None:
+        self.n_unknown += label.size
+        if self.confusion is None:
+            return
+        for value in np.unique(label):
+            counts = np.bincount(predicted[label == value], minlength=self.model.n_classes)
+            self.unknown[float(value)] = self.unknown.get(float(value), 0) + counts
+            if len(self.unknown) + self.model.n_classes > MAX_CONFUSION_LABELS:
+                self.confusion = None
+                return
+
+    def result(self) -> dict[str, Any]:
+        model = self.model
+        objective = None
+        if self.costs is not None and not self.n_unknown:
+            objective = 0.5 * float(model.squared_norm().sum()) + self.loss
+        result: dict[str, Any] = {
+            "n_rows": self.n_rows,
+            "accuracy": self.n_correct / self.n_rows,
+            "primal_objective": objective,
+        }
+        area = self.roc.value()
+        if area is not None:
+            result["auc"] = area
+        n_known = self.n_rows - self.n_unknown
+        if model.has_probabilities and n_known:
+            result["log_loss"] = self.log_loss / n_known
+        if self.confusion is not None:
+            result |= self._confusion(self.confusion)
+        return result
+
+    def _confusion(self, counts_of_known: np.ndarray) -> dict[str, Any]:
+        model = self.model
+        labels = np.union1d(model.classes, np.array(list(self.unknown)))
+        table = np.zeros((labels.size, labels.size), dtype=np.int64)
+        known = np.searchsorted(labels, model.classes)
+        table[np.ix_(known, known)] = counts_of_known
+        for label, counts in self.unknown.items():
+            table[np.searchsorted(labels, label), known] = counts
+        as_integer = model.label_kind == "integer"
+        numbers = [int(x) if as_integer and x == int(x) else float(x) for x in labels]
+        return {"labels": numbers, "confusion": table.tolist()}
+
+
+def _loss_sum(model: Model, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray) -> float:
+    """``Σ cost_i loss_i`` over rows and vectors; `place` is each row's class."""
+    if model.loss == "crammer_singer":
+        return crammer_singer_primal(np.zeros(0), decisions, place, cost)
+    sign = model.code[place].astype(np.float64)
+    losses = row_loss(model.loss, sign * decisions)
+    return float(cost @ (losses * (sign != 0)).sum(axis=1))
+
+
+def evaluate(
+    data: Dataset | str | os.PathLike[str],
+    model: Model,
+    *,
+    memory: int | str = "1GB",
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Compare a model's predictions with the labels of the data.
+
+    Parameters
+    ----------
+    data : Dataset or path
+        As for `predict`. Rows with a label that the model does not know count as errors.
+    model : Model
+    memory : int or str
+        Bound on the process's resident memory.
+    listener : Listener, optional
+
+    Returns
+    -------
+    dict
+        ``n_rows``, ``accuracy``, ``primal_objective`` (the model's own problem on this data; None where the model does not
+        know its C, or not all labels); for two classes ``auc``; for the logistic loss ``log_loss`` (mean over the rows);
+        ``labels`` and ``confusion`` (rows true, columns predicted).
+
+    Raises
+    ------
+    ModelError, DatasetError, DataError, UsageError
+    """
+    listener = listener or Listener()
+    decisions = _Decisions(data, model, parse_size(memory), listener)
+    with RocArea(decisions.left) as roc:
+        evaluation = _Evaluation(model, roc)
+        for rows in decisions.blocks("evaluate"):
+            evaluation.add(rows)
+        if evaluation.n_unknown:
+            listener.warning(
+                f"{evaluation.n_unknown:,} rows have labels that the model does not know "
+                f"({', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''}); they count as errors"
+            )
+        return evaluation.result()

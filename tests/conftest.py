@@ -1,0 +1,221 @@
+"""Real data sets, small made problems, and the command line in a subprocess."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[[str], Path]:
+    """``real_data("a9a")`` is the path of a real set, from STREAMCD_DATA or a `shared/data` beside the repository."""
+    folder = Path(os.environ.get("STREAMCD_DATA", ROOT.parent / "shared" / "data"))
+
+    def find(name: str) -> Path:
+        path = folder / f"{name}.xz"
+        if not path.exists():
+            pytest.skip(f"no {name}.xz in {folder}; STREAMCD_DATA names the folder with the real data sets")
+        return path
+
+    return find
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Small problems, named by what is special about them
+
+Problem = tuple[sp.csr_array, np.ndarray]
+
+
+def _random(n_rows: int, n_features: int, seed: int, density: float = 0.3) -> Problem:
+    rng = np.random.default_rng(seed)
+    x = sp.csr_array(
+        sp.random(n_rows, n_features, density=density, random_state=rng, data_rvs=rng.standard_normal)
+    )
+    y = np.where(x @ rng.standard_normal(n_features) + 0.5 * rng.standard_normal(n_rows) > 0, 1.0, -1.0)
+    return x, y
+
+
+def _empty_row() -> Problem:
+    x, y = _random(40, 7, 1)
+    dense = x.toarray()
+    dense[[0, 17, 39]] = 0
+    return sp.csr_array(dense), y
+
+
+def _empty_column() -> Problem:
+    x, y = _random(40, 7, 2)
+    dense = x.toarray()
+    dense[:, [0, 3, 6]] = 0
+    return sp.csr_array(dense), y
+
+
+def _duplicate_rows() -> Problem:
+    x, y = _random(15, 5, 3)
+    return sp.csr_array(sp.vstack([x, x, x])), np.concatenate([y, y, -y])
+
+
+def _one_class() -> Problem:
+    x, _ = _random(20, 5, 4)
+    return x, np.ones(20)
+
+
+def _separable() -> Problem:
+    x, _ = _random(50, 6, 5, density=0.8)
+    return x, np.where(x @ np.arange(1.0, 7.0) > 0, 2.0, 1.0)
+
+
+def _unscaled() -> Problem:
+    x, y = _random(60, 6, 6, density=0.9)
+    return sp.csr_array(x * np.array([1e-3, 1.0, 1.0, 10.0, 300.0, 1e3])), y
+
+
+def _multiclass() -> Problem:
+    rng = np.random.default_rng(7)
+    x = sp.csr_array(sp.random(90, 8, density=0.5, random_state=rng, data_rvs=rng.standard_normal))
+    return x, (x @ rng.standard_normal((8, 4))).argmax(axis=1) * 10.0 - 5.0
+
+
+SMALL_PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "random": lambda: _random(80, 10, 0),
+    "empty_row": _empty_row,
+    "empty_column": _empty_column,
+    "duplicate_rows": _duplicate_rows,
+    "one_class": _one_class,
+    "separable": _separable,
+    "unscaled": _unscaled,
+    "multiclass": _multiclass,
+}
+
+
+@pytest.fixture(scope="session")
+def small_problem() -> Callable[[str], Problem]:
+    """``small_problem("empty_row")`` gives rows (CSR) and labels of one of `SMALL_PROBLEMS`."""
+    return lambda name: SMALL_PROBLEMS[name]()
+
+
+def libsvm_text(x: sp.csr_array, y: np.ndarray, index_base: int = 1) -> str:
+    """Rows as libsvm text, with all digits."""
+    lines = []
+    for row, label in enumerate(y):
+        entries = range(x.indptr[row], x.indptr[row + 1])
+        tokens = [f"{x.indices[k] + index_base}:{float(x.data[k])!r}" for k in entries]
+        lines.append(" ".join([f"{label:g}", *tokens]))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def libsvm_file(tmp_path: Path) -> Callable[..., Path]:
+    """``libsvm_file(x, y)`` writes libsvm text and gives its path."""
+
+    def write(x: sp.csr_array, y: np.ndarray, name: str = "data.libsvm", index_base: int = 1) -> Path:
+        path = tmp_path / name
+        path.write_text(libsvm_text(x, y, index_base))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def made_dataset(tmp_path: Path) -> Callable[..., Dataset]:
+    """``made_dataset(x, y)`` writes a shuffled dataset straight from arrays, without `convert`."""
+
+    def make(
+        x: sp.csr_array, y: np.ndarray, *, name: str = "made", chunk_rows: int = 16, weight: np.ndarray | None = None,
+        value_dtype: type = np.float64, seed: int = 0, **manifest: Any,
+    ) -> Dataset:  # fmt: skip
+        writer = DatasetWriter(
+            tmp_path / name,
+            index_dtype=np.int32,
+            value_dtype=value_dtype,
+            weighted=weight is not None,
+            shard_bytes=2000,
+        )
+        source = np.random.default_rng(seed).permutation(y.size)
+        for start in range(0, y.size, chunk_rows):
+            place = source[start : start + chunk_rows]
+            part = sp.csr_array(x[place])
+            part.sort_indices()
+            weights = None if weight is None else weight[place]
+            writer.write_chunk(
+                place, y[place], weights, part.indptr.astype(np.int64), part.indices, part.data
+            )
+        writer.write_features([_feature_statistics(x)])
+        classes, counts = np.unique(y, return_counts=True)
+        fields = {
+            "n_features": x.shape[1],
+            "index_base": 1,
+            "classes": classes.tolist(),
+            "class_counts": counts.tolist(),
+            "label_kind": "integer",
+            "seed": seed,
+            "source": [{"name": "made", "bytes": 0}],
+        }
+        writer.close(**(fields | manifest))
+        return open_dataset(tmp_path / name)
+
+    return make
+
+
+def _feature_statistics(x: sp.csr_array) -> dict[str, np.ndarray]:
+    dense = x.toarray()
+    present = np.flatnonzero((dense != 0).any(axis=0))
+    dense = dense[:, present]
+    return {
+        "feature": present,
+        "n_entries": (dense != 0).sum(axis=0),
+        "min": dense.min(axis=0, initial=0),
+        "max": dense.max(axis=0, initial=0),
+        "mean": dense.mean(axis=0),
+        "mean_square": (dense**2).mean(axis=0),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command line
+
+SUBPROCESS_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def streamcd() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``streamcd("info", dataset, "--json")`` runs the command in a process of its own."""
+
+    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "streamcd", *map(str, arguments)]
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=SUBPROCESS_ENVIRONMENT,
+            check=False,
+            **options,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def streamcd_json(streamcd: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., dict[str, Any]]:
+    """Runs a command with ``--json`` that has to succeed, and gives its one object."""
+
+    def run(*arguments: object, **options: Any) -> dict[str, Any]:
+        done = streamcd(*arguments, "--json", **options)
+        assert done.returncode == 0, done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    return run

@@ -1,0 +1,296 @@
+"""Models on disk, their labels, and LIBLINEAR's text format in both directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from liblinear.liblinearutil import load_model as liblinear_load
+from liblinear.liblinearutil import predict as liblinear_predict
+from liblinear.liblinearutil import save_model as liblinear_save
+from liblinear.liblinearutil import train as liblinear_train
+
+from streamcd.errors import ModelError
+from streamcd.model import Model, export_liblinear, import_liblinear, load_model
+from streamcd.progress import Listener
+
+
+def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:
+    rng = np.random.default_rng(n_features * 100 + n_classes)
+    n_vectors = 1 if n_classes == 2 else n_classes
+    fields = {
+        "weights": rng.standard_normal((n_features, n_vectors)),
+        "intercept": rng.standard_normal(n_vectors),
+        "classes": np.arange(n_classes) * 2.0 - 1.0,
+        "code": [[-1], [1]] if n_classes == 2 else 2 * np.eye(n_classes) - 1,
+        "loss": "squared_hinge",
+        "C": 0.5,
+        "bias": 2.0,
+        "class_weight": {1.0: 3.0},
+        "fingerprint": "abc",
+        "versions": {"numpy": np.__version__},
+        "certificate": {"gap": 1e-5},
+    }
+    return Model(**(fields | changes))
+
+
+def predicted(model: Model, x: sp.csr_array) -> np.ndarray:
+    return model.labels(model.decisions(x.indptr.astype(np.int64), x.indices, x.data)[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On disk
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_saved_model_comes_back_as_it_was(tmp_path, n_classes):
+    model = a_model(n_classes=n_classes)
+    model.save(tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    for name, value in vars(model).items():
+        np.testing.assert_equal(getattr(again, name), value, err_msg=name)
+
+
+def test_a_run_is_read_by_its_model(tmp_path):
+    a_model().save(tmp_path / "run" / "model")
+    assert load_model(tmp_path / "run").loss == "squared_hinge"
+
+
+def test_saving_again_replaces_the_model_and_leaves_no_other_files(tmp_path):
+    a_model(7).save(tmp_path)
+    a_model(4).save(tmp_path)
+    assert load_model(tmp_path).n_features == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "weights.npy"]
+
+
+def test_a_flipped_bit_in_the_weights_is_refused_by_name(tmp_path):
+    a_model().save(tmp_path)
+    data = bytearray((tmp_path / "weights.npy").read_bytes())
+    data[-3] ^= 1
+    (tmp_path / "weights.npy").write_bytes(data)
+    with pytest.raises(ModelError, match=r"weights\.npy: checksum differs"):
+        load_model(tmp_path)
+
+
+def _change(path: Path, **fields) -> None:
+    text = json.loads((path / "model.json").read_text())
+    (path / "model.json").write_text(json.dumps(text | fields))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "model.json").unlink(), "no model.json in it"),
+        (lambda path: (path / "model.json").write_text("{"), "damaged"),
+        (lambda path: (path / "model.json").write_text("{}"), "expected a streamcd-model"),
+        (lambda path: (path / "weights.npy").unlink(), "weights.npy: the file is missing"),
+        (lambda path: _change(path, format_version=99), "found 99"),
+        (lambda path: _change(path, n_features=6), "expected 6 rows"),
+        (lambda path: _change(path, classes="x"), "damaged"),
+        (lambda path: _change(path, classes=[1.0, 0.0]), "classes do not fit"),
+        (lambda path: _change(path, weights_checksum=None), "checksum differs"),
+    ],
+)
+def test_a_damaged_model_is_refused_in_one_line(tmp_path, damage, message):
+    a_model().save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ModelError, match=message) as refused:
+        load_model(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_model_is_refused_with_advice(tmp_path):
+    with pytest.raises(ModelError, match="found nothing there"):
+        load_model(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match="streamcd import"):
+        load_model(tmp_path / "file")
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ModelError, match="streamcd resume"):
+        load_model(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Labels
+
+
+def test_of_two_classes_the_larger_is_positive_and_zero_is_not():
+    model = a_model(classes=[1.0, 2.0])
+    assert model.labels(np.array([[0.1], [0.0], [-0.1]])).tolist() == [2.0, 1.0, 1.0]
+
+
+def test_one_vs_rest_takes_the_largest_decision_to_the_last_bit():
+    decisions = np.array([[1.0, np.nextafter(1.0, 2), -3.0], [1e16, 1e16 + 2, -1e16], [0.0, 0.0, 0.0]])
+    assert a_model(n_classes=3).places(decisions).tolist() == [1, 1, 0]
+
+
+def test_a_code_matrix_decides_by_correlation():
+    one_vs_one = np.array([[1, 1, 0], [-1, 0, 1], [0, -1, -1]])
+    decisions = np.random.default_rng(0).standard_normal((50, 3))
+    expected = (decisions @ one_vs_one.T).argmax(axis=1)
+    model = a_model(n_classes=3, code=one_vs_one)
+    np.testing.assert_array_equal(model.places(decisions), expected)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_probabilities_sum_to_one_and_are_finite_at_the_extremes(n_classes):
+    model = a_model(n_classes=n_classes, loss="log_loss")
+    decisions = np.array([[-800.0, 0.0, 800.0], [800.0, 800.0, 800.0], [-800.0, -800.0, -800.0]])[
+        :, : model.n_vectors
+    ]
+    log_probabilities = model.log_probabilities(decisions)
+    assert np.isfinite(log_probabilities).all()
+    np.testing.assert_allclose(np.exp(log_probabilities).sum(axis=1), 1.0)
+
+
+def test_probabilities_of_an_svm_are_refused():
+    with pytest.raises(ModelError, match="log_loss"):
+        a_model().log_probabilities(np.zeros((1, 1)))
+
+
+def test_features_beyond_the_width_are_ignored_and_counted():
+    model = a_model(3)
+    inside = model.decisions(np.array([0, 1]), np.array([2]), np.array([1.5]))
+    beyond = model.decisions(np.array([0, 3]), np.array([2, 3, 700]), np.array([1.5, 1.0, 1.0]))
+    assert (inside[0] == beyond[0]).all()
+    assert (inside[1], beyond[1]) == (0, 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# LIBLINEAR
+
+
+def _liblinear_rows(x: sp.csr_array) -> list[dict[int, float]]:
+    return [
+        {int(x.indices[k]) + 1: float(x.data[k]) for k in range(x.indptr[row], x.indptr[row + 1])}
+        for row in range(x.shape[0])
+    ]
+
+
+def _some_rows(n_features: int, n_rows: int = 60) -> sp.csr_array:
+    rng = np.random.default_rng(11)
+    x = sp.csr_array(
+        sp.random(n_rows, n_features, density=0.3, random_state=rng, data_rvs=rng.standard_normal)
+    )
+    x.data[x.indptr[5] : x.indptr[6]] = 0  # a row that decides nothing: ties are broken alike
+    return x
+
+
+@pytest.mark.parametrize("bias", [-1.0, 0.0, 2.0])
+@pytest.mark.parametrize("labels", [[-1, 1], [1, 2], [7, -3], [4, 0, 9], [5]])
+@pytest.mark.parametrize("solver", [0, 1, 2, 3, 4, 7])
+def test_a_model_of_liblinear_predicts_the_same_here_and_comes_back_unchanged(tmp_path, solver, labels, bias):
+    x = _some_rows(9)
+    y = [labels[(3 * i + i // 7) % len(labels)] for i in range(60)]
+    rows = _liblinear_rows(x)
+    theirs = liblinear_train(y, rows, f"-s {solver} -B {bias} -q")
+    path = str(tmp_path / "theirs.txt")
+    liblinear_save(path, theirs)
+
+    ours = import_liblinear(path)
+    expected = liblinear_predict([], rows, theirs, "-q")[0]
+    np.testing.assert_array_equal(predicted(ours, x), expected)
+
+    ours.save(tmp_path / "model")
+    export_liblinear(load_model(tmp_path / "model"), tmp_path / "again.txt")
+    same_numbers = (tmp_path / "again.txt").read_text().replace("-0 ", "0 ")
+    assert same_numbers == Path(path).read_text().replace("-0 ", "0 ")
+
+
+@pytest.mark.parametrize("bias", [-1.0, 0.0, 2.0])
+@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("loss", ["squared_hinge", "hinge", "log_loss", "crammer_singer"])
+def test_our_models_predict_the_same_in_liblinear(tmp_path, loss, n_classes, bias):
+    model = a_model(9, n_classes, loss=loss, bias=bias)
+    if loss == "crammer_singer" and n_classes == 2:
+        pytest.skip("Crammer-Singer has one vector per class; imported ones are compared above")
+    if bias <= 0:
+        model.intercept[:] = 0
+    if loss == "crammer_singer":
+        model.code = np.eye(n_classes, dtype=np.int8)
+    export_liblinear(model, tmp_path / "ours.txt")
+    theirs = liblinear_load(str(tmp_path / "ours.txt"))
+    x = _some_rows(9)
+    expected, _, decisions = liblinear_predict([], _liblinear_rows(x), theirs, "-q")
+    np.testing.assert_array_equal(predicted(model, x), expected)
+    ours = model.decisions(x.indptr.astype(np.int64), x.indices, x.data)[0]
+    np.testing.assert_allclose(ours, np.array(decisions), rtol=1e-12, atol=1e-12)
+
+
+def test_the_positive_class_comes_first_on_the_label_line(tmp_path):
+    export_liblinear(a_model(classes=[-1.0, 1.0]), tmp_path / "ours.txt")
+    assert "\nlabel 1 -1\n" in (tmp_path / "ours.txt").read_text()
+
+
+def test_another_code_is_exported_as_one_vector_per_class(tmp_path):
+    one_vs_one = np.array([[1, 1, 0], [-1, 0, 1], [0, -1, -1]])
+    model = a_model(9, 3, code=one_vs_one)
+    export_liblinear(model, tmp_path / "ours.txt")
+    x = _some_rows(9)
+    expected = liblinear_predict([], _liblinear_rows(x), liblinear_load(str(tmp_path / "ours.txt")), "-q")[0]
+    np.testing.assert_array_equal(predicted(model, x), expected)
+
+
+def test_export_writes_block_by_block(tmp_path):
+    model = a_model(200_003)
+    export_liblinear(model, tmp_path / "ours.txt")
+    again = import_liblinear(tmp_path / "ours.txt")
+    np.testing.assert_array_equal(again.weights, model.weights)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_labels_that_are_no_integers_are_not_exported(tmp_path):
+    with pytest.raises(ModelError, match="integers"):
+        export_liblinear(a_model(classes=[0.5, 1.5], label_kind="decimal"), tmp_path / "ours.txt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_says_that_indices_from_zero_are_shifted(tmp_path):
+    class Heard(Listener):
+        warnings: list[str] = []  # noqa: RUF012 - one test, one class
+
+        def warning(self, text: str) -> None:
+            self.warnings.append(text)
+
+    export_liblinear(a_model(index_base=0), tmp_path / "ours.txt", Heard())
+    assert "add 1 to each index" in Heard.warnings[0]
+
+
+GOOD = "solver_type L2R_LR\nnr_class 2\nlabel 1 -1\nnr_feature 3\nbias -1\nw\n1 \n2 \n3 \n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD.replace("L2R_LR", "L1R_LR"), "L1R_LR is not L2-regularised"),
+        (GOOD.replace("L2R_LR", "L2R_L2LOSS_SVR"), "not L2-regularised classification"),
+        (GOOD.replace("label 1 -1\n", ""), "'label' is missing"),
+        (GOOD.replace("label 1 -1", "label 1 1"), "malformed"),
+        (GOOD.replace("label 1 -1", "label 1 2 3"), "malformed"),
+        (GOOD.replace("nr_feature 3", "nr_feature 4"), "expected 4 rows"),
+        (GOOD.replace("nr_feature 3", "nr_feature 2"), "found more"),
+        (GOOD.replace("nr_feature 3", "nr_feature x"), "malformed"),
+        (GOOD.replace("nr_feature 3", "nr_feature -1"), "malformed"),
+        (GOOD.replace("2 \n3", "nan \n3"), "not finite"),
+        (GOOD.replace("2 \n3", "two \n3"), "two"),
+        (GOOD.replace("w\n", ""), "no line 'w'"),
+        ("1 1:0.5 2:3\n" * 200, "no line 'w'"),
+        ("", "no line 'w'"),
+        (GOOD + "ü", "found 0xc3"),
+    ],
+)
+def test_malformed_model_text_is_refused_in_one_line(tmp_path, text, message):
+    path = tmp_path / "model.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ModelError, match=message) as refused:
+        import_liblinear(path)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_text_that_the_malformed_ones_are_made_of_is_good(tmp_path):
+    (tmp_path / "model.txt").write_text(GOOD)
+    assert import_liblinear(tmp_path / "model.txt").weights.tolist() == [[1.0], [2.0], [3.0]]

@@ -1,0 +1,337 @@
+"""Streaming predictions and evaluation: against plain numpy and scikit-learn, in source order, in bounded memory."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import sklearn.metrics
+
+from streamcd.errors import DataError, ModelError, UsageError
+from streamcd.memory import RESERVED_BYTES
+from streamcd.model import Model
+from streamcd.ordering import SourceOrder
+from streamcd.predict import evaluate, predict
+from streamcd.progress import Listener
+from streamcd.ranking import RocArea
+
+LOSSES = ["squared_hinge", "hinge", "log_loss", "crammer_singer"]
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def a_model(x, y, loss: str = "squared_hinge", **changes: Any) -> Model:
+    classes = np.unique(y)
+    k = classes.size
+    n_vectors = k if k > 2 or loss == "crammer_singer" else 1
+    rng = np.random.default_rng(3)
+    code = np.array([[-1], [1]]) if n_vectors == 1 and k == 2 else 2 * np.eye(k) - 1
+    fields: dict[str, Any] = {
+        "weights": rng.standard_normal((x.shape[1], n_vectors)),
+        "intercept": rng.standard_normal(n_vectors),
+        "classes": classes,
+        "code": np.eye(k) if loss == "crammer_singer" else code,
+        "loss": loss,
+        "C": 0.7,
+        "bias": 1.0,
+    }
+    return Model(**(fields | changes))
+
+
+def plain_decisions(model: Model, x) -> np.ndarray:
+    return x.toarray() @ model.weights + model.intercept
+
+
+def plain_objective(model: Model, x, y, weight=None) -> float:
+    h = plain_decisions(model, x)
+    place = np.searchsorted(model.classes, y)
+    cost = model.C * np.array([model.class_weight.get(label, 1.0) for label in y])
+    cost = cost if weight is None else cost * weight
+    total = 0.5 * ((model.weights**2).sum() + (model.bias_weight**2).sum())
+    if model.loss == "crammer_singer":
+        margin = h + 1 - (np.arange(model.n_classes) == place[:, None])
+        return total + (cost * (margin.max(axis=1) - h[np.arange(y.size), place])).sum()
+    for lane in range(model.n_vectors):
+        t = model.code[place, lane] * h[:, lane]
+        loss = {
+            "hinge": np.maximum(1 - t, 0),
+            "squared_hinge": np.maximum(1 - t, 0) ** 2,
+            "log_loss": np.log1p(np.exp(-t)),
+        }
+        total += (cost * loss[model.loss]).sum()
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predictions
+
+
+@pytest.mark.parametrize("name", ["random", "empty_row", "one_class", "separable", "unscaled", "multiclass"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_predictions_come_in_source_order_from_a_dataset_and_from_text(
+    small_problem, made_dataset, libsvm_file, tmp_path, name, loss
+):
+    x, y = small_problem(name)
+    model = a_model(x, y, loss)
+    proba = loss == "log_loss"
+    predict(made_dataset(x, y), model, tmp_path / "a.parquet", proba=proba)
+    predict(libsvm_file(x, y), model, tmp_path / "b.parquet", proba=proba)
+    a, b = pq.read_table(tmp_path / "a.parquet"), pq.read_table(tmp_path / "b.parquet")
+    assert a.schema == b.schema
+    h = plain_decisions(model, x)
+    for table in (a, b):
+        np.testing.assert_array_equal(table["row"].to_numpy(), np.arange(y.size))
+        np.testing.assert_array_equal(table["prediction"].to_numpy(), model.labels(h))
+        if model.n_classes > 2:
+            found = np.stack([table[f"decision_{label}"].to_numpy() for label in model.label_texts()], axis=1)
+        else:
+            found = table["decision"].to_numpy()[:, None]
+        expected = h[:, 1:] - h[:, :1] if h.shape[1] == 2 else h
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert not [path for path in tmp_path.iterdir() if "partial" in path.name or path.name.startswith(".")]
+
+
+def test_prediction_columns_are_those_of_the_contract(small_problem, made_dataset, tmp_path):
+    x, y = small_problem("random")
+    predict(made_dataset(x, y), a_model(x, y, "log_loss"), tmp_path / "p.parquet", proba=True)
+    schema = pq.read_schema(tmp_path / "p.parquet")
+    assert [(field.name, str(field.type)) for field in schema] == [
+        ("row", "int64"),
+        ("prediction", "int64"),
+        ("decision", "double"),
+        ("probability_-1", "double"),
+        ("probability_1", "double"),
+    ]
+
+
+def test_decimal_labels_stay_decimal(small_problem, made_dataset, tmp_path):
+    x, y = small_problem("random")
+    data = made_dataset(x, y / 2, label_kind="decimal")
+    predict(data, a_model(x, y / 2, label_kind="decimal"), tmp_path / "p.parquet")
+    assert set(pq.read_table(tmp_path / "p.parquet")["prediction"].to_pylist()) == {-0.5, 0.5}
+    text = io.StringIO()
+    predict(data, a_model(x, y / 2, label_kind="decimal"), text)
+    assert set(text.getvalue().split()) == {"-0.5", "0.5"}
+
+
+def test_a_stream_gets_the_labels_one_a_line(small_problem, made_dataset, libsvm_file):
+    x, y = small_problem("multiclass")
+    model = a_model(x, y)
+    expected = [f"{label:g}" for label in model.labels(plain_decisions(model, x))]
+    for data in (made_dataset(x, y), libsvm_file(x, y)):
+        text = io.StringIO()
+        assert predict(data, model, text) == {"n_rows": y.size, "n_ignored": 0}
+        assert text.getvalue().splitlines() == expected
+
+
+def test_probabilities_are_logistic(small_problem, made_dataset, tmp_path):
+    x, y = small_problem("multiclass")
+    model = a_model(x, y, "log_loss")
+    predict(made_dataset(x, y), model, tmp_path / "p.parquet", proba=True)
+    table = pq.read_table(tmp_path / "p.parquet")
+    sigmoid = 1 / (1 + np.exp(-plain_decisions(model, x)))
+    expected = sigmoid / sigmoid.sum(axis=1, keepdims=True)
+    found = np.stack([table[f"probability_{label}"].to_numpy() for label in model.label_texts()], axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_probabilities_are_refused_before_any_work(small_problem, made_dataset, tmp_path):
+    x, y = small_problem("random")
+    with pytest.raises(ModelError, match="log_loss"):
+        predict(made_dataset(x, y), a_model(x, y), tmp_path / "p.parquet", proba=True)
+    with pytest.raises(UsageError, match="Parquet"):
+        predict(made_dataset(x, y, name="b"), a_model(x, y, "log_loss"), io.StringIO(), proba=True)
+
+
+def test_a_failed_prediction_leaves_no_file(small_problem, tmp_path):
+    x, y = small_problem("random")
+    (tmp_path / "bad.libsvm").write_text("1 1:1\n1 2:x\n")
+    with pytest.raises(DataError, match=r"bad\.libsvm:2"):
+        predict(tmp_path / "bad.libsvm", a_model(x, y), tmp_path / "p.parquet")
+    assert os.listdir(tmp_path) == ["bad.libsvm"]
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 100_000, 10**9])
+@pytest.mark.parametrize("n_rows", [0, 1, 5000, 20_000])
+def test_source_order_is_restored_whatever_the_memory(tmp_path, n_rows, memory_bytes):
+    order = SourceOrder(n_rows, 2, memory_bytes, tmp_path)
+    places = np.random.default_rng(0).permutation(n_rows)
+    for block in np.array_split(places, 7):
+        order.add(block, np.stack([block * 1.0, block * -2.0], axis=1))
+    blocks = list(order.blocks(777))
+    assert [start for start, _ in blocks] == np.cumsum([0] + [block.shape[0] for _, block in blocks])[
+        :-1
+    ].tolist()
+    assert all(block.shape[0] <= 777 for _, block in blocks)
+    if n_rows:
+        found = np.concatenate([block for _, block in blocks])
+        np.testing.assert_array_equal(found, np.stack([np.arange(n_rows), -2.0 * np.arange(n_rows)], axis=1))
+
+
+def test_predictions_do_not_depend_on_the_memory(small_problem, made_dataset, tmp_path, monkeypatch):
+    x, y = small_problem("multiclass")
+    model = a_model(x, y)
+    data = made_dataset(x, y)
+    predict(data, model, tmp_path / "large.parquet")
+    # the least number of rows to a bucket is for speed; here all have to be dealt out to buckets
+    monkeypatch.setattr("streamcd.ordering.LEAST_ROWS", 4)
+    predict(data, model, tmp_path / "small.parquet", memory=RESERVED_BYTES + 130_000)
+    assert pq.read_table(tmp_path / "large.parquet") == pq.read_table(tmp_path / "small.parquet")
+
+
+def test_too_small_a_budget_is_refused_with_the_arithmetic(small_problem, made_dataset, tmp_path):
+    x, y = small_problem("random")
+    with pytest.raises(UsageError, match=r"the model \+ .* needed"):
+        predict(made_dataset(x, y), a_model(x, y), tmp_path / "p.parquet", memory="100MB")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Widths and bases
+
+
+def test_features_beyond_the_width_are_ignored_counted_and_said(small_problem, made_dataset, libsvm_file):
+    x, y = small_problem("random")
+    model = a_model(x, y, weights=np.ones((6, 1)))
+    narrow = plain_decisions(model, x[:, :6])
+    beyond = int((x.indices >= 6).sum())
+    assert beyond
+    for data in (made_dataset(x, y), libsvm_file(x, y)):
+        heard, text = Heard(), io.StringIO()
+        assert predict(data, model, text, listener=heard)["n_ignored"] == beyond
+        assert [f"{beyond:,} entries ignored" in warning for warning in heard.warnings] == [True]
+        assert text.getvalue().splitlines() == [f"{label:g}" for label in model.labels(narrow)]
+
+
+def test_text_takes_its_base_from_the_model(small_problem, libsvm_file):
+    x, y = small_problem("random")
+    model = a_model(x, y, index_base=0)
+    expected = evaluate(libsvm_file(x, y), a_model(x, y))
+    assert evaluate(libsvm_file(x, y, name="zero", index_base=0), model) == expected
+    with pytest.raises(DataError, match="zero:"):
+        evaluate(libsvm_file(x, y, name="zero", index_base=0), a_model(x, y))
+
+
+def test_a_dataset_with_another_base_is_matched_by_index_or_refused(small_problem, made_dataset):
+    x, y = small_problem("random")
+    wide = np.concatenate([np.zeros((1, 1)), a_model(x, y).weights])
+    from_zero = a_model(x, y, weights=wide, index_base=0)
+    expected = evaluate(made_dataset(x, y, name="a"), a_model(x, y))
+    found = evaluate(made_dataset(x, y, name="b"), from_zero)
+    assert found["accuracy"] == expected["accuracy"]
+    assert found["primal_objective"] == pytest.approx(expected["primal_objective"], rel=1e-14)
+    with pytest.raises(ModelError, match="--index-base"):
+        evaluate(made_dataset(x, y, name="c", index_base=0), a_model(x, y))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation
+
+
+@pytest.mark.parametrize("name", ["random", "empty_row", "one_class", "separable", "unscaled", "multiclass"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_evaluation_agrees_with_plain_numpy_and_scikit_learn(
+    small_problem, made_dataset, libsvm_file, name, loss
+):
+    x, y = small_problem(name)
+    model = a_model(x, y, loss, class_weight={float(y[0]): 2.5})
+    h = plain_decisions(model, x)
+    predicted = model.labels(h)
+    for data in (made_dataset(x, y), libsvm_file(x, y)):
+        found = evaluate(data, model)
+        assert found["n_rows"] == y.size
+        assert found["accuracy"] == np.mean(predicted == y)
+        assert found["primal_objective"] == pytest.approx(plain_objective(model, x, y), rel=1e-12)
+        assert found["labels"] == np.unique(y).astype(int).tolist()
+        assert (
+            found["confusion"] == sklearn.metrics.confusion_matrix(y, predicted, labels=np.unique(y)).tolist()
+        )
+        assert ("auc" in found) == (model.n_classes == 2)
+        if model.n_classes == 2:
+            score = h[:, 0] if h.shape[1] == 1 else h[:, 1] - h[:, 0]
+            assert found["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(y, score), abs=1e-12)
+        assert ("log_loss" in found) == (loss == "log_loss")
+        if loss == "log_loss" and model.n_classes > 1 and name != "unscaled":  # where scikit-learn clips
+            expected = sklearn.metrics.log_loss(y, np.exp(model.log_probabilities(h)), labels=model.classes)
+            assert found["log_loss"] == pytest.approx(expected, rel=1e-10)
+
+
+def test_rows_count_by_their_weights_in_the_objective_only(small_problem, made_dataset):
+    x, y = small_problem("random")
+    weight = np.random.default_rng(0).integers(0, 3, y.size).astype(float)
+    model = a_model(x, y)
+    found = evaluate(made_dataset(x, y, weight=weight), model)
+    assert found["primal_objective"] == pytest.approx(plain_objective(model, x, y, weight), rel=1e-12)
+    assert found["accuracy"] == np.mean(model.labels(plain_decisions(model, x)) == y)
+
+
+def test_a_code_matrix_with_zeros_leaves_rows_out_of_vectors(small_problem, made_dataset):
+    x, y = small_problem("multiclass")
+    k = np.unique(y).size
+    code = np.array([[1, 1, 0], [-1, 0, 1], [0, -1, -1], [0, 0, 1]])[:k]
+    model = a_model(x, y, "hinge", weights=np.ones((x.shape[1], 3)), intercept=np.zeros(3), code=code)
+    h = plain_decisions(model, x)
+    sign = code[np.searchsorted(model.classes, y)]
+    losses = np.where(sign != 0, np.maximum(0, 1 - sign * h), 0).sum()
+    expected = 0.5 * (model.weights**2).sum() + model.C * losses
+    assert evaluate(made_dataset(x, y), model)["primal_objective"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_labels_that_the_model_does_not_know_count_as_errors_and_are_said_once(small_problem, libsvm_file):
+    x, y = small_problem("random")
+    model = a_model(x, y)
+    strange = y.copy()
+    strange[:5] = [9, 9, 0, 9, -4]
+    heard = Heard()
+    found = evaluate(libsvm_file(x, strange), model, listener=heard)
+    predicted = model.labels(plain_decisions(model, x))
+    assert found["accuracy"] == np.mean(predicted == strange)
+    assert found["labels"] == [-4, -1, 0, 1, 9]
+    assert (
+        found["confusion"]
+        == sklearn.metrics.confusion_matrix(strange, predicted, labels=[-4, -1, 0, 1, 9]).tolist()
+    )
+    assert found["primal_objective"] is None
+    assert len(heard.warnings) == 1
+    assert "5 rows have labels" in heard.warnings[0]
+
+
+def test_labels_without_end_drop_the_confusion_and_keep_the_accuracy(libsvm_file, small_problem):
+    x, y = small_problem("random")
+    found = evaluate(libsvm_file(x[np.arange(4000) % 80], np.arange(4000.0)), a_model(x, y))
+    assert "confusion" not in found
+    assert found["accuracy"] <= 1 / 4000
+
+
+def test_an_imported_model_has_no_objective(small_problem, made_dataset):
+    x, y = small_problem("random")
+    assert evaluate(made_dataset(x, y), a_model(x, y, C=None))["primal_objective"] is None
+
+
+@pytest.mark.parametrize("n_distinct", [1, 2, 300, 10**9])
+@pytest.mark.parametrize("memory_bytes", [1, 10**9])
+def test_the_area_under_the_curve_is_exact_whatever_the_memory(n_distinct, memory_bytes):
+    rng = np.random.default_rng(n_distinct)
+    score = rng.integers(0, n_distinct, 20_000) / n_distinct - 0.5
+    positive = rng.random(20_000) < 0.4 + 0.3 * score
+    with RocArea(memory_bytes) as area:
+        for block in np.array_split(np.arange(20_000), 11):
+            area.add(score[block], positive[block])
+        found = area.value()
+    assert found == pytest.approx(sklearn.metrics.roc_auc_score(positive, score), abs=1e-13)
+
+
+def test_the_area_of_one_class_is_none():
+    with RocArea(1000) as area:
+        assert area.value() is None
+        area.add(np.arange(3.0), np.ones(3, dtype=bool))
+        assert area.value() is None
