@@ -285,7 +285,7 @@ class _Stopped(Exception):
 
 def read_blocks(
     paths: Sequence[str], *, block_bytes: int, max_line_bytes: int | None = None
-) -> Iterator[ByteBlock]:
+) -> Generator[ByteBlock, None, None]:
     """Read sources one after the other in blocks of whole lines.
 
     Parameters

@@ -550,6 +550,10 @@ class RowBlock:
     value : ndarray of float32 or float64, shape (entries,)
     place0 : int
         0-based place of the first row among the rows of the input.
+    bytes_read : int
+        Bytes of the sources read so far.
+    bytes_total : int or None
+        Of all sources, where it can be known.
     counts : Counts
         Of the whole input up to and including this block.
     """
@@ -559,6 +563,8 @@ class RowBlock:
     index: np.ndarray
     value: np.ndarray
     place0: int
+    bytes_read: int
+    bytes_total: int | None
     counts: Counts
 
 
@@ -592,6 +598,7 @@ class _Parser:
     end_index: int
     ignore_beyond: bool
     arrays: _Arrays
+    bytes_total: int | None
     counts: Counts = field(default_factory=Counts)
     line: int = 0
 
@@ -620,6 +627,8 @@ class _Parser:
                     arrays.index[:n_entries],
                     arrays.value[:n_entries],
                     self.counts.n_rows - n_rows,
+                    block.bytes_read,
+                    self.bytes_total,
                     self.counts,
                 )
 
@@ -757,8 +766,10 @@ def iterate_blocks(
     width_end = (
         MAX_INDEX + 1 if n_features is None else n_features + (1 if index_base is None else index_base)
     )
-    parser = _Parser(dtype, index_base or 0, width_end, ignore_beyond, _Arrays.for_text(block_bytes, dtype))
     total = total_bytes(paths)
+    parser = _Parser(
+        dtype, index_base or 0, width_end, ignore_beyond, _Arrays.for_text(block_bytes, dtype), total
+    )
     blocks = read_blocks(paths, block_bytes=block_bytes, max_line_bytes=max_line_bytes)
     try:
         for block in blocks:

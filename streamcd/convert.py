@@ -1,0 +1,676 @@
+"""libsvm text to a dataset, shuffled, in bounded memory.
+
+Two stages: parse the source and let `shuffle.Sorter` take its rows; then write them in their final order, cut into
+chunks. The result is a function of the source, the seed and the options of the format: neither of memory nor of how the
+source is spread over files of the same order.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from .dataset import MAX_CLASSES, Dataset, DatasetWriter, open_dataset, sync_directory
+from .errors import DataError, EnvironmentFailure, UsageError
+from .features import STATISTICS_BYTES, RangeStatistics, feature_statistics, in_groups
+from .memory import format_size, parse_size, require
+from .progress import Listener, Progress
+from .shuffle import Rows, Sorter, concatenate
+from .sources import STANDARD_INPUT, display_name, expand_sources
+from .svmlight import BLOCK_BYTES, Counts, RowBlock, iterate_blocks
+
+MAX_FEATURES = 1 << 62
+_INT32_MAX = 2**31 - 1
+_CHUNK_ROW_BYTES = 16
+"""Counted for a row when chunks are cut, so that rows with hardly an entry do not make chunks of a million rows."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a conversion was asked for, checked."""
+
+    paths: list[str]
+    dest: Path
+    memory_bytes: int
+    seed: int
+    value_dtype: np.dtype
+    index_base: int | None
+    n_features: int | None
+    like: _Like | None
+    shuffle: bool
+    shard_bytes: int
+    chunk_bytes: int
+    compact: bool
+    compression: str
+    force: bool
+    weights: str | None
+
+
+@dataclass(frozen=True)
+class _Like:
+    """What is taken from the training side."""
+
+    name: str
+    index_base: int
+    n_features: int
+    classes: np.ndarray | None
+    label_kind: str
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the memory is shared out."""
+
+    block_bytes: int
+    max_line_bytes: int
+    sort_bytes: int
+    statistics_bytes: int
+    map_bytes: int
+
+
+def convert(
+    sources: str | Path | Sequence[str | Path],
+    dest: str | Path,
+    *,
+    memory: str | int = "1GB",
+    seed: int = 0,
+    dtype: str | np.dtype | type = "float32",
+    index_base: str | int = "auto",
+    n_features: int | None = None,
+    like: str | Path | None = None,
+    shuffle: bool = True,
+    shard_size: str | int = "256MB",
+    chunk_size: str | int = "1MB",
+    compact: bool = False,
+    compression: str = "lz4",
+    weights: str | Path | None = None,
+    force: bool = False,
+    workers: int = 1,
+    listener: Listener | None = None,
+) -> Dataset:
+    """Convert libsvm text to a dataset.
+
+    Parameters
+    ----------
+    sources : path or sequence of paths
+        Files, directories, globs, ``"-"`` for standard input; plain or compressed (see `svmlight.iterate_blocks`).
+    dest : path
+        The dataset's directory. It appears when it is complete.
+    memory : size
+        Bound of the process's peak resident memory. The result does not depend on it.
+    seed : int
+        Of the order of rows.
+    dtype : {"float32", "float64"}
+        Of the values.
+    index_base : {"auto", 0, 1}
+        What indices start at; ``"auto"``: 0 if an index 0 occurs anywhere, else 1.
+    n_features : int, optional
+        Width; by default the largest index decides.
+    like : path, optional
+        A dataset, run or model from which base, width and labels are taken; features beyond are ignored and counted.
+    shuffle : bool
+        False keeps the order of the source.
+    shard_size, chunk_size : size
+        Decoded bytes of entries in a shard and in a chunk.
+    compact : bool
+        Renumber the features that occur; ``features.parquet`` keeps the original ones.
+    compression : {"lz4", "zstd", "none"}
+    weights : path, optional
+        A text file with one weight a line, in the order of the source's rows.
+    force : bool
+        Replace an existing dataset, once the new one is complete.
+    workers : int
+        Only 1 so far.
+    listener : Listener, optional
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    UsageError
+        Where the options make no sense, `dest` exists, or the memory is too small.
+    DataError
+        Where the source cannot be used; names file and line.
+    EnvironmentFailure
+        Where the disk is full, or another conversion writes the same dataset.
+    """
+    if workers != 1:
+        raise UsageError(f"expected --workers 1, found {workers}; conversion uses one process so far")
+    options = _Options(
+        paths=expand_sources(sources),
+        dest=Path(dest),
+        memory_bytes=parse_size(memory),
+        seed=int(seed),
+        value_dtype=_value_dtype(dtype),
+        index_base=_index_base(index_base),
+        n_features=_width(n_features),
+        like=None if like is None else _load_like(Path(like)),
+        shuffle=shuffle,
+        shard_bytes=parse_size(shard_size),
+        chunk_bytes=parse_size(chunk_size),
+        compact=compact,
+        compression=compression,
+        force=force,
+        weights=None if weights is None else os.fspath(weights),
+    )
+    _check(options)
+    with _workplace(options.dest, options.force) as work:
+        _Conversion(options, _plan(options), work, listener or Listener()).run()
+    return open_dataset(options.dest)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options
+
+
+def _value_dtype(dtype: Any) -> np.dtype:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(np.void)
+    if found not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise UsageError(f"expected --dtype float32 or float64, found {dtype!r}")
+    return found
+
+
+def _index_base(index_base: str | int) -> int | None:
+    bases: dict[str, int | None] = {"auto": None, "0": 0, "1": 1}
+    if str(index_base) not in bases:
+        raise UsageError(f"expected --index-base auto, 0 or 1, found {index_base!r}")
+    return bases[str(index_base)]
+
+
+def _width(n_features: int | None) -> int | None:
+    if n_features is not None and not 1 <= n_features <= MAX_FEATURES:
+        raise UsageError(f"expected --n-features from 1 to 2^62, found {n_features}")
+    return n_features
+
+
+def _load_like(path: Path) -> _Like:
+    if (path / "manifest.json").exists():
+        dataset = open_dataset(path)
+        if dataset.manifest.get("compact"):
+            raise UsageError(
+                f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
+            )
+        return _Like(str(path), dataset.index_base, dataset.n_features, dataset.classes, dataset.label_kind)
+    from .model import load_model  # model.py is needed for this only
+
+    model = load_model(path)
+    return _Like(str(path), model.index_base, model.n_features, model.classes, model.label_kind)
+
+
+def _check(options: _Options) -> None:
+    if options.compression not in ("lz4", "zstd", "none"):
+        raise UsageError(f"expected --compression lz4, zstd or none, found {options.compression!r}")
+    if options.like is not None:
+        given = {
+            "--index-base": options.index_base is not None,
+            "--n-features": options.n_features is not None,
+            "--compact": options.compact,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")
+    if options.compact and options.n_features is not None:
+        raise UsageError(
+            "--n-features and --compact exclude each other: --compact counts the features that occur"
+        )
+    if options.dest.exists() and not options.force:
+        raise UsageError(f"{options.dest} exists; name another place or replace it with --force")
+    if options.dest.exists() and not (options.dest / "manifest.json").exists() and _has_content(options.dest):
+        raise UsageError(
+            f"{options.dest} exists and is not a dataset; --force replaces datasets only: name another place"
+        )
+    if not options.dest.absolute().parent.is_dir():
+        raise UsageError(f"no such directory: {options.dest.absolute().parent}; make it first")
+
+
+def _has_content(path: Path) -> bool:
+    """Whether the path is a file, or a directory with something in it."""
+    return not path.is_dir() or any(path.iterdir())
+
+
+def _plan(options: _Options) -> _Plan:
+    """Share out the memory; the shares are fractions of what the interpreter and the writer leave."""
+    # a chunk is copied from the sorted rows, cast, encoded and compressed: ten times its decoded size was enough for
+    # 1 MB and 16 MB chunks alike
+    needs = {"chunks being written": 10 * options.chunk_bytes, "buffers": 32_000_000}
+    left = require(options.memory_bytes, needs) + needs["buffers"]
+    # a block takes three buffers of text and up to six times as much for its rows
+    block_bytes = min(max(left // 80, 1 << 16), BLOCK_BYTES)
+    in_map = left // 8 if options.compact else 0
+    return _Plan(
+        block_bytes=block_bytes,
+        max_line_bytes=max(left // 24, block_bytes),
+        sort_bytes=left // 2 - in_map,
+        statistics_bytes=left // 4,
+        map_bytes=in_map,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where it is written
+
+
+@contextmanager
+def _workplace(dest: Path, force: bool) -> Iterator[Path]:
+    """A locked directory beside `dest`, for work in progress; its ``dataset`` becomes `dest` if all goes well.
+
+    What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left behind, unless
+    the process is killed.
+    """
+    dest = dest.absolute()
+    work = dest.with_name(f".{dest.name}.partial")
+    try:
+        with _locked(work):
+            _clean(work, dest)
+            try:
+                yield work
+                _put_in_place(work, dest, force)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise EnvironmentFailure(
+                f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
+                "decoded entries) and run it again"
+            ) from error
+        raise
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """Hold the lock file in a directory, which is made where it is not there."""
+    while True:
+        work.mkdir(exist_ok=True)
+        lock = os.open(work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the one who held it may have removed the file after we opened it
+            if _same_file(lock, work / "lock"):
+                break
+        except BlockingIOError:
+            os.close(lock)
+            raise EnvironmentFailure(
+                f"{work}: another conversion writes this dataset; wait for it or stop it"
+            ) from None
+        os.close(lock)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _clean(work: Path, dest: Path) -> None:
+    """Remove what an interrupted conversion left; give back a dataset that it was about to replace."""
+    if (work / "replaced").exists() and not dest.exists():
+        os.rename(work / "replaced", dest)
+    for entry in work.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != "lock":
+            entry.unlink()
+
+
+def _put_in_place(work: Path, dest: Path, force: bool) -> None:
+    if force and dest.exists():
+        os.rename(dest, work / "replaced")
+    os.rename(work / "dataset", dest)
+    sync_directory(dest.parent)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The conversion
+
+
+@dataclass
+class _Labels:
+    """Distinct labels and how often they occur, as long as there are not too many."""
+
+    counts: dict[float, int] | None = field(default_factory=dict)
+
+    def add(self, label: np.ndarray) -> None:
+        if self.counts is None:
+            return
+        for distinct, count in zip(
+            *(part.tolist() for part in np.unique(label, return_counts=True)), strict=True
+        ):
+            self.counts[distinct] = self.counts.get(distinct, 0) + count
+        if len(self.counts) > MAX_CLASSES:
+            self.counts = None
+
+    def manifest(self, like: _Like | None) -> dict[str, Any]:
+        """The manifest's ``classes`` and ``class_counts``; classes known from the training side are listed too."""
+        if self.counts is None:
+            return {"classes": None, "class_counts": None}
+        counts = dict(self.counts)
+        if like is not None and like.classes is not None:
+            for label in like.classes.tolist():
+                counts.setdefault(label, 0)
+        classes = sorted(counts)
+        return {"classes": classes, "class_counts": [counts[label] for label in classes]}
+
+
+class _DistinctFeatures:
+    """The indices that occur, ascending; for `compact`."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+        self._sorted = np.empty(0, np.int64)
+        self._new: list[np.ndarray] = []
+        self._n_new = 0
+
+    def add(self, index: np.ndarray) -> None:
+        new = np.unique(index)
+        self._new.append(new)
+        self._n_new += new.size
+        # merged only when there are as many new ones as old ones: the work stays in proportion
+        if self._n_new > max(self._sorted.size, 1 << 16):
+            self.merge()
+
+    def merge(self) -> np.ndarray:
+        self._sorted = np.unique(np.concatenate([self._sorted, *self._new]))
+        self._new, self._n_new = [], 0
+        # merging holds the old list, the new one and a sorted copy of both
+        needed = 4 * self._sorted.nbytes
+        if needed > self._n_bytes:
+            raise UsageError(
+                f"--compact: {self._sorted.size:,} distinct features so far need {format_size(needed)} for their map, "
+                f"{format_size(self._n_bytes)} of --memory are left for it; give about "
+                f"{format_size(16 * needed + 500_000_000)} or convert without --compact"
+            )
+        return self._sorted
+
+
+class _ChunkCutter:
+    """Cuts rows in final order into chunks: greedily, by decoded bytes, so that nothing else decides where."""
+
+    def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
+        self._chunk_bytes, self._entry_bytes = chunk_bytes, entry_bytes
+        self._pending: list[Rows] = []
+        self._pending_bytes = 0
+
+    def cut(self, rows: Rows, order: np.ndarray) -> Iterator[Rows]:
+        """Take rows in the given order; give the chunks that are complete."""
+        counts = rows.indptr[order + 1] - rows.indptr[order]
+        end = np.cumsum(counts * self._entry_bytes + _CHUNK_ROW_BYTES)
+        start = 0
+        while start < len(order):
+            before = int(end[start - 1]) if start else 0
+            stop = int(np.searchsorted(end, before + self._chunk_bytes - self._pending_bytes, side="right"))
+            if stop <= start and self._pending:
+                yield self.rest()
+                continue
+            stop = max(stop, start + 1)  # a row larger than a chunk is a chunk of its own
+            self._pending.append(rows.take(order[start:stop]))
+            self._pending_bytes += int(end[stop - 1]) - before
+            if stop < len(order):
+                yield self.rest()
+            start = stop
+
+    def rest(self) -> Rows:
+        """The chunk begun so far."""
+        chunk = concatenate(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        return chunk
+
+    @property
+    def has_rest(self) -> bool:
+        return bool(self._pending)
+
+
+@dataclass
+class _Conversion:
+    """One conversion: its two stages share what is here."""
+
+    options: _Options
+    plan: _Plan
+    work: Path
+    listener: Listener
+
+    def run(self) -> None:
+        options = self.options
+        labels = _Labels()
+        distinct = _DistinctFeatures(self.plan.map_bytes) if options.compact else None
+        sorter = Sorter(
+            self.work / "sort",
+            seed=options.seed if options.shuffle else None,
+            memory_bytes=self.plan.sort_bytes,
+            value_dtype=options.value_dtype,
+            weighted=options.weights is not None,
+        )
+        try:
+            counts = self._parse(sorter, labels, distinct)
+            base, n_features = self._base_and_width(counts)
+            original = None
+            if distinct is not None:
+                original = distinct.merge()
+                n_features = original.size
+            shape = _Shape(counts.n_rows, n_features, base, original)
+            self._write(sorter, shape, self._manifest(counts, labels, shape))
+        finally:
+            sorter.close()
+        for message in counts.messages(options.value_dtype):
+            self.listener.message(message)
+        self.listener.message(
+            f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
+        )
+
+    # -- stage 1
+
+    def _blocks(self) -> Iterator[RowBlock]:
+        options, like = self.options, self.options.like
+        return iterate_blocks(
+            options.paths,
+            value_dtype=options.value_dtype,
+            index_base=like.index_base if like else options.index_base,
+            n_features=like.n_features if like else options.n_features,
+            ignore_beyond=like is not None,
+            block_bytes=self.plan.block_bytes,
+            max_line_bytes=self.plan.max_line_bytes,
+            listener=self.listener,
+        )
+
+    def _parse(self, sorter: Sorter, labels: _Labels, distinct: _DistinctFeatures | None) -> Counts:
+        weights = _Weights(self.options.weights) if self.options.weights is not None else None
+        counts = Counts()
+        for block in self._blocks():
+            counts = block.counts
+            n_rows = len(block.label)
+            labels.add(block.label)
+            if distinct is not None:
+                distinct.add(block.index)
+            rows = Rows(
+                np.arange(block.place0, block.place0 + n_rows),
+                block.label,
+                None if weights is None else weights.take(n_rows),
+                block.indptr,
+                block.index,
+                block.value,
+            )
+            share_read = block.bytes_read / block.bytes_total if block.bytes_total else None
+            sorter.append(rows, wide=counts.max_index > _INT32_MAX, share_read=share_read)
+        if weights is not None:
+            weights.check_end(counts.n_rows)
+        sorter.finish()
+        return counts
+
+    def _base_and_width(self, counts: Counts) -> tuple[int, int]:
+        options, like = self.options, self.options.like
+        if like is not None:
+            return like.index_base, like.n_features
+        base = options.index_base
+        if base is None:
+            base = 0 if counts.zero_index else 1
+            why = "an index 0 occurs" if counts.zero_index else "no index 0 occurs"
+            self.listener.message(f"indices start at {base}: {why}")
+        found = max(counts.max_index - base + 1, 0)
+        if options.n_features is None:
+            return base, found
+        if found > options.n_features:  # only where an index 0 moved the base
+            raise DataError(
+                f"{counts.max_place}: expected indices up to {options.n_features - 1} (--n-features {options.n_features}, "
+                f"index 0 occurs), found {counts.max_index}; give a larger --n-features"
+            )
+        return base, options.n_features
+
+    # -- stage 2
+
+    def _manifest(self, counts: Counts, labels: _Labels, shape: _Shape) -> dict[str, Any]:
+        options, like = self.options, self.options.like
+        kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
+        return {
+            "n_features": shape.n_features,
+            "index_base": shape.index_base,
+            "compact": options.compact,
+            **labels.manifest(like),
+            "label_kind": kind,
+            "seed": options.seed,
+            "shuffle": options.shuffle,
+            "chunk_bytes": options.chunk_bytes,
+            "shard_bytes": options.shard_bytes,
+            "n_explicit_zeros": counts.n_explicit_zeros,
+            "n_underflows": counts.n_underflows,
+            "n_ignored": counts.n_ignored,
+            "source": [_provenance(path) for path in options.paths],
+        }
+
+    def _write(self, sorter: Sorter, shape: _Shape, manifest: dict[str, Any]) -> None:
+        options = self.options
+        writer = DatasetWriter(
+            self.work / "dataset",
+            index_dtype=shape.index_dtype,
+            value_dtype=options.value_dtype,
+            row_dtype=np.dtype(np.int32 if shape.n_rows <= _INT32_MAX else np.int64),
+            weighted=options.weights is not None,
+            shard_bytes=options.shard_bytes,
+            compression=options.compression,
+        )
+        statistics = None
+        if shape.n_features * STATISTICS_BYTES <= self.plan.statistics_bytes:
+            statistics = RangeStatistics(0, shape.n_features)
+        for chunk in self._chunks(sorter, shape):
+            feature = shape.feature(chunk.index)
+            writer.write_chunk(chunk.place, chunk.label, chunk.weight, chunk.indptr, feature, chunk.value)
+            if statistics is not None:
+                statistics.add(feature, chunk.value)
+            self.listener.progress(Progress("write", writer.n_rows, shape.n_rows, "rows"))
+        writer.finish_parts()
+        pieces = (
+            statistics.columns(shape.n_rows)
+            if statistics is not None
+            else feature_statistics(
+                lambda: _read_entries(writer.path),
+                n_features=shape.n_features,
+                n_rows=shape.n_rows,
+                memory_bytes=self.plan.statistics_bytes,
+            )
+        )
+        if shape.original is not None:
+            original = shape.original
+            pieces = ({**piece, "original": original[piece["feature"]]} for piece in pieces)
+        writer.write_features(in_groups(pieces), compact=shape.original is not None)
+        writer.close(**manifest)
+
+    def _chunks(self, sorter: Sorter, shape: _Shape) -> Iterator[Rows]:
+        cutter = _ChunkCutter(
+            self.options.chunk_bytes, shape.index_dtype.itemsize + self.options.value_dtype.itemsize
+        )
+        for rows, order in sorter.sorted_rows():
+            yield from cutter.cut(rows, order)
+        if cutter.has_rest:
+            yield cutter.rest()
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What is known after the first stage."""
+
+    n_rows: int
+    n_features: int
+    index_base: int
+    original: np.ndarray | None  # for `compact`: the indices that occur, ascending, as in the text
+
+    @property
+    def index_dtype(self) -> np.dtype:
+        return np.dtype(np.int32 if self.n_features <= _INT32_MAX + 1 else np.int64)
+
+    def feature(self, index: np.ndarray) -> np.ndarray:
+        """0-based features of indices of the text."""
+        if self.original is not None:
+            return np.searchsorted(self.original, index).astype(self.index_dtype)
+        return (index - self.index_base).astype(self.index_dtype, copy=False)
+
+
+class _Weights:
+    """Weights of rows from a file with a number a line, read along with the rows."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # a line with a number and nothing else is a row of libsvm text that has only a label
+        self._blocks = iterate_blocks(path, value_dtype=np.float64, block_bytes=1 << 18)
+        self._held = np.empty(0)
+        self._n_taken = 0
+
+    def take(self, n_rows: int) -> np.ndarray:
+        """The weights of the next rows."""
+        while len(self._held) < n_rows:
+            block = next(self._blocks, None)
+            if block is None:
+                raise DataError(
+                    f"{self._path}: expected a weight for every row, found {self._n_taken + len(self._held):,}, fewer "
+                    "than the source has rows; give one number a line"
+                )
+            self._check(block)
+            self._held = np.concatenate([self._held, block.label])
+        taken, self._held = self._held[:n_rows], self._held[n_rows:]
+        self._n_taken += n_rows
+        return taken
+
+    def _check(self, block: RowBlock) -> None:
+        bad = np.flatnonzero((block.label < 0) | (np.diff(block.indptr) > 0))
+        if bad.size:
+            raise DataError(
+                f"{self._path}: expected one weight of 0 or more a line, found something else at row "
+                f"{block.place0 + int(bad[0]) + 1}; correct the line"
+            )
+
+    def check_end(self, n_rows: int) -> None:
+        """Refuse weights that are left over."""
+        if len(self._held) or next(self._blocks, None) is not None:
+            raise DataError(
+                f"{self._path}: expected {n_rows:,} weights, one a row, found more; is it the right file?"
+            )
+
+
+def _provenance(path: str) -> dict[str, Any]:
+    known = path != STANDARD_INPUT and os.path.isfile(path)
+    return {"name": display_name(path), "bytes": os.path.getsize(path) if known else None}
+
+
+def _read_entries(directory: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All entries of the shards just written, chunk by chunk."""
+    for path in sorted((directory / "entries").iterdir()):
+        with pq.ParquetFile(path) as reader:
+            for group in range(reader.num_row_groups):
+                table = reader.read_row_group(group, columns=["feature", "value"], use_threads=False)
+                yield table.column("feature").to_numpy(), table.column("value").to_numpy()

@@ -1,0 +1,130 @@
+"""Statistics of every feature, in bounded memory and with the same bits however little memory there is.
+
+Sums run over the entries in the order of the dataset. Where the sums of all features fit in memory they are made while
+the shards are written; else the shards are read again, once for each range of features that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+
+STATISTICS_BYTES = 40
+"""What a feature takes while its statistics are made."""
+
+_PIECE_FEATURES = 1 << 16
+"""Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""
+
+_MAX_RANGES = 16
+"""Above so many passes for ranges of a fixed width, the features that occur are looked for first."""
+
+Entries = Iterable[tuple[np.ndarray, np.ndarray]]
+
+
+class RangeStatistics:
+    """Statistics of the features ``start <= feature < stop``.
+
+    Parameters
+    ----------
+    start, stop : int
+    """
+
+    def __init__(self, start: int, stop: int) -> None:
+        n_features = stop - start
+        self.start, self.stop = start, stop
+        self.n_entries = np.zeros(n_features, np.int64)
+        self.sum, self.sum_square = np.zeros(n_features), np.zeros(n_features)
+        self.min, self.max = np.full(n_features, np.inf), np.full(n_features, -np.inf)
+
+    def add(self, feature: np.ndarray, value: np.ndarray) -> None:
+        """Take the next entries of the dataset; those of other features are passed over."""
+        if feature.size and (self.start > 0 or int(feature.max()) >= self.stop):
+            inside = (feature >= self.start) & (feature < self.stop)
+            feature, value = feature[inside] - self.start, value[inside]
+        self.add_at(feature, value.astype(np.float64))
+
+    def add_at(self, position: np.ndarray, value: np.ndarray) -> None:
+        """Add values at positions; one after the other, so that the bits depend on the order alone."""
+        np.add.at(self.n_entries, position, 1)
+        np.add.at(self.sum, position, value)
+        np.add.at(self.sum_square, position, value * value)
+        np.minimum.at(self.min, position, value)
+        np.maximum.at(self.max, position, value)
+
+    def columns(self, n_rows: int, feature: np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """Columns of ``features.parquet`` in pieces, for the features that occur."""
+        for piece in range(0, len(self.sum), _PIECE_FEATURES):
+            occurs = piece + np.flatnonzero(self.n_entries[piece : piece + _PIECE_FEATURES])
+            yield {
+                "feature": occurs + self.start if feature is None else feature[occurs],
+                "n_entries": self.n_entries[occurs],
+                "min": self.min[occurs],
+                "max": self.max[occurs],
+                "mean": self.sum[occurs] / n_rows,
+                "mean_square": self.sum_square[occurs] / n_rows,
+            }
+
+
+def feature_statistics(
+    read_entries: Callable[[], Entries], *, n_features: int, n_rows: int, memory_bytes: int
+) -> Iterator[Mapping[str, np.ndarray]]:
+    """Statistics by reading the entries again, as often as the memory makes it necessary.
+
+    Parameters
+    ----------
+    read_entries : callable
+        Gives (feature, value) of all entries, chunk by chunk, in the dataset's order.
+    n_features, n_rows : int
+    memory_bytes : int
+
+    Yields
+    ------
+    mapping of str to ndarray
+        Pieces of columns, ascending by feature: ``feature``, ``n_entries``; ``min``, ``max`` over the entries;
+        ``mean``, ``mean_square`` over all rows, absent entries counting as zeros.
+    """
+    width = max(memory_bytes // STATISTICS_BYTES, 1)
+    if n_features <= width * _MAX_RANGES:
+        for start in range(0, n_features, width):
+            statistics = RangeStatistics(start, min(start + width, n_features))
+            for feature, value in read_entries():
+                statistics.add(feature, value)
+            yield from statistics.columns(n_rows)
+        return
+    last = -1
+    # a search holds its list, the same list merged with a chunk's features, and a sorted copy: 24 bytes more
+    width = max(memory_bytes // (STATISTICS_BYTES + 32), 1)
+    while (features := _next_features(read_entries, last, width)).size:
+        statistics = RangeStatistics(0, features.size)
+        for feature, value in read_entries():
+            position = np.minimum(np.searchsorted(features, feature), features.size - 1)
+            found = features[position] == feature
+            statistics.add_at(position[found], value[found].astype(np.float64))
+        yield from statistics.columns(n_rows, features)
+        last = int(features[-1])
+
+
+def _next_features(read_entries: Callable[[], Entries], last: int, count: int) -> np.ndarray:
+    """The `count` smallest distinct features above `last`."""
+    smallest = np.empty(0, np.int64)
+    for feature, _ in read_entries():
+        limit = smallest[-1] if smallest.size == count else np.iinfo(np.int64).max
+        new = np.unique(feature[(feature > last) & (feature <= limit)]).astype(np.int64)
+        if new.size:
+            smallest = np.union1d(smallest, new)[:count].copy()
+    return smallest
+
+
+def in_groups(pieces: Iterable[Mapping[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+    """Cut pieces of columns anew, into groups of `_PIECE_FEATURES` features and a last one."""
+    held: dict[str, np.ndarray] = {}
+    for piece in pieces:
+        held = {
+            name: np.concatenate([held[name], column]) if held else column for name, column in piece.items()
+        }
+        while len(held["feature"]) >= _PIECE_FEATURES:
+            yield {name: column[:_PIECE_FEATURES] for name, column in held.items()}
+            held = {name: column[_PIECE_FEATURES:] for name, column in held.items()}
+    if held:
+        yield held
