@@ -184,11 +184,16 @@ class Arena:
 
 
 def _write_segment(file: BinaryIO, rows: Rows) -> None:
-    file.write(np.array([rows.n_rows, rows.n_entries, rows.index.itemsize], dtype=np.int64))
+    header = np.array([rows.n_rows, rows.n_entries, rows.index.itemsize], dtype=np.int64)
     columns = [rows.place, rows.label, rows.weight, np.diff(rows.indptr), rows.index, rows.value]
-    for column in columns:
+    for column in (header, *columns):
         if column is not None and column.size:
-            file.write(column)
+            _write_all(file, column.data.cast("B"))
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    while data:  # an unbuffered file may take a part, as when the disk is nearly full
+        data = data[file.write(data) :]
 
 
 def _read_header(file: BinaryIO) -> tuple[int, int, np.dtype] | None:
