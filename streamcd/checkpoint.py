@@ -1,0 +1,328 @@
+"""A run on disk: its configuration, the dual variables in two slots a chunk, the state, the log, and the lock.
+
+The rule that makes a run safe: a slot to which the last durable checkpoint points is never overwritten. The first save
+of a chunk after a checkpoint goes to its other slot, later ones rewrite that one; a checkpoint syncs what was written
+and then replaces ``state.npz``, whose slot bits point to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .dataset import sync_directory, write_file_atomically
+from .errors import CheckpointError, LockError
+
+FORMAT = "streamcd-run"
+FORMAT_VERSION = 1
+NO_SLOT = 2  # a chunk that was never saved; its rows start from the solver's initial values
+
+_HEADER_BYTES = 16  # checksum, chunk, zeros
+
+
+class SlotStore:
+    """Dual variables and active flags of every chunk, in a file per shard with two slots a chunk.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it is not there.
+    chunk_part : ndarray of int, shape (n_chunks,)
+        The shard of each chunk.
+    n_rows : ndarray of int, shape (n_chunks,)
+        Rows of each chunk.
+    row_bytes : int
+        Bytes that a row's state takes.
+
+    Attributes
+    ----------
+    current : ndarray of uint8, shape (n_chunks,)
+        The slot (0, 1) that holds a chunk's latest state, or `NO_SLOT`.
+    bytes_read : int
+        Bytes read so far.
+    """
+
+    def __init__(self, folder: Path, chunk_part: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
+        self._folder = folder
+        self._part = chunk_part
+        self._slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
+        self._offset = np.zeros(chunk_part.size, dtype=np.int64)
+        for part in np.unique(chunk_part):
+            mine = chunk_part == part
+            self._offset[mine] = np.cumsum(2 * self._slot_bytes[mine]) - 2 * self._slot_bytes[mine]
+        self.current = np.full(chunk_part.size, NO_SLOT, dtype=np.uint8)
+        self._durable = self.current.copy()
+        self._files: dict[int, int] = {}
+        self._unsynced: set[int] = set()
+        self.bytes_read = 0
+        folder.mkdir(exist_ok=True)
+
+    def allocate(self) -> None:
+        """Claim the disk space of all slots now, so that a disk too small is found before any work."""
+        for part in np.unique(self._part):
+            size = int(2 * self._slot_bytes[self._part == part].sum())
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._open_part(int(part)), 0, size)
+
+    def restore(self, current: np.ndarray) -> None:
+        """Take the slot bits of a checkpoint."""
+        self.current = current.copy()
+        self._durable = current.copy()
+
+    def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
+        """Read a chunk's latest state into `arrays` (contiguous, filled in place).
+
+        Returns
+        -------
+        bool
+            False where the chunk was never saved; the arrays are then as they were.
+
+        Raises
+        ------
+        CheckpointError
+            Where the file is missing, truncated or damaged; names it.
+        """
+        slot = int(self.current[chunk])
+        if slot == NO_SLOT:
+            return False
+        size = int(self._slot_bytes[chunk])
+        data = os.pread(self._open(chunk), size, int(self._offset[chunk]) + slot * size)
+        self.bytes_read += len(data)
+        found = int.from_bytes(data[:4], "little")
+        if (
+            len(data) != size
+            or found != zlib.crc32(memoryview(data)[4:])
+            or data[4:12] != chunk.to_bytes(8, "little")
+        ):
+            raise CheckpointError(
+                f"{self._path(int(self._part[chunk]))}: the state of chunk {chunk} is damaged or truncated; "
+                "restore the run directory from a copy, or train again with --force"
+            )
+        start = _HEADER_BYTES
+        for array in arrays:
+            flat = array.reshape(-1).view(np.uint8)
+            flat[:] = np.frombuffer(data, dtype=np.uint8, count=flat.size, offset=start)
+            start += flat.size
+        return True
+
+    def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
+        """Write a chunk's state to the slot that no durable checkpoint points to."""
+        if self.current[chunk] == self._durable[chunk]:
+            self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
+        size = int(self._slot_bytes[chunk])
+        body = [chunk.to_bytes(8, "little") + bytes(_HEADER_BYTES - 12)]
+        body += [memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for array in arrays]
+        checksum = 0
+        for piece in body:
+            checksum = zlib.crc32(piece, checksum)
+        pieces = [checksum.to_bytes(4, "little"), *body]
+        assert sum(len(piece) for piece in pieces) == size
+        _write_all(self._open(chunk), pieces, int(self._offset[chunk]) + int(self.current[chunk]) * size)
+        self._unsynced.add(int(self._part[chunk]))
+
+    def sync(self) -> None:
+        """Make all that was saved durable."""
+        for part in sorted(self._unsynced):
+            os.fsync(self._files[part] if part in self._files else self._open_part(part))
+        sync_directory(self._folder)
+        self._unsynced.clear()
+
+    def mark_durable(self) -> None:
+        """Declare the current slots those of the last durable checkpoint."""
+        self._durable = self.current.copy()
+
+    def close(self) -> None:
+        """Close all files."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    def _path(self, part: int) -> Path:
+        return self._folder / f"part-{part:05d}.bin"
+
+    def _open(self, chunk: int) -> int:
+        return self._open_part(int(self._part[chunk]))
+
+    def _open_part(self, part: int) -> int:
+        if part not in self._files:
+            if len(self._files) >= 256:
+                os.close(self._files.pop(next(iter(self._files))))
+            self._files[part] = os.open(self._path(part), os.O_RDWR | os.O_CREAT, 0o644)
+        return self._files[part]
+
+
+def _write_all(descriptor: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
+    written = os.pwritev(descriptor, pieces, offset)
+    data = memoryview(b"".join(pieces))[written:] if written < sum(len(piece) for piece in pieces) else b""
+    while len(data):  # a short write: the disk is nearly full, the next one says so
+        count = os.pwrite(descriptor, data, offset + written)
+        written, data = written + count, data[count:]
+
+
+class Run:
+    """A run directory, locked while it is open.
+
+    Parameters
+    ----------
+    path : Path
+        An existing directory; see `create_run` and `open_run`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = _lock(path)
+        self._log_bytes = 0
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def state_path(self) -> Path:
+        return self.path / "state.npz"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def model_path(self) -> Path:
+        return self.path / "model"
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write ``config.json``, whole."""
+        content = {"format": FORMAT, "format_version": FORMAT_VERSION, **config}
+        write_file_atomically(self.config_path, (json.dumps(content, indent=1) + "\n").encode())
+
+    def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replace ``state.npz``: temporary name, sync, rename; remembers how long the log is."""
+        partial = self.state_path.with_name("state.npz.partial")
+        with open(partial, "wb") as file:
+            np.savez(file, **{**arrays, "log_bytes": np.int64(self._log_bytes)})  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, self.state_path)
+        sync_directory(self.path)
+
+    def read_state(self) -> dict[str, np.ndarray] | None:
+        """Arrays of the last checkpoint; None where there was none yet. Cuts the log back to it.
+
+        Raises
+        ------
+        CheckpointError
+            Where the file is damaged; names it.
+        """
+        try:
+            with np.load(self.state_path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        except FileNotFoundError:
+            self._cut_log(0)
+            return None
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            raise CheckpointError(
+                f"{self.state_path}: damaged ({str(error).splitlines()[0]}); "
+                "restore the run directory from a copy, or train again with --force"
+            ) from None
+        self._cut_log(int(arrays.pop("log_bytes")))
+        return arrays
+
+    def append_log(self, record: Mapping[str, Any]) -> None:
+        """Add a line to ``log.jsonl``."""
+        line = (json.dumps(record) + "\n").encode()
+        with open(self.log_path, "ab") as file:
+            file.write(line)
+        self._log_bytes += len(line)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _cut_log(self, n_bytes: int) -> None:
+        with open(self.log_path, "ab") as file:
+            file.truncate(n_bytes)
+        self._log_bytes = n_bytes
+
+
+def _lock(path: Path) -> BinaryIO:
+    file = open(path / "lock", "ab")  # noqa: SIM115 - held open as long as the run
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise LockError(f"{path}: another process is using this run; wait for it to end or stop it") from None
+    return file
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the configuration of a run directory.
+
+    Raises
+    ------
+    CheckpointError
+        Where it is not a run, or its configuration is damaged.
+    """
+    config_path = path / "config.json"
+    try:
+        config = json.loads(config_path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        kind = "is not a run (no config.json in it)" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {kind}; 'streamcd train DATASET {path}' makes a run") from None
+    except ValueError as error:
+        raise CheckpointError(
+            f"{config_path}: damaged ({error}); restore it, or train again with --force"
+        ) from None
+    if config.get("format") != FORMAT or config.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{config_path}: expected {FORMAT} version {FORMAT_VERSION}, "
+            f"found {config.get('format')} version {config.get('format_version')}"
+        )
+    return dict(config)
+
+
+def create_run(path: Path, *, force: bool) -> Run:
+    """Make an empty run directory, or empty one with `force`.
+
+    Raises
+    ------
+    CheckpointError
+        Where there is something in it already; the caller says what, if it is a run.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    leftovers = [entry for entry in path.iterdir() if entry.name != "lock"]
+    if leftovers and not force:
+        raise CheckpointError(
+            f"{path} is not empty; name another directory, or give --force to replace what is in it"
+        )
+    if leftovers and not (path / "config.json").exists():
+        raise CheckpointError(
+            f"{path} is not empty and not a run; --force replaces runs only, name another directory"
+        )
+    run = Run(path)
+    # the configuration goes last: what an interrupted removal leaves is still known as a run, and --force removes it
+    for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    return run
+
+
+def open_run(path: Path) -> Run:
+    """Lock an existing run directory."""
+    read_config(path)
+    return Run(path)

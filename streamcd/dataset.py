@@ -1,0 +1,804 @@
+"""The dataset on disk: a directory of Parquet shards, their manifest, and how chunks are read and written.
+
+One table in sort order: ``rows/`` has a row per sample and ``entries/`` a row per non-zero, sorted by sample. The row
+groups of the two files of a part correspond one to one; a pair of them is a chunk, the unit of reading.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .errors import DatasetError, EnvironmentFailure
+from .progress import Listener, Progress
+
+FORMAT = "streamcd-dataset"
+FORMAT_VERSION = 1
+MAX_CLASSES = 65_536
+"""Above so many distinct labels the labels are no classes, and the manifest lists none."""
+
+MAX_OPEN_PARTS = 64
+"""Footers kept open; where shards outnumber it the order of a pass visits them in groups (`stream.chunk_order`)."""
+
+_PAGE_BYTES = 1 << 20
+_COPY_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class ChunkData:
+    """A chunk, decoded.
+
+    Attributes
+    ----------
+    row0 : int
+        Place of its first row in the dataset.
+    source : ndarray of int64, shape (rows,)
+        0-based place of each row in the input.
+    label, weight : ndarray of float64, shape (rows,)
+    indptr : ndarray of int64, shape (rows + 1,)
+        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]``.
+    feature : ndarray of int32 or int64, shape (entries,)
+        0-based.
+    value : ndarray of float32 or float64, shape (entries,)
+    """
+
+    row0: int
+    source: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray
+    indptr: np.ndarray
+    feature: np.ndarray
+    value: np.ndarray
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Schemas
+
+
+def _schema(**columns: Any) -> pa.Schema:
+    return pa.schema(
+        [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in columns.items()]
+    )
+
+
+def _rows_schema(row_dtype: np.dtype, count_dtype: np.dtype) -> pa.Schema:
+    return _schema(row=row_dtype, source=np.int64, label=np.float64, weight=np.float64, n_entries=count_dtype)
+
+
+def _entries_schema(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.dtype) -> pa.Schema:
+    # `row` comes first: training skips it, and the two other columns are then one contiguous read
+    return _schema(row=row_dtype, feature=index_dtype, value=value_dtype)
+
+
+_CHUNKS_SCHEMA = _schema(part=np.int32, n_rows=np.int64, n_entries=np.int64)
+
+
+def _features_schema(compact: bool) -> pa.Schema:
+    statistics = {name: np.float64 for name in ("min", "max", "mean", "mean_square")}
+    original = {"original": np.int64} if compact else {}
+    return _schema(feature=np.int64, n_entries=np.int64, **statistics, **original)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files and checksums
+
+
+class _ChecksumFile:
+    """A file being written that knows the checksum and the number of its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 - closed in close()
+        self._digest = hashlib.sha256()
+        self.n_bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        self._digest.update(data)
+        self.n_bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self.n_bytes
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self.closed = True
+
+    @property
+    def checksum(self) -> str:
+        return "sha256:" + self._digest.hexdigest()
+
+
+def file_checksum(path: Path) -> str:
+    """SHA-256 of a file, read in pieces, as ``"sha256:<hex>"``."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_COPY_BYTES):
+            digest.update(piece)
+    return "sha256:" + digest.hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file_atomically(path: Path, data: bytes) -> None:
+    """Write a small file whole or not at all: temporary name, sync, replace."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    sync_directory(path.parent)
+
+
+def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Fingerprint of a dataset: a hash of its manifest, checksums of all parts included, but for where it came from."""
+    content = {key: value for key, value in manifest.items() if key not in ("fingerprint", "source")}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+class _Part:
+    """One open Parquet file: its footer, a descriptor for hints to the kernel, and reads that verify checksums or not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._source = pa.OSFile(str(path), "rb")
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._reader = pq.ParquetFile(self._source)
+        self._verifying: pq.ParquetFile | None = None
+
+    def read(self, group: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
+        reader = self._reader
+        if verify:
+            if self._verifying is None:
+                self._verifying = pq.ParquetFile(
+                    self._source, metadata=self._reader.metadata, page_checksum_verification=True
+                )
+            reader = self._verifying
+        table = reader.read_row_group(group, columns=list(columns), use_threads=False)
+        arrays = {name: table.column(name) for name in columns}
+        return [
+            column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
+            for column in arrays.values()
+        ]
+
+    def extent(self, group: int, first_column: int) -> tuple[int, int]:
+        """Offset and length in the file of a row group's columns from `first_column` on."""
+        metadata = self._reader.metadata.row_group(group)
+        first = metadata.column(first_column)
+        last = metadata.column(metadata.num_columns - 1)
+        return (
+            first.data_page_offset,
+            last.data_page_offset + last.total_compressed_size - first.data_page_offset,
+        )
+
+    def advise(self, group: int, first_column: int, advice: int) -> None:
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            offset, length = self.extent(group, first_column)
+            os.posix_fadvise(self._descriptor, offset, length, advice)
+
+    def close(self) -> None:
+        self._source.close()
+        os.close(self._descriptor)
+
+
+class Dataset:
+    """A dataset directory, open for reading; made by `open_dataset`. Not for use by several threads at a time.
+
+    Attributes
+    ----------
+    path : Path
+    manifest : dict
+    n_rows, n_features, n_entries, n_chunks, n_shards : int
+    index_dtype, value_dtype : dtype
+    classes : ndarray of float64 or None
+        Distinct labels, ascending; None where there are more than `MAX_CLASSES`.
+    class_counts : ndarray of int64 or None
+    label_kind : {"integer", "decimal"}
+    weighted : bool
+        Whether rows carry weights other than 1.
+    index_base : int
+        What the input's indices started at; features here start at 0.
+    fingerprint : str
+    chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
+        The part and the row group in it that hold a chunk.
+    row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
+        Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.n_rows = int(manifest["n_rows"])
+        self.n_features = int(manifest["n_features"])
+        self.n_entries = int(manifest["n_entries"])
+        self.n_shards = len(manifest["parts"])
+        self.index_dtype = np.dtype(manifest["index_dtype"])
+        self.value_dtype = np.dtype(manifest["value_dtype"])
+        classes = manifest["classes"]
+        self.classes = None if classes is None else np.array(classes, dtype=np.float64)
+        self.class_counts = None if classes is None else np.array(manifest["class_counts"], dtype=np.int64)
+        self.label_kind: str = manifest["label_kind"]
+        self.weighted = bool(manifest["weighted"])
+        self.index_base = int(manifest["index_base"])
+        self.seed = int(manifest["seed"])
+        self.fingerprint: str = manifest["fingerprint"]
+
+        self.chunk_part = chunk_table["part"].astype(np.int32)
+        self.n_chunks = self.chunk_part.size
+        first_of_part = np.searchsorted(self.chunk_part, np.arange(self.n_shards))
+        self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
+        self.row_start = np.concatenate([[0], np.cumsum(chunk_table["n_rows"], dtype=np.int64)])
+        self.entry_start = np.concatenate([[0], np.cumsum(chunk_table["n_entries"], dtype=np.int64)])
+        self._open_parts: OrderedDict[str, _Part] = OrderedDict()
+        self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Decoded bytes of one entry."""
+        return self.index_dtype.itemsize + self.value_dtype.itemsize
+
+    def read_rows(
+        self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of the rows table of a chunk.
+
+        Parameters
+        ----------
+        chunk : int
+        columns : sequence of str
+            Among ``row``, ``source``, ``label``, ``weight``, ``n_entries``.
+        verify : bool
+            Check the checksums of the pages.
+
+        Returns
+        -------
+        list of ndarray, one per column, each of shape (rows of the chunk,)
+            They may share memory that is freed with them; not writable.
+
+        Raises
+        ------
+        DatasetError
+            Where the file is missing or damaged; names it.
+        """
+        arrays = self._read(self._name("rows", chunk), chunk, columns, verify)
+        self._check_length("rows", chunk, arrays, self.row_start)
+        return arrays
+
+    def read_entries(
+        self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of the entries table of a chunk; as `read_rows`, with ``row``, ``feature``, ``value``."""
+        arrays = self._read(self._name("entries", chunk), chunk, columns, verify)
+        self._check_length("entries", chunk, arrays, self.entry_start)
+        return arrays
+
+    def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
+        """Read a whole chunk."""
+        source, label, weight, n_entries = self.read_rows(
+            chunk, ("source", "label", "weight", "n_entries"), verify=verify
+        )
+        feature, value = self.read_entries(chunk, verify=verify)
+        indptr = np.concatenate([[0], np.cumsum(n_entries, dtype=np.int64)])
+        return ChunkData(int(self.row_start[chunk]), source, label, weight, indptr, feature, value)
+
+    def advise(self, chunk: int, advice: int) -> None:
+        """Hint to the kernel about a chunk's entries: `os.POSIX_FADV_WILLNEED`, `os.POSIX_FADV_DONTNEED`."""
+        self._part(self._name("entries", chunk)).advise(int(self.chunk_group[chunk]), 1, advice)
+
+    def chunk_bytes(self, chunk: int) -> int:
+        """Bytes on disk that reading a chunk for training asks for: its labels and counts, features and values."""
+        if self._chunk_bytes[chunk] < 0:
+            group = int(self.chunk_group[chunk])
+            _, entries = self._part(self._name("entries", chunk)).extent(group, 1)
+            _, rows = self._part(self._name("rows", chunk)).extent(group, 2)
+            self._chunk_bytes[chunk] = entries + rows
+        return int(self._chunk_bytes[chunk])
+
+    def place(self, chunk: int) -> str:
+        """Where a chunk is, for messages: the file and the number of the chunk in it."""
+        return f"{self.path / self._name('entries', chunk)}, chunk {int(self.chunk_group[chunk])}"
+
+    def read_features(self) -> Iterator[dict[str, np.ndarray]]:
+        """Statistics of the features that occur, ascending, in pieces: columns of ``features.parquet``."""
+        path = self.path / "features.parquet"
+        with _reading(path):
+            reader = pq.ParquetFile(path, page_checksum_verification=True)
+            for group in range(reader.num_row_groups):
+                table = reader.read_row_group(group, use_threads=False)
+                yield {name: table.column(name).to_numpy() for name in table.column_names}
+
+    def close(self) -> None:
+        """Close all files; the next read opens them again."""
+        while self._open_parts:
+            self._open_parts.popitem()[1].close()
+
+    def bytes_on_disk(self) -> int:
+        """Bytes of all files of the dataset."""
+        manifest = self.manifest
+        parts = sum(part["rows_bytes"] + part["entries_bytes"] for part in manifest["parts"])
+        return int(parts + manifest["chunks"]["bytes"] + manifest["features"]["bytes"])
+
+    def info(self) -> dict[str, Any]:
+        """What there is to know without reading the data; the contract's keys and some more."""
+        cells = self.n_rows * self.n_features
+        return {
+            "n_rows": self.n_rows,
+            "n_features": self.n_features,
+            "n_entries": self.n_entries,
+            "classes": None if self.classes is None else labels_as_numbers(self.classes, self.label_kind),
+            "class_counts": None if self.class_counts is None else self.class_counts.tolist(),
+            "density": self.n_entries / cells if cells else 0.0,
+            "n_shards": self.n_shards,
+            "n_chunks": self.n_chunks,
+            "bytes": self.bytes_on_disk(),
+            "bytes_decoded": self.n_entries * self.entry_bytes,
+            "index_dtype": self.index_dtype.name,
+            "value_dtype": self.value_dtype.name,
+            "index_base": self.index_base,
+            "weighted": self.weighted,
+            "seed": self.seed,
+            "fingerprint": self.fingerprint,
+        }
+
+    def verify(self, listener: Listener | None = None) -> list[str]:
+        """Check every checksum and invariant.
+
+        Returns
+        -------
+        list of str
+            What is wrong, a line each, naming the file; empty where all is well.
+        """
+        return list(_problems(self, listener or Listener()))
+
+    def _name(self, table: str, chunk: int) -> str:
+        return str(self.manifest["parts"][self.chunk_part[chunk]][table])
+
+    def _part(self, name: str) -> _Part:
+        part = self._open_parts.pop(name, None)
+        if part is None:
+            while len(self._open_parts) >= 2 * MAX_OPEN_PARTS:
+                self._open_parts.popitem(last=False)[1].close()
+            with _reading(self.path / name):
+                part = _Part(self.path / name)
+        self._open_parts[name] = part
+        return part
+
+    def _read(self, name: str, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
+        part = self._part(name)
+        with _reading(part.path, f"chunk {int(self.chunk_group[chunk])}"):
+            return part.read(int(self.chunk_group[chunk]), columns, verify)
+
+    def _check_length(self, table: str, chunk: int, arrays: Sequence[np.ndarray], start: np.ndarray) -> None:
+        expected = int(start[chunk + 1] - start[chunk])
+        if any(array.size != expected for array in arrays):
+            raise DatasetError(
+                f"{self.path / self._name(table, chunk)}: chunk {int(self.chunk_group[chunk])} holds {arrays[0].size} "
+                f"rows, the chunk table says {expected}; convert the data again"
+            )
+
+
+class _reading:
+    """Turns whatever a damaged file makes pyarrow raise into one line that names the file."""
+
+    def __init__(self, path: Path, where: str = "") -> None:
+        self._place = f"{path}, {where}" if where else str(path)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise DatasetError(
+                f"{self._place}: the file is missing; restore it or convert the data again"
+            ) from None
+        if isinstance(error, OSError) and error.errno in (
+            errno.EIO,
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.EACCES,
+        ):
+            raise EnvironmentFailure(f"{self._place}: {error.strerror}") from None
+        if isinstance(error, (OSError, pa.ArrowException, KeyError, ValueError, IndexError)):
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DatasetError(
+                f"{self._place}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
+            ) from None
+
+
+def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:
+    """Labels as the source wrote them: integers without a point."""
+    return [int(label) for label in labels] if label_kind == "integer" else [float(label) for label in labels]
+
+
+def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> Dataset:
+    """Open a dataset directory.
+
+    Parameters
+    ----------
+    path : path
+    check_files : bool
+        Check that every file is there with its recorded size (one look at each file's entry, no reading).
+
+    Raises
+    ------
+    DatasetError
+        Where it is not a dataset, or a file is missing, truncated or damaged; names the file.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    if check_files:
+        for problem in _file_problems(path, manifest):
+            raise DatasetError(problem + "; restore the file or convert the data again")
+    chunks_path = path / "chunks.parquet"
+    with _reading(chunks_path):
+        if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
+            raise DatasetError(f"{chunks_path}: checksum differs from the manifest's; convert the data again")
+        table = pq.read_table(chunks_path, use_threads=False)
+    return Dataset(path, manifest, {name: table.column(name).to_numpy() for name in table.column_names})
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest_path = path / "manifest.json"
+    try:
+        manifest = json.loads(manifest_path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        kind = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
+        raise DatasetError(f"{path} {kind}; 'streamcd convert SRC {path}' makes a dataset") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise DatasetError(
+            f"{manifest_path}: damaged ({error}); restore it or convert the data again"
+        ) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DatasetError(f"{manifest_path}: expected the manifest of a {FORMAT}, found something else")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise DatasetError(
+            f"{manifest_path}: expected format version {FORMAT_VERSION}, found {manifest.get('format_version')}; "
+            "convert the data again or use another version of streamcd"
+        )
+    if manifest.get("fingerprint") != manifest_fingerprint(manifest):
+        raise DatasetError(
+            f"{manifest_path}: changed since it was written; restore it or convert the data again"
+        )
+    return manifest
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Verification
+
+
+def _files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """Name, bytes and checksum of every file that the manifest lists."""
+    yield "chunks.parquet", manifest["chunks"]["bytes"], manifest["chunks"]["checksum"]
+    yield "features.parquet", manifest["features"]["bytes"], manifest["features"]["checksum"]
+    for part in manifest["parts"]:
+        for table in ("rows", "entries"):
+            yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
+
+
+def _file_problems(path: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Files that are missing or have another size than the manifest says."""
+    for name, n_bytes, _ in _files(manifest):
+        try:
+            found = os.stat(path / name).st_size
+        except FileNotFoundError:
+            yield f"{path / name}: the file is missing"
+            continue
+        if found != n_bytes:
+            kind = "truncated" if found < n_bytes else "too long"
+            yield f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
+
+
+def _problems(dataset: Dataset, listener: Listener) -> Iterator[str]:
+    damaged = set()
+    for problem in _file_problems(dataset.path, dataset.manifest):
+        damaged.add(problem.split(": ")[0])
+        yield problem
+    total = sum(n_bytes for _, n_bytes, _ in _files(dataset.manifest))
+    done = 0
+    for name, n_bytes, checksum in _files(dataset.manifest):
+        path = dataset.path / name
+        if str(path) not in damaged and file_checksum(path) != checksum:
+            damaged.add(str(path))
+            yield f"{path}: checksum differs from the manifest's, the file was changed or damaged"
+        done += n_bytes
+        listener.progress(Progress("checksums", done, total, "B"))
+    yield from _invariant_problems(dataset, damaged, listener)
+
+
+def _invariant_problems(dataset: Dataset, damaged: set[str], listener: Listener) -> Iterator[str]:
+    counts: dict[float, int] = {}
+    source_sum = 0
+    complete = True
+    for chunk in range(dataset.n_chunks):
+        names = [str(dataset.path / dataset._name(table, chunk)) for table in ("rows", "entries")]
+        if damaged.intersection(names):
+            complete = False
+            continue
+        place = dataset.place(chunk)
+        try:
+            data = dataset.read(chunk)
+            (row,) = dataset.read_entries(chunk, ("row",))
+        except DatasetError as error:
+            yield str(error)
+            complete = False
+            continue
+        yield from (f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row))
+        source_sum += int(data.source.sum())
+        if dataset.classes is not None:
+            for label, count in zip(*np.unique(data.label, return_counts=True), strict=True):
+                counts[float(label)] = counts.get(float(label), 0) + int(count)
+        listener.progress(Progress("verify", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
+    if complete:
+        yield from _total_problems(dataset, counts, source_sum)
+
+
+def _chunk_problems(dataset: Dataset, data: ChunkData, row: np.ndarray) -> Iterator[str]:
+    n_entries = np.diff(data.indptr)
+    if (n_entries < 0).any() or data.indptr[-1] != data.feature.size:
+        yield f"the rows table counts {int(data.indptr[-1])} entries, there are {data.feature.size}"
+        return
+    expected_row = np.repeat(np.arange(data.row0, data.row0 + n_entries.size), n_entries)
+    if not np.array_equal(row, expected_row):
+        yield "the entries' column 'row' does not follow the rows table"
+        return
+    if data.feature.size and (data.feature.min() < 0 or data.feature.max() >= dataset.n_features):
+        yield f"a feature outside 0 … {dataset.n_features - 1}"
+    same_row = row[1:] == row[:-1]
+    if (np.diff(data.feature)[same_row] <= 0).any():
+        yield "features not in ascending order within a row"
+    if not np.isfinite(data.value).all():
+        yield "a value that is not finite"
+    if not np.isfinite(data.label).all():
+        yield "a label that is not finite"
+    if not (np.isfinite(data.weight).all() and (data.weight >= 0).all()):
+        yield "a weight that is negative or not finite"
+    if data.source.size and (data.source.min() < 0 or data.source.max() >= dataset.n_rows):
+        yield f"a source place outside 0 … {dataset.n_rows - 1}"
+
+
+def _total_problems(dataset: Dataset, counts: Mapping[float, int], source_sum: int) -> Iterator[str]:
+    manifest_path = dataset.path / "manifest.json"
+    for what, start, expected in (
+        ("rows", dataset.row_start, dataset.n_rows),
+        ("entries", dataset.entry_start, dataset.n_entries),
+    ):
+        if int(start[-1]) != expected:
+            yield f"{manifest_path}: says {expected} {what}, the chunks hold {int(start[-1])}"
+    if source_sum != dataset.n_rows * (dataset.n_rows - 1) // 2:
+        yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {dataset.n_rows - 1} once"
+    if dataset.classes is not None and dataset.class_counts is not None:
+        expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
+        if {label: count for label, count in expected_counts.items() if count} != dict(counts):
+            yield f"{manifest_path}: the counts of the classes differ from the rows'"
+    try:
+        n_entries = sum(int(piece["n_entries"].sum()) for piece in dataset.read_features())
+    except DatasetError as error:
+        yield str(error)
+        return
+    if n_entries != dataset.n_entries:
+        yield f"{dataset.path / 'features.parquet'}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+class _TableWriter:
+    """One Parquet file being written, a row group a call."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compression: str) -> None:
+        self.schema = schema
+        self.file = _ChecksumFile(path)
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self.file, mode="w"),
+            schema,
+            compression=compression,
+            use_dictionary=False,
+            write_statistics=False,
+            write_page_checksum=True,
+            data_page_size=_PAGE_BYTES,
+            store_schema=False,
+        )
+
+    def write(self, **columns: np.ndarray) -> None:
+        arrays = [pa.array(columns[field.name], type=field.type) for field in self.schema]
+        table = pa.table(arrays, schema=self.schema)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def close(self) -> dict[str, Any]:
+        self._writer.close()
+        self.file.close()
+        return {"bytes": self.file.n_bytes, "checksum": self.file.checksum}
+
+
+class DatasetWriter:
+    """Writes a dataset's files into a directory, chunk by chunk, the manifest last.
+
+    Parameters
+    ----------
+    path : path
+        A directory; made where it is not there. Meant to be a temporary one that is renamed at the end.
+    index_dtype, value_dtype : dtype
+        int32 or int64; float32 or float64.
+    row_dtype : dtype
+        int32 where the number of rows fits, else int64.
+    weighted : bool
+        Whether the rows carry weights of their own.
+    shard_bytes : int
+        Decoded bytes of entries at which a new part is begun.
+    compression : {"lz4", "zstd", "none"}
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        index_dtype: np.dtype | type,
+        value_dtype: np.dtype | type,
+        row_dtype: np.dtype | type = np.int64,
+        weighted: bool = False,
+        shard_bytes: int = 256_000_000,
+        compression: str = "lz4",
+    ) -> None:
+        self.path = Path(path)
+        self._index_dtype, self._value_dtype = np.dtype(index_dtype), np.dtype(value_dtype)
+        self._row_dtype = np.dtype(row_dtype)
+        self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
+        self._parts: list[dict[str, Any]] = []
+        self._chunk_table: list[tuple[int, int, int]] = []
+        self._features: dict[str, Any] | None = None
+        self._rows: _TableWriter | None = None
+        self._entries: _TableWriter | None = None
+        self.n_rows = 0
+        self.n_entries = 0
+        for folder in ("", "rows", "entries"):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+
+    def write_chunk(
+        self,
+        source: np.ndarray,
+        label: np.ndarray,
+        weight: np.ndarray | None,
+        indptr: np.ndarray,
+        feature: np.ndarray,
+        value: np.ndarray,
+    ) -> None:
+        """Append a chunk; rows come in their final order and are numbered here.
+
+        Parameters
+        ----------
+        source : ndarray of int64, shape (rows,)
+        label : ndarray of float64, shape (rows,)
+        weight : ndarray of float64, shape (rows,), or None for all ones
+        indptr : ndarray of int64, shape (rows + 1,)
+        feature, value : ndarray, shape (entries,)
+            Features ascending within a row.
+        """
+        n_rows, n_entries = label.size, feature.size
+        part = self._current_part()
+        assert self._rows is not None and self._entries is not None
+        row = np.arange(self.n_rows, self.n_rows + n_rows, dtype=self._row_dtype)
+        counts = np.diff(indptr)
+        weight = np.ones(n_rows) if weight is None else weight
+        self._rows.write(
+            row=row, source=source, label=label, weight=weight, n_entries=counts.astype(self._index_dtype)
+        )
+        self._entries.write(
+            row=np.repeat(row, counts),
+            feature=feature.astype(self._index_dtype, copy=False),
+            value=value.astype(self._value_dtype, copy=False),
+        )
+        part["n_rows"] += n_rows
+        part["n_entries"] += n_entries
+        part["n_chunks"] += 1
+        self._chunk_table.append((len(self._parts) - 1, n_rows, n_entries))
+        self.n_rows += n_rows
+        self.n_entries += n_entries
+
+    def write_features(self, pieces: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
+        """Write ``features.parquet`` from pieces of columns, ascending by feature (see `Dataset.read_features`)."""
+        writer = _TableWriter(self.path / "features.parquet", _features_schema(compact), self._compression)
+        for piece in pieces:
+            if len(piece["feature"]):
+                writer.write(**piece)
+        self._features = writer.close()
+
+    def finish_parts(self) -> None:
+        """Close the last part; afterwards all shards can be read, and no chunk can be written."""
+        self._close_part()
+
+    def close(self, **manifest: Any) -> dict[str, Any]:
+        """Write the chunk table and, last, the manifest.
+
+        Parameters
+        ----------
+        **manifest
+            ``n_features``, ``index_base``, ``classes``, ``class_counts``, ``label_kind``, ``seed``, ``source`` and what
+            else is worth keeping.
+
+        Returns
+        -------
+        dict
+            The manifest.
+        """
+        self._close_part()
+        if self._features is None:
+            raise AssertionError("write_features comes before close")
+        table = np.array(self._chunk_table, dtype=np.int64).reshape(-1, 3)
+        chunks = _TableWriter(self.path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
+        chunks.write(part=table[:, 0].astype(np.int32), n_rows=table[:, 1], n_entries=table[:, 2])
+        content = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "n_rows": self.n_rows,
+            "n_entries": self.n_entries,
+            "index_dtype": self._index_dtype.name,
+            "value_dtype": self._value_dtype.name,
+            "weighted": self._weighted,
+            **manifest,
+            "parts": self._parts,
+            "chunks": chunks.close(),
+            "features": self._features,
+        }
+        content["fingerprint"] = manifest_fingerprint(content)
+        for folder in ("rows", "entries", ""):
+            sync_directory(self.path / folder)
+        write_file_atomically(self.path / "manifest.json", (json.dumps(content, indent=1) + "\n").encode())
+        return content
+
+    def _current_part(self) -> dict[str, Any]:
+        entry_bytes = self._index_dtype.itemsize + self._value_dtype.itemsize
+        if self._rows is not None and self._parts[-1]["n_entries"] * entry_bytes >= self._shard_bytes:
+            self._close_part()
+        if self._rows is None:
+            number = len(self._parts)
+            part = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
+            self._rows = _TableWriter(
+                self.path / part["rows"], _rows_schema(self._row_dtype, self._index_dtype), self._compression
+            )
+            self._entries = _TableWriter(
+                self.path / part["entries"],
+                _entries_schema(self._row_dtype, self._index_dtype, self._value_dtype),
+                self._compression,
+            )
+            self._parts.append({**part, "n_rows": 0, "n_entries": 0, "n_chunks": 0})
+        return self._parts[-1]
+
+    def _close_part(self) -> None:
+        if self._rows is None or self._entries is None:
+            return
+        for table, writer in (("rows", self._rows), ("entries", self._entries)):
+            for key, value in writer.close().items():
+                self._parts[-1][f"{table}_{key}"] = value
+        self._rows = self._entries = None

@@ -1,0 +1,65 @@
+"""Every error that streamcd raises on purpose, and the exit status each one means.
+
+A message is one line: what was expected, what was found, where, what to do.
+"""
+
+from __future__ import annotations
+
+
+class StreamcdError(Exception):
+    """Base of all errors raised on purpose.
+
+    Attributes
+    ----------
+    exit_status : int
+        Exit status of the command line: 1 where the environment failed, 2 where the request or the data is wrong.
+    """
+
+    exit_status = 2
+
+
+class UsageError(StreamcdError):
+    """The request cannot be carried out as it was made: options, sizes, a budget that is too small."""
+
+
+class DataError(StreamcdError):
+    """Input data that cannot be used: a malformed token, indices out of order, a value out of range."""
+
+
+class DatasetError(StreamcdError):
+    """A dataset directory that is missing, damaged, or not the one a run was made with."""
+
+
+class CheckpointError(StreamcdError):
+    """A run directory that is damaged, or does not fit what is asked of it."""
+
+
+class ModelError(StreamcdError):
+    """A model that is missing, damaged, or does not fit the data."""
+
+
+class EnvironmentFailure(StreamcdError):
+    """The machine failed, not the user: disk full, input/output error, a lock held by another process."""
+
+    exit_status = 1
+
+
+class LockError(EnvironmentFailure):
+    """Another process holds the directory."""
+
+
+class Interrupted(StreamcdError):
+    """Work that a signal stopped, after a checkpoint was saved.
+
+    Parameters
+    ----------
+    message : str
+        What was saved and how to go on.
+    signum : int
+        The signal; the exit status is 128 + signum.
+    """
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.signum = signum
+        self.exit_status = 128 + signum

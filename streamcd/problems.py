@@ -1,0 +1,263 @@
+"""What is minimised: losses, costs, signs, bias; and the truth in plain numpy, by which solvers are judged.
+
+Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
+A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import kernels
+from .errors import UsageError
+
+LOSSES = {
+    "squared_hinge": kernels.SQUARED_HINGE,
+    "hinge": kernels.HINGE,
+    "log_loss": kernels.LOG_LOSS,
+    "crammer_singer": kernels.CRAMMER_SINGER,
+}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One binary problem.
+
+    Attributes
+    ----------
+    label : float or None
+        The class on the positive side; None where there is no single one.
+    C : float
+    fold : int
+        The fold that is left out; -1 for none.
+    """
+
+    label: float | None
+    C: float
+    fold: int = -1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All lanes of a run.
+
+    Attributes
+    ----------
+    loss : str
+        A key of `LOSSES`.
+    classes : ndarray of float64, shape (k,)
+    lanes : tuple of Lane
+    code : ndarray of int8, shape (k, vectors)
+        Sign of each class for each weight vector of one (C, fold); 0 leaves the class out.
+    sign, cost : ndarray of float64, shape (k, lanes)
+        y and C times the class weight, of a row of that class in that lane.
+    lane_fold : ndarray of int64, shape (lanes,)
+    bias : float
+        Value of the constant feature appended to every row; 0 for none.
+    n_features : int
+    """
+
+    loss: str
+    classes: np.ndarray
+    lanes: tuple[Lane, ...]
+    code: np.ndarray
+    sign: np.ndarray
+    cost: np.ndarray
+    lane_fold: np.ndarray
+    bias: float
+    n_features: int
+
+    @property
+    def n_lanes(self) -> int:
+        return len(self.lanes)
+
+    @property
+    def loss_code(self) -> int:
+        """The loss as kernels know it."""
+        return LOSSES[self.loss]
+
+
+def one_vs_rest_code(n_classes: int) -> np.ndarray:
+    """Code matrix of one-vs-rest; of two classes the larger is the positive one, in a single lane."""
+    if n_classes == 2:
+        return np.array([[-1], [1]], dtype=np.int8)
+    return (2 * np.eye(n_classes, dtype=np.int8) - 1).astype(np.int8)
+
+
+def class_costs(
+    classes: np.ndarray, counts: np.ndarray, class_weight: Mapping[float, float] | str | None
+) -> np.ndarray:
+    """Factor of C for each class.
+
+    Parameters
+    ----------
+    classes, counts : ndarray, shape (k,)
+    class_weight : mapping of label to factor, ``"balanced"`` (rows / (k · rows of the class)), or None
+
+    Raises
+    ------
+    UsageError
+        Where a label is not in the data, or a weight is negative or not finite.
+    """
+    if class_weight is None:
+        return np.ones(classes.size)
+    if isinstance(class_weight, str):
+        if class_weight != "balanced":
+            raise UsageError(
+                f"expected class weights as 'balanced' or LABEL=WEIGHT,…, found {class_weight!r}"
+            )
+        return counts.sum() / (classes.size * np.maximum(counts, 1))
+    factors = np.ones(classes.size)
+    for label, factor in class_weight.items():
+        place = np.flatnonzero(classes == label)
+        if place.size == 0:
+            raise UsageError(
+                f"class weight for label {label:g}: no such label; the data has {_listed(classes)}"
+            )
+        if not (np.isfinite(factor) and factor >= 0):
+            raise UsageError(f"class weight for label {label:g}: expected a number >= 0, found {factor}")
+        factors[place] = factor
+    return factors
+
+
+def make_problem(
+    *,
+    loss: str,
+    classes: np.ndarray,
+    class_counts: np.ndarray,
+    n_features: int,
+    C: Sequence[float] = (1.0,),
+    bias: float = -1.0,
+    class_weight: Mapping[float, float] | str | None = None,
+    code: np.ndarray | None = None,
+    folds: int = 0,
+) -> Problem:
+    """Lay out the lanes: for every C, for every fold left out (or none), one lane per column of the code matrix.
+
+    Parameters
+    ----------
+    loss : str
+    classes, class_counts : ndarray, shape (k,)
+    n_features : int
+    C : sequence of float
+    bias : float
+        Negative for none, as in LIBLINEAR.
+    class_weight : mapping, ``"balanced"`` or None
+    code : ndarray of int8, shape (k, vectors), optional
+        One-vs-rest by default.
+    folds : int
+        0 trains on all rows; f > 0 makes f lanes of each, each leaving one fold out.
+
+    Raises
+    ------
+    UsageError
+    """
+    _check(loss, classes, C, bias)
+    if code is None:
+        code = one_vs_rest_code(classes.size)
+    factors = class_costs(classes, class_counts, class_weight)
+    lanes, signs, costs = [], [], []
+    for c in C:
+        for fold in range(folds) if folds else (-1,):
+            for column in code.T if loss != "crammer_singer" else code.T[:1]:
+                positive = np.flatnonzero(column > 0)
+                label = (
+                    float(classes[positive[0]]) if positive.size == 1 and loss != "crammer_singer" else None
+                )
+                lanes.append(Lane(label, float(c), fold))
+                signs.append(column)
+                costs.append(c * factors * (1.0 if loss == "crammer_singer" else np.abs(column)))
+    return Problem(
+        loss=loss,
+        classes=classes,
+        lanes=tuple(lanes),
+        code=code,
+        sign=np.ascontiguousarray(np.array(signs, dtype=np.float64).T),
+        cost=np.ascontiguousarray(np.array(costs, dtype=np.float64).T),
+        lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
+        bias=max(float(bias), 0.0),
+        n_features=n_features,
+    )
+
+
+def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> None:
+    if loss not in LOSSES:
+        raise UsageError(f"expected a loss among {', '.join(LOSSES)}, found {loss!r}")
+    if classes.size < 2:
+        raise UsageError(
+            f"expected at least two classes, found only label {_listed(classes)}; nothing to separate"
+        )
+    if not len(C):
+        raise UsageError("expected at least one value of C, found none")
+    for c in C:
+        if not (np.isfinite(c) and c > 0):
+            raise UsageError(f"expected C > 0, found {c}")
+    if not np.isfinite(bias):
+        raise UsageError(f"expected a finite bias (negative for none), found {bias}")
+
+
+def _listed(labels: np.ndarray) -> str:
+    shown = ", ".join(f"{label:g}" for label in labels[:10])
+    return shown + (", …" if labels.size > 10 else "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The truth, in plain numpy; slow, and used by tests and reports alone
+
+
+def row_loss(loss: str, t: np.ndarray) -> np.ndarray:
+    """Loss of rows with margins ``t = y w·x``."""
+    if loss == "hinge":
+        return np.maximum(1 - t, 0)
+    if loss == "squared_hinge":
+        return np.maximum(1 - t, 0) ** 2
+    if loss == "log_loss":
+        return np.logaddexp(0, -t)
+    raise UsageError(f"no loss of single margins for {loss!r}")
+
+
+def primal_objective(loss: str, w: np.ndarray, t: np.ndarray, cost: np.ndarray) -> float:
+    """``½‖w‖² + Σ cost_i loss(t_i)``; `w` with its bias entry, rows of cost 0 without a term."""
+    used = cost > 0
+    return float(0.5 * w @ w + cost[used] @ row_loss(loss, t[used]))
+
+
+def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
+    """Value of the dual at `alpha`, with ``w = w(alpha)``; rows of cost 0 without a term."""
+    used = cost > 0
+    alpha, cost = alpha[used], cost[used]
+    if loss == "hinge":
+        terms = alpha
+    elif loss == "squared_hinge":
+        terms = alpha - alpha**2 / (4 * cost)
+    else:
+        terms = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(cost - alpha)
+    return float(terms.sum() - 0.5 * w @ w)
+
+
+def _x_log_x(x: np.ndarray) -> np.ndarray:
+    return x * np.log(np.where(x > 0, x, 1.0))
+
+
+def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
+    """``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` (rows, k), `code` the rows' classes."""
+    rows = np.arange(code.size)
+    margin = scores - scores[rows, code][:, None] + 1.0
+    margin[rows, code] = 0.0
+    return float(0.5 * (w * w).sum() + cost @ margin.max(axis=1))
+
+
+def describe_problem(problem: Problem) -> dict[str, Any]:
+    """What a run's configuration records of the problem."""
+    return {
+        "loss": problem.loss,
+        "classes": problem.classes.tolist(),
+        "C": sorted({lane.C for lane in problem.lanes}),
+        "bias": problem.bias,
+        "n_features": problem.n_features,
+        "n_lanes": problem.n_lanes,
+    }
