@@ -34,6 +34,11 @@ _INT32_MAX = 2**31 - 1
 _CHUNK_ROW_BYTES = 16
 """Counted for a row when chunks are cut, so that rows with hardly an entry do not make chunks of a million rows."""
 
+_LIBRARY_BYTES = 40_000_000
+"""Taken beyond the usual reserve by a conversion of one row, parser not yet compiled: 248 MB in all were measured."""
+
+_LEAST_BYTES = 16_000_000
+
 
 @dataclass(frozen=True)
 class _Options:
@@ -166,7 +171,7 @@ def convert(
         weights=None if weights is None else os.fspath(weights),
     )
     _check(options)
-    with _workplace(options.dest, options.force) as work:
+    with workplace(options.dest, options.force) as work:
         _Conversion(options, _plan(options), work, listener or Listener()).run()
     return open_dataset(options.dest)
 
@@ -244,10 +249,13 @@ def _has_content(path: Path) -> bool:
 
 def _plan(options: _Options) -> _Plan:
     """Share out the memory; the shares are fractions of what the interpreter and the writer leave."""
-    # a chunk is copied from the sorted rows, cast, encoded and compressed: ten times its decoded size was enough for
-    # 1 MB and 16 MB chunks alike
-    needs = {"chunks being written": 10 * options.chunk_bytes, "buffers": 32_000_000}
-    left = require(options.memory_bytes, needs) + needs["buffers"]
+    needs = {
+        "compiling the parser and writing Parquet": _LIBRARY_BYTES,
+        # copied from the sorted rows, cast, encoded, compressed
+        "chunks being written": 10 * options.chunk_bytes,
+        "blocks being read": _LEAST_BYTES,
+    }
+    left = require(options.memory_bytes, needs) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     block_bytes = min(max(left // 80, 1 << 16), BLOCK_BYTES)
     in_map = left // 8 if options.compact else 0
@@ -265,7 +273,7 @@ def _plan(options: _Options) -> _Plan:
 
 
 @contextmanager
-def _workplace(dest: Path, force: bool) -> Iterator[Path]:
+def workplace(dest: Path, force: bool) -> Iterator[Path]:
     """A locked directory beside `dest`, for work in progress; its ``dataset`` becomes `dest` if all goes well.
 
     What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left behind, unless
@@ -343,7 +351,7 @@ def _put_in_place(work: Path, dest: Path, force: bool) -> None:
 
 
 @dataclass
-class _Labels:
+class LabelCounts:
     """Distinct labels and how often they occur, as long as there are not too many."""
 
     counts: dict[float, int] | None = field(default_factory=dict)
@@ -401,7 +409,7 @@ class _DistinctFeatures:
         return self._sorted
 
 
-class _ChunkCutter:
+class ChunkCutter:
     """Cuts rows in final order into chunks: greedily, by decoded bytes, so that nothing else decides where."""
 
     def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
@@ -449,7 +457,7 @@ class _Conversion:
 
     def run(self) -> None:
         options = self.options
-        labels = _Labels()
+        labels = LabelCounts()
         distinct = _DistinctFeatures(self.plan.map_bytes) if options.compact else None
         sorter = Sorter(
             self.work / "sort",
@@ -490,7 +498,7 @@ class _Conversion:
             listener=self.listener,
         )
 
-    def _parse(self, sorter: Sorter, labels: _Labels, distinct: _DistinctFeatures | None) -> Counts:
+    def _parse(self, sorter: Sorter, labels: LabelCounts, distinct: _DistinctFeatures | None) -> Counts:
         weights = _Weights(self.options.weights) if self.options.weights is not None else None
         counts = Counts()
         for block in self._blocks():
@@ -535,7 +543,7 @@ class _Conversion:
 
     # -- stage 2
 
-    def _manifest(self, counts: Counts, labels: _Labels, shape: _Shape) -> dict[str, Any]:
+    def _manifest(self, counts: Counts, labels: LabelCounts, shape: _Shape) -> dict[str, Any]:
         options, like = self.options, self.options.like
         kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
         return {
@@ -592,7 +600,7 @@ class _Conversion:
         writer.close(**manifest)
 
     def _chunks(self, sorter: Sorter, shape: _Shape) -> Iterator[Rows]:
-        cutter = _ChunkCutter(
+        cutter = ChunkCutter(
             self.options.chunk_bytes, shape.index_dtype.itemsize + self.options.value_dtype.itemsize
         )
         for rows, order in sorter.sorted_rows():
