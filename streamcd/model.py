@@ -208,6 +208,12 @@ class Model:
         """All labels, ascending, as in the source."""
         return [self.label_text(label) for label in self.classes]
 
+    def label_numbers(self) -> list[int] | list[float]:
+        """All labels, ascending; integers where the source had integers."""
+        return (
+            [int(label) for label in self.classes] if self.label_kind == "integer" else self.classes.tolist()
+        )
+
     def class_costs(self) -> np.ndarray:
         """``C`` times the class weight, shape (n_classes,).
 
@@ -295,9 +301,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     ModelError
         Where there is none, or it is damaged.
     """
-    directory = Path(path)
-    if not (directory / "model.json").exists() and (directory / "model" / "model.json").exists():
-        directory = directory / "model"
+    directory = _model_directory(path)
     try:
         description = json.loads((directory / "model.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -315,6 +319,17 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         return _model_from(description, _read_weights(directory / "weights.npy", description))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{directory / 'model.json'}: damaged ({error!r})") from None
+
+
+def weights_bytes(path: str | os.PathLike[str]) -> int:
+    """Bytes that the weights of a model, or of a run's model, will take in memory; 0 where there is none."""
+    weights = _model_directory(path) / "weights.npy"
+    return weights.stat().st_size if weights.exists() else 0
+
+
+def _model_directory(path: str | os.PathLike[str]) -> Path:
+    inside = Path(path) / "model"
+    return inside if (inside / "model.json").exists() else Path(path)
 
 
 def _missing(path: Path) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from .dataset import Dataset, _schema, _TableWriter, open_dataset
 from .errors import ModelError, UsageError
 from .memory import parse_size, require
-from .model import Model
+from .model import Model, load_model, weights_bytes
 from .ordering import SourceOrder
 from .problems import crammer_singer_primal, row_loss
 from .progress import Listener, Progress
@@ -154,9 +154,16 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
     return shift
 
 
+def _loaded(model: Model | str | os.PathLike[str], budget: int) -> Model:
+    if isinstance(model, Model):
+        return model
+    require(budget, {"the model": weights_bytes(model)})  # before it is read
+    return load_model(model)
+
+
 def predict(
     data: Dataset | str | os.PathLike[str],
-    model: Model,
+    model: Model | str | os.PathLike[str],
     out: str | os.PathLike[str] | TextIO,
     *,
     proba: bool = False,
@@ -169,7 +176,8 @@ def predict(
     ----------
     data : Dataset or path
         A dataset, or libsvm text (files, directories, globs; compressed or not).
-    model : Model
+    model : Model or path
+        A path names a model or a run.
     out : path or text file
         A Parquet file with the columns ``row`` (place in the source), ``prediction``, ``decision`` (of several classes,
         ``decision_<label>``) and with `proba` ``probability_<label>``; or a stream that gets the labels, one a line.
@@ -188,13 +196,15 @@ def predict(
     ------
     ModelError, DatasetError, DataError, UsageError
     """
+    budget = parse_size(memory)
+    model = _loaded(model, budget)
     if proba:
         model.log_probabilities(np.empty((0, model.n_vectors)))  # refuses before any work
         if not isinstance(out, str | os.PathLike):
             raise UsageError(
                 "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
             )
-    decisions = _Decisions(data, model, parse_size(memory), listener or Listener())
+    decisions = _Decisions(data, model, budget, listener or Listener())
     n_rows = 0
     if not isinstance(out, str | os.PathLike):
         for _, block in _in_source_order(decisions, tempfile.gettempdir()):
@@ -369,7 +379,7 @@ def _loss_sum(model: Model, place: np.ndarray, decisions: np.ndarray, cost: np.n
 
 def evaluate(
     data: Dataset | str | os.PathLike[str],
-    model: Model,
+    model: Model | str | os.PathLike[str],
     *,
     memory: int | str = "1GB",
     listener: Listener | None = None,
@@ -380,7 +390,8 @@ def evaluate(
     ----------
     data : Dataset or path
         As for `predict`. Rows with a label that the model does not know count as errors.
-    model : Model
+    model : Model or path
+        A path names a model or a run.
     memory : int or str
         Bound on the process's resident memory.
     listener : Listener, optional
@@ -397,7 +408,9 @@ def evaluate(
     ModelError, DatasetError, DataError, UsageError
     """
     listener = listener or Listener()
-    decisions = _Decisions(data, model, parse_size(memory), listener)
+    budget = parse_size(memory)
+    model = _loaded(model, budget)
+    decisions = _Decisions(data, model, budget, listener)
     with RocArea(decisions.left) as roc:
         evaluation = _Evaluation(model, roc)
         for rows in decisions.blocks("evaluate"):

@@ -1,0 +1,720 @@
+"""The command line: arguments, one call of the library, output.
+
+Everything beyond click is imported where it is used: ``--help`` is fast, and a training process holds only what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+
+from . import __version__, console
+from .errors import DatasetError, Interrupted, UsageError
+from .memory import format_size
+
+LIBLINEAR_TYPES: dict[int, tuple[str, str]] = {
+    0: ("log_loss", "primal"),
+    1: ("squared_hinge", "dual"),
+    2: ("squared_hinge", "primal"),
+    3: ("hinge", "dual"),
+    4: ("crammer_singer", "dual"),
+    7: ("log_loss", "dual"),
+}
+"""LIBLINEAR's ``-s`` numbers as (loss, method)."""
+
+LOSSES = ("squared_hinge", "hinge", "log_loss", "crammer_singer")
+METHODS = ("auto", "dual", "primal")
+
+
+class _Program(click.Group):
+    """Turns whatever goes wrong into one line and an exit status."""
+
+    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
+        arguments = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        try:
+            with _termination_as_exception():
+                status = super().main(arguments, prog_name or "streamcd", **extra)
+        except BrokenPipeError:
+            # the reader of our output has gone; what is left in the buffer must not fail once more at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(1)
+        except (Exception, KeyboardInterrupt) as error:
+            sys.exit(_report(error, "--json" in arguments))
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _report(error: BaseException, as_json: bool) -> int:
+    if isinstance(error, click.exceptions.Abort):
+        error = KeyboardInterrupt()
+    if isinstance(error, click.ClickException):
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
+        found: tuple[str, int] | None = (f"{error.format_message()} See '{command} --help'.", 2)
+    else:
+        found = console.explain(error)
+    if found is None:
+        raise error
+    text, status = found
+    console.print_error(text)
+    if as_json:
+        console.print_json({"error": text, "exit_status": status})
+    return status
+
+
+@contextmanager
+def _termination_as_exception() -> Iterator[None]:
+    """Let SIGTERM unwind the stack like Ctrl-C does, so that temporary files go."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted("terminated", signum)
+
+    with _signal_handler(stop, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def _signal_handler(
+    handler: Callable[[int, FrameType | None], None], *signums: signal.Signals
+) -> Iterator[None]:
+    before = {signum: signal.signal(signum, handler) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, old in before.items():
+            signal.signal(signum, old)
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], int | None]]:
+    """Ctrl-C and SIGTERM as a question that training asks between windows: which signal came, if any."""
+    received: list[int] = []
+    with _signal_handler(lambda signum, frame: received.append(signum), signal.SIGINT, signal.SIGTERM):
+        yield lambda: received[0] if received else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options that several commands share
+
+
+def _as_json(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Print one JSON object on standard output, and all else on standard error."
+    return click.option("--json", "as_json", is_flag=True, help=text)(command)
+
+
+def _quiet(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--quiet", is_flag=True, help="No progress and no messages; warnings and errors only."
+    )(command)
+
+
+def _memory(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB."
+    return click.option("--memory", default="1GB", show_default=True, metavar="SIZE", help=text)(command)
+
+
+class _Seconds(click.ParamType):
+    """A length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", str(value).strip())
+        if not match:
+            self.fail(f"expected a time such as 60s, 5m or 1h, found {value!r}.", param, ctx)
+        return (
+            float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
+        )
+
+
+class _Cost(click.ParamType):
+    """One C, or a list of them with commas between."""
+
+    name = "C"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | list[float]:
+        try:
+            numbers = [float(text) for text in str(value).split(",")]
+        except ValueError:
+            self.fail(f"expected a number, found {value!r}.", param, ctx)
+        return numbers[0] if len(numbers) == 1 else numbers
+
+
+class _ClassWeight(click.ParamType):
+    """``balanced``, or ``LABEL=WEIGHT,…``."""
+
+    name = "weights"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "balanced" or not isinstance(value, str):
+            return value
+        try:
+            pairs = [pair.split("=") for pair in value.split(",")]
+            weights = {float(label): float(weight) for label, weight in pairs}
+        except ValueError:
+            self.fail(f"expected 'balanced' or LABEL=WEIGHT,LABEL=WEIGHT, found {value!r}.", param, ctx)
+        if len(weights) != len(pairs):
+            self.fail(f"expected each label once, found {value!r}.", param, ctx)
+        return weights
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="streamcd %(version)s")
+def cli() -> None:
+    """Train linear models on data larger than memory, by coordinate descent, to a certified optimum.
+
+    \b
+    Example:
+      streamcd convert train.libsvm.gz data
+      streamcd train data run --memory 1GB
+      streamcd evaluate test.libsvm.gz run
+    """
+
+
+@cli.command()
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
+@click.argument("dataset", metavar="DATASET")
+@click.option(
+    "--format",
+    "source_format",
+    type=click.Choice(["auto", "libsvm"]),
+    default="auto",
+    show_default=True,
+    help="What SRC holds.",
+)
+@_memory
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes that convert.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of the rows.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float64"]),
+    default="float32",
+    show_default=True,
+    help="Type of the values on disk and in training; weights are float64 in any case.",
+)
+@click.option(
+    "--index-base",
+    type=click.Choice(["auto", "0", "1"]),
+    default="auto",
+    show_default=True,
+    help="What feature indices start at. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
+)
+@click.option(
+    "--n-features", type=int, metavar="D", help="Number of features; by default the largest index decides."
+)
+@click.option(
+    "--weights",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Weights of the rows, one number a line in the order of SRC. Weight 2 counts a row twice.",
+)
+@click.option(
+    "--like",
+    type=click.Path(exists=True),
+    metavar="DATASET|MODEL",
+    help="Take index base, number of features and labels from there; use it for test data.",
+)
+@click.option(
+    "--compact", is_flag=True, help="Number only the features that occur, for indices such as 2^50."
+)
+@click.option(
+    "--no-shuffle",
+    is_flag=True,
+    help="Keep the order of SRC. Data sorted by label then trains badly: shuffle unless it is shuffled.",
+)
+@click.option(
+    "--shard-size",
+    default="256MB",
+    show_default=True,
+    metavar="SIZE",
+    help="Decoded size of a Parquet file of the dataset, the unit of distribution.",
+)
+@click.option(
+    "--chunk-size",
+    default="1MB",
+    show_default=True,
+    metavar="SIZE",
+    help="Decoded size of a row group, the unit of reading.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing dataset.")
+@_quiet
+@_as_json
+def convert(
+    sources: tuple[str, ...],
+    dataset: str,
+    source_format: str,
+    no_shuffle: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Convert libsvm text to a dataset: a directory of Parquet files in random row order.
+
+    SRC are files, directories, globs, or - for standard input; gzip, bzip2, xz and Zstandard are recognised by content.
+
+    \b
+    Example:
+      streamcd convert 'day_*.txt.gz' data --memory 2GB
+    """
+    from .convert import convert as convert_text
+
+    with console.Console(quiet) as listener:
+        result = convert_text(
+            list(sources), dataset, shuffle=not no_shuffle, listener=listener, **options
+        ).info()
+    if as_json:
+        console.print_json(result)
+    else:
+        console.print_table(f"dataset {dataset}", _dataset_rows(result))
+
+
+@cli.command()
+@click.argument("dataset")
+@_as_json
+def info(dataset: str, as_json: bool) -> None:
+    """Say what a dataset holds, without reading the data.
+
+    \b
+    Example:
+      streamcd info data
+    """
+    from .dataset import open_dataset
+
+    result = open_dataset(dataset).info()
+    if as_json:
+        console.print_json(result)
+    else:
+        console.print_table(f"dataset {dataset}", _dataset_rows(result))
+
+
+def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
+    classes = "more than can be listed"
+    if info["classes"] is not None:
+        pairs = [
+            f"{label} ({count:,})" for label, count in zip(info["classes"], info["class_counts"], strict=True)
+        ]
+        classes = ", ".join(pairs[:10]) + (f", … {len(pairs)} in all" if len(pairs) > 10 else "")
+    return [
+        ("rows", f"{info['n_rows']:,}"),
+        ("features", f"{info['n_features']:,} (indices from {info['index_base']} on)"),
+        ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
+        ("classes", classes),
+        (
+            "on disk",
+            f"{format_size(info['bytes'])} in {info['n_shards']:,} shards, {info['n_chunks']:,} chunks",
+        ),
+        ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
+        ("fingerprint", info["fingerprint"]),
+    ]
+
+
+@cli.command()
+@click.argument("dataset")
+@_quiet
+@_as_json
+def verify(dataset: str, quiet: bool, as_json: bool) -> None:
+    """Check every checksum and invariant of a dataset; exit status 2 where something is wrong.
+
+    \b
+    Example:
+      streamcd verify data
+    """
+    from .dataset import open_dataset
+
+    with console.Console(quiet) as listener:
+        try:
+            # files that are missing are problems to list, not a reason to stop
+            problems = open_dataset(dataset, check_files=False).verify(listener)
+        except DatasetError as error:
+            if not os.path.exists(dataset):
+                raise
+            problems = [str(error)]
+    if as_json:
+        console.print_json({"ok": not problems, "problems": problems})
+    else:
+        for problem in problems:
+            console.print_error(problem)
+        if not problems:
+            click.echo(f"{dataset}: all checksums and invariants hold")
+    if problems:
+        sys.exit(2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+
+
+@cli.command()
+@click.argument("dataset")
+@click.argument("run")
+@click.option(
+    "--loss",
+    type=click.Choice(LOSSES),
+    help="Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2 "
+    "(the default), hinge max(0, 1-t), log_loss log(1 + exp(-t)), crammer_singer max over m of "
+    "w_m·x - w_y·x + [m != y].",
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    help="dual: coordinate descent on the dual variables, row by row. auto (the default) chooses, and says why.",
+)
+@click.option(
+    "-s",
+    "solver_type",
+    type=int,
+    metavar="N",
+    help="LIBLINEAR's number for a loss and a method: 1 squared_hinge dual, 3 hinge dual, 7 log_loss dual, "
+    "4 crammer_singer, 2 squared_hinge primal, 0 log_loss primal.",
+)
+@click.option(
+    "-C",
+    "--C",
+    "C",
+    type=_Cost(),
+    default="1.0",
+    show_default=True,
+    help="Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss.",
+)
+@click.option(
+    "--bias",
+    type=float,
+    default=-1.0,
+    show_default=True,
+    help="Append a constant feature of this value to every row; its weight is penalised like the others. "
+    "Negative: none.",
+)
+@click.option(
+    "--tol", type=float, help="Stop at this relative duality gap, (primal - dual) / primal.  [default: 1e-3]"
+)
+@click.option(
+    "-e",
+    "eps",
+    type=float,
+    metavar="EPS",
+    help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
+    "max PG - min PG, |max PG|, |min PG| <= EPS.",
+)
+@click.option("--max-passes", type=int, default=1000, show_default=True, help="Passes over the data at most.")
+@click.option(
+    "--class-weight",
+    type=_ClassWeight(),
+    metavar="balanced|LABEL=W,...",
+    help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
+    "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class).",
+)
+@_memory
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of visits.")
+@click.option(
+    "--checkpoint-every",
+    type=_Seconds(),
+    default="60s",
+    show_default=True,
+    help="Time between checkpoints, from which 'resume' goes on.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing run.")
+@_quiet
+@_as_json
+def train(
+    dataset: str,
+    run: str,
+    loss: str | None,
+    method: str | None,
+    solver_type: int | None,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train a linear classifier on a dataset, in a run directory that can be resumed.
+
+    Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
+    checkpoint first; 'streamcd resume RUN' goes on, to the same weights bit for bit.
+
+    \b
+    Example:
+      streamcd train data run --loss hinge -C 0.1 --memory 1GB
+      streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
+    """
+    loss, method = _loss_and_method(loss, method, solver_type)
+    if options["tol"] is not None and options["eps"] is not None:
+        raise UsageError("--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule")
+    from .train import train as train_model
+
+    with console.Console(quiet) as listener, _stop_requests() as stop_requested:
+        result = train_model(
+            dataset,
+            run,
+            loss=loss,
+            method=method,
+            listener=listener,
+            stop_requested=stop_requested,
+            **options,
+        )
+        _warn_unconverged(listener, result)
+    _print_result(result, as_json)
+
+
+def _loss_and_method(loss: str | None, method: str | None, solver_type: int | None) -> tuple[str, str]:
+    if solver_type is None:
+        return loss or "squared_hinge", method or "auto"
+    if loss is not None or method is not None:
+        raise UsageError(
+            "-s names loss and method by LIBLINEAR's number: give it, or --loss and --method, not both"
+        )
+    if solver_type in LIBLINEAR_TYPES:
+        return LIBLINEAR_TYPES[solver_type]
+    reasons = {
+        5: "L1-regularised",
+        6: "L1-regularised",
+        11: "regression",
+        12: "regression",
+        13: "regression",
+        21: "one-class",
+    }
+    reason = reasons.get(solver_type, "unknown to LIBLINEAR")
+    known = ", ".join(str(number) for number in sorted(LIBLINEAR_TYPES))
+    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised classifiers: {known}")
+
+
+@cli.command()
+@click.argument("run")
+@click.option(
+    "--max-passes", type=int, metavar="N", help="Passes over the data at most, from the start of the run."
+)
+@click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
+@click.option("--checkpoint-every", type=_Seconds(), help="Time between checkpoints.")
+@_quiet
+@_as_json
+def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Go on with a run from its last checkpoint, also where it ended without convergence.
+
+    A run that has converged is left alone.
+
+    \b
+    Example:
+      streamcd resume run
+      streamcd resume run --max-passes 5000
+    """
+    from .train import resume as resume_run
+
+    with console.Console(quiet) as listener, _stop_requests() as stop_requested:
+        result = resume_run(run, listener=listener, stop_requested=stop_requested, **options)
+        _warn_unconverged(listener, result)
+    _print_result(result, as_json)
+
+
+def _warn_unconverged(listener: console.Console, result: Any) -> None:
+    if not result.converged:
+        listener.warning(
+            f"not converged after {result.passes} passes: the relative gap is {result.gap:.2g}; "
+            f"'streamcd resume {result.run} --max-passes N' goes on"
+        )
+
+
+def _print_result(result: Any, as_json: bool) -> None:
+    if as_json:
+        console.print_json(result.to_json())
+        return
+    rows = [
+        ("converged", "yes" if result.converged else "no"),
+        ("stopped by", result.stop_reason.replace("_", " ")),
+        ("passes", f"{result.passes:,}"),
+        ("primal objective", f"{result.primal_objective:.10g}"),
+        ("dual objective", f"{result.dual_objective:.10g}"),
+        ("relative gap", f"{result.gap:.3g}"),
+        ("violation", f"{result.violation:.3g}"),
+        ("time", console.format_seconds(result.seconds)),
+        ("read", format_size(result.bytes_read)),
+        ("peak memory", format_size(result.peak_memory_bytes)),
+        ("model", os.path.join(result.run, "model")),
+    ]
+    console.print_table(f"run {result.run}: {result.n_rows:,} rows, {result.n_features:,} features", rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+
+
+@cli.command()
+@click.argument("data", metavar="DATASET|FILE")
+@click.argument("model", metavar="RUN|MODEL")
+@_memory
+@_quiet
+@_as_json
+def evaluate(data: str, model: str, memory: str, quiet: bool, as_json: bool) -> None:
+    """Compare a model's predictions with the labels of a dataset or of libsvm text.
+
+    \b
+    Example:
+      streamcd evaluate test.libsvm.gz run
+    """
+    from .predict import evaluate as evaluate_model
+
+    with console.Console(quiet) as listener:
+        result = evaluate_model(data, model, memory=memory, listener=listener)
+    if as_json:
+        console.print_json(result)
+        return
+    rows = [("rows", f"{result['n_rows']:,}"), ("accuracy", f"{100 * result['accuracy']:.4f} %")]
+    names = {
+        "primal_objective": "primal objective",
+        "auc": "area under ROC curve",
+        "log_loss": "mean log loss",
+    }
+    rows += [(name, f"{result[key]:.10g}") for key, name in names.items() if result.get(key) is not None]
+    console.print_table(f"{model} on {data}", rows)
+    if 1 < len(result.get("labels", [])) <= 10:
+        header = ["true \\ predicted", *map(str, result["labels"])]
+        counts = [
+            [str(label), *map(str, row)]
+            for label, row in zip(result["labels"], result["confusion"], strict=True)
+        ]
+        console.print_grid("confusion", header, counts)
+
+
+@cli.command()
+@click.argument("data", metavar="DATASET|FILE")
+@click.argument("model", metavar="RUN|MODEL")
+@click.option(
+    "-o",
+    "out",
+    required=True,
+    metavar="OUT.parquet|-",
+    help="A Parquet file: row, prediction, decision. Or - for the labels on standard output, one a line.",
+)
+@click.option(
+    "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."
+)
+@_memory
+@_quiet
+@_as_json
+def predict(data: str, model: str, out: str, proba: bool, memory: str, quiet: bool, as_json: bool) -> None:
+    """Predict the rows of a dataset or of libsvm text, in the order of the source.
+
+    \b
+    Example:
+      streamcd predict new.libsvm run -o predictions.parquet
+      streamcd predict new.libsvm run -o - > labels.txt
+    """
+    if out == "-" and as_json:
+        raise UsageError(
+            "-o - prints labels on standard output, where --json prints its object; name a file with -o"
+        )
+    from .predict import predict as predict_rows
+
+    with console.Console(quiet) as listener:
+        target = sys.stdout if out == "-" else out
+        result = predict_rows(data, model, target, proba=proba, memory=memory, listener=listener)
+    if as_json:
+        console.print_json({**result, "out": out})
+    elif out != "-":
+        click.echo(f"{result['n_rows']:,} predictions in {out}")
+
+
+@cli.command()
+@click.argument("model", metavar="RUN|MODEL")
+@click.argument("file")
+@click.option(
+    "--format",
+    "target_format",
+    type=click.Choice(["liblinear"]),
+    default="liblinear",
+    show_default=True,
+    help="liblinear: the text that LIBLINEAR's predict loads.",
+)
+@_as_json
+def export(model: str, file: str, target_format: str, as_json: bool) -> None:
+    """Write a model in LIBLINEAR's text format; LIBLINEAR then predicts the same.
+
+    \b
+    Example:
+      streamcd export run model.txt --format liblinear
+    """
+    from .model import export_liblinear, load_model
+
+    found = load_model(model)
+    with console.Console() as listener:
+        export_liblinear(found, file, listener)
+    n_bytes = os.path.getsize(file)
+    if as_json:
+        console.print_json({"file": file, "format": target_format, "bytes": n_bytes})
+    else:
+        click.echo(
+            f"{file}: {format_size(n_bytes)}, {found.n_features:,} features, {found.n_classes} classes"
+        )
+
+
+@cli.command(name="import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("model")
+@_as_json
+def import_model(file: str, model: str, as_json: bool) -> None:
+    """Read a model from LIBLINEAR's text format into a model directory.
+
+    \b
+    Example:
+      streamcd import liblinear.model model
+    """
+    from .model import import_liblinear
+
+    if os.path.exists(model) and (not os.path.isdir(model) or os.listdir(model)):
+        raise UsageError(f"{model} exists; name a directory that is not there yet")
+    found = import_liblinear(file)
+    found.save(model)
+    if as_json:
+        console.print_json(
+            {
+                "model": model,
+                "loss": found.loss,
+                "n_features": found.n_features,
+                "labels": found.label_numbers(),
+            }
+        )
+    else:
+        click.echo(f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes")
+
+
+@cli.command()
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Work in this directory, and leave all files there.",
+)
+@_quiet
+@_as_json
+def demo(keep: str | None, quiet: bool, as_json: bool) -> None:
+    """Show it at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
+
+    Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
+    with SIGKILL half-way, resumes it, and compares the weights with those of an uninterrupted training, bit for bit.
+
+    \b
+    Example:
+      streamcd demo
+    """
+    from .demo import run_demo
+
+    with console.Console(quiet) as listener:
+        result = run_demo(keep, listener)
+    if as_json:
+        console.print_json(result.to_json())
+    else:
+        console.print_table("streamcd demo", result.rows())
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli.main()
