@@ -56,11 +56,14 @@ class RangeStatistics:
         """Columns of ``features.parquet`` in pieces, for the features that occur."""
         for piece in range(0, len(self.sum), _PIECE_FEATURES):
             occurs = piece + np.flatnonzero(self.n_entries[piece : piece + _PIECE_FEATURES])
+            absent = np.where(
+                self.n_entries[occurs] < n_rows, 0.0, np.nan
+            )  # the zeros of rows without an entry
             yield {
                 "feature": occurs + self.start if feature is None else feature[occurs],
                 "n_entries": self.n_entries[occurs],
-                "min": self.min[occurs],
-                "max": self.max[occurs],
+                "min": np.fmin(self.min[occurs], absent),
+                "max": np.fmax(self.max[occurs], absent),
                 "mean": self.sum[occurs] / n_rows,
                 "mean_square": self.sum_square[occurs] / n_rows,
             }
@@ -81,8 +84,8 @@ def feature_statistics(
     Yields
     ------
     mapping of str to ndarray
-        Pieces of columns, ascending by feature: ``feature``, ``n_entries``; ``min``, ``max`` over the entries;
-        ``mean``, ``mean_square`` over all rows, absent entries counting as zeros.
+        Pieces of columns, ascending by feature: ``feature``, ``n_entries``; ``min``, ``max``, ``mean``,
+        ``mean_square`` over all rows, absent entries counting as zeros.
     """
     width = max(memory_bytes // STATISTICS_BYTES, 1)
     if n_features <= width * _MAX_RANGES:
