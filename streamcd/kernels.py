@@ -11,8 +11,9 @@ feature, value : (entries,)    0-based feature, and its value
 code : (rows,) int32           index of the row's label among the classes
 weight : (rows,) float64       weight of the row
 fold : (rows,) uint8           fold of the row; lane l leaves the row out where ``fold[r] == lane_fold[l]``
-alpha : (rows, k) float64      dual variables; for the logistic loss alpha in the first half, C - alpha in the second
-active : (rows, lanes) uint8   0 where shrinking took the row out of the lane
+alpha : (rows, lanes) float64  dual variables; for the logistic loss (rows, 2 lanes), C - alpha in the second half;
+                               for Crammer–Singer (rows, k lanes)
+active : (rows, flags) uint8   0 where shrinking took the row out of the lane, or the class out of the row's problem
 w : (d + 1, lanes) float64     weights; the last row belongs to the bias and stays 0 where there is none
 sign, cost : (classes, lanes)  y and C of a row of that class in that lane; cost 0 leaves the class out
 totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named below
@@ -263,7 +264,54 @@ def _log_step(t, q, cost, alpha, rest, tolerance):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Visits: SVC and logistic regression, one lane
+# One row in one lane, and the visits of hinge, squared hinge and logistic loss
+
+
+@njit(cache=True, inline="always")
+def _row_cost(i, lane, code, weight, fold, cost, lane_fold):
+    """C_i of a row in a lane; 0 where the lane leaves the row out."""
+    if lane_fold[lane] == fold[i]:
+        return 0.0
+    return cost[code[i], lane] * weight[i]
+
+
+@njit(cache=True, inline="always")
+def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolerance, totals):
+    """Minimise the dual over the row's variable in one lane; returns the change of alpha.
+
+    `alpha`, `active` and the lane's row of `totals` are changed in place. The row leaves the active set where it stands at
+    a bound with a gradient beyond the threshold (Hsieh et al. 2008, section 3.2).
+    """
+    old = alpha[i, lane]
+    totals[lane, N_VISITED] += 1
+    if loss == LOG_LOSS:
+        rest = alpha[i, n_lanes + lane]
+        phi, _, dual_old = _log_terms(t, c, old, rest)
+        gradient = projected = _log_gradient(t, old, rest)
+    else:
+        phi, _, dual_old = _svc_terms(loss, t, c, old)
+        gradient, projected = _svc_projected_gradient(loss, t, c, old)
+    totals[lane, GAP] += phi
+    if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
+        active[i, lane] = 0
+        return 0.0
+    totals[lane, N_ACTIVE] += 1
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
+    if abs(projected) <= _NO_STEP:
+        return 0.0
+    if loss == LOG_LOSS:
+        new, new_rest, change, steps = _log_step(t, q, c, old, alpha[i, n_lanes + lane], tolerance)
+        alpha[i, n_lanes + lane] = new_rest
+        totals[lane, N_STEPS] += steps
+        _, _, dual_new = _log_terms(t, c, new, new_rest)
+    else:
+        new = _svc_step(loss, gradient, q, c, old)
+        change = new - old
+        _, _, dual_new = _svc_terms(loss, t, c, new)
+    alpha[i, lane] = new
+    totals[lane, DUAL] += dual_new - dual_old
+    return change
 
 
 @njit(cache=True, nogil=True)
@@ -274,12 +322,14 @@ def dual_visit(
     value,
     code,
     weight,
+    fold,
     alpha,
     active,
     w,
     bias,
     sign,
     cost,
+    lane_fold,
     loss,
     high,
     low,
@@ -293,108 +343,481 @@ def dual_visit(
 
     Parameters
     ----------
-    high, low : float
+    high, low : ndarray of float64, shape (1,)
         Shrinking thresholds: rows at 0 with a gradient above `high` and at U with one below `low` leave the active set.
-    tolerance : float
+    tolerance : ndarray of float64, shape (1,)
         Inner tolerance of Newton's method (logistic).
     alpha, active, w, totals
-        Changed in place; shapes as at the head of this file with one lane, `w` of shape (d + 1,), `totals` (N_TOTALS,).
+        Changed in place; shapes as at the head of this file with one lane, but `w` of shape (d + 1,).
 
     Notes
     -----
     Cost: two passes over the entries of each row. Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
     """
     last = w.size - 1
-    lane_sign, lane_cost = sign[:, 0], cost[:, 0]
-    gap = dual = 0.0
-    largest, smallest = totals[VIOLATION_MAX], totals[VIOLATION_MIN]
-    n_visited = n_active = n_steps = 0
     for p in range(order.size):
         _fetch_ahead(order, p, indptr, feature, value, w, 1)
         i = order[p]
-        c = lane_cost[code[i]] * weight[i]
+        c = _row_cost(i, 0, code, weight, fold, cost, lane_fold)
         if c <= 0.0:
             continue
-        y = lane_sign[code[i]]
+        y = sign[code[i], 0]
         start, stop = indptr[i], indptr[i + 1]
-        t, q = _row_dot(feature, value, w, start, stop)
-        t = y * (t + bias * w[last])
+        dot, q = _row_dot(feature, value, w, start, stop)
+        t = y * (dot + bias * w[last])
         q += bias * bias
-        old = alpha[i, 0]
-        n_visited += 1
-        if loss == LOG_LOSS:
-            phi, _, dual_old = _log_terms(t, c, old, alpha[i, 1])
-            gap += phi
-            gradient = _log_gradient(t, old, alpha[i, 1])
-            largest, smallest = max(largest, gradient), min(smallest, gradient)
-            n_active += 1
-            new, rest, change, steps = _log_step(t, q, c, old, alpha[i, 1], tolerance)
-            n_steps += steps
-            alpha[i, 0] = new
-            alpha[i, 1] = rest
-            dual += _x_log_x(c) - _x_log_x(new) - _x_log_x(rest) - dual_old
-        else:
-            phi, _, dual_old = _svc_terms(loss, t, c, old)
-            gap += phi
-            gradient, projected = _svc_projected_gradient(loss, t, c, old)
-            if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
-                active[i, 0] = 0
-                continue
-            n_active += 1
-            largest, smallest = max(largest, projected), min(smallest, projected)
-            if abs(projected) <= _NO_STEP:
-                continue
-            new = _svc_step(loss, gradient, q, c, old)
-            change = new - old
-            alpha[i, 0] = new
-            _, _, dual_new = _svc_terms(loss, t, c, new)
-            dual += dual_new - dual_old
+        change = _solve_row(i, 0, 1, t, q, c, alpha, active, loss, high[0], low[0], tolerance[0], totals)
         if change != 0.0:
             _add_row(feature, value, w, start, stop, change * y)
             w[last] += change * y * bias
-    totals[GAP] += gap
-    totals[DUAL] += dual
-    totals[VIOLATION_MAX], totals[VIOLATION_MIN] = largest, smallest
-    totals[N_VISITED] += n_visited
-    totals[N_ACTIVE] += n_active
-    totals[N_STEPS] += n_steps
+
+
+@njit(cache=True, nogil=True)
+def dual_visit_lanes(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    active,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    high,
+    low,
+    tolerance,
+    totals,
+    lanes,
+    dots,
+    live,
+):
+    """As `dual_visit` for several lanes at once: a row is decoded and its lines of `w` are fetched once for all of them.
+
+    Parameters
+    ----------
+    w : ndarray of float64, shape ((d + 1) * n_lanes,)
+        Row-major: the weights of a feature in all lanes are neighbours.
+    high, low, tolerance : ndarray of float64, shape (n_lanes,)
+    lanes : ndarray of int64
+        The lanes to train.
+    dots : ndarray of float64, shape (n_lanes,); live : ndarray of int64, shape (n_lanes,)
+        Scratch.
+    """
+    n_lanes = totals.shape[0]
+    last = w.size - n_lanes
+    for p in range(order.size):
+        _fetch_ahead(order, p, indptr, feature, value, w, n_lanes)
+        i = order[p]
+        n_live = 0
+        for lane in lanes:
+            if active[i, lane] and _row_cost(i, lane, code, weight, fold, cost, lane_fold) > 0.0:
+                live[n_live] = lane
+                n_live += 1
+        if n_live == 0:
+            continue
+        start, stop = indptr[i], indptr[i + 1]
+        _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots)
+        q = bias * bias
+        for k in range(start, stop):
+            q += np.float64(value[k]) * np.float64(value[k])
+        n_changed = 0
+        for position in range(n_live):
+            lane = live[position]
+            y = sign[code[i], lane]
+            c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
+            t = y * (dots[lane] + bias * w[last + lane])
+            change = _solve_row(
+                i, lane, n_lanes, t, q, c, alpha, active, loss, high[lane], low[lane], tolerance[lane], totals
+            )
+            if change != 0.0:
+                live[n_changed] = lane
+                dots[n_changed] = change * y
+                n_changed += 1
+                w[last + lane] += change * y * bias
+        _add_row_lanes(feature, value, w, n_lanes, start, stop, live, dots, n_changed)
+
+
+@njit(cache=True, inline="always")
+def _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots):
+    """x·w of a row in the first `n_live` of `live` lanes, into `dots` at the lane's place; four lanes a sweep."""
+    position = 0
+    while position + 4 <= n_live:
+        a, b, c, d = live[position], live[position + 1], live[position + 2], live[position + 3]
+        dot_a = dot_b = dot_c = dot_d = 0.0
+        for k in range(start, stop):
+            v = np.float64(value[k])
+            first = feature[k] * n_lanes
+            dot_a += w[first + a] * v
+            dot_b += w[first + b] * v
+            dot_c += w[first + c] * v
+            dot_d += w[first + d] * v
+        dots[a], dots[b], dots[c], dots[d] = dot_a, dot_b, dot_c, dot_d
+        position += 4
+    while position < n_live:
+        lane = live[position]
+        dot_a = 0.0
+        for k in range(start, stop):
+            dot_a += w[feature[k] * n_lanes + lane] * np.float64(value[k])
+        dots[lane] = dot_a
+        position += 1
+
+
+@njit(cache=True, inline="always")
+def _add_row_lanes(feature, value, w, n_lanes, start, stop, lanes, steps, n):
+    """Add ``steps[p]`` times the row to lane ``lanes[p]``, for the first `n`."""
+    if n == 0:
+        return
+    for k in range(start, stop):
+        v = np.float64(value[k])
+        first = feature[k] * n_lanes
+        for position in range(n):
+            w[first + lanes[position]] += steps[position] * v
+
+
+@njit(cache=True, inline="always")
+def _certify_row(i, lane, n_lanes, t, c, alpha, loss, totals):
+    """Add the row's terms at fixed w to `totals`; returns its alpha."""
+    a = alpha[i, lane]
+    if loss == LOG_LOSS:
+        phi, primal, dual = _log_terms(t, c, a, alpha[i, n_lanes + lane])
+        projected = _log_gradient(t, a, alpha[i, n_lanes + lane])
+    else:
+        phi, primal, dual = _svc_terms(loss, t, c, a)
+        _, projected = _svc_projected_gradient(loss, t, c, a)
+    totals[lane, GAP] += phi
+    totals[lane, LOSS] += primal
+    totals[lane, DUAL] += dual
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
+    totals[lane, N_VISITED] += 1
+    return a
 
 
 @njit(cache=True, nogil=True)
 def dual_certify(
-    order, indptr, feature, value, code, weight, alpha, w, bias, sign, cost, loss, w_alpha, totals
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    w_alpha,
+    totals,
 ):
     """Add up rows' terms of gap, loss and dual at fixed `w`, and ``w(alpha) = Σ y_i alpha_i x_i`` into `w_alpha`.
 
-    One lane; `w` and `w_alpha` of shape (d + 1,). Changed in place: `w_alpha`, `totals` (N_TOTALS,).
+    One lane; `w` and `w_alpha` of shape (d + 1,). Changed in place: `w_alpha`, `totals`.
     """
     last = w.size - 1
     for p in range(order.size):
         _fetch_ahead(order, p, indptr, feature, value, w, 1)
         i = order[p]
-        c = cost[code[i], 0] * weight[i]
+        c = _row_cost(i, 0, code, weight, fold, cost, lane_fold)
         if c <= 0.0:
             continue
         y = sign[code[i], 0]
         start, stop = indptr[i], indptr[i + 1]
-        t, _ = _row_dot(feature, value, w, start, stop)
-        t = y * (t + bias * w[last])
-        a = alpha[i, 0]
-        if loss == LOG_LOSS:
-            phi, primal, dual = _log_terms(t, c, a, alpha[i, 1])
-            projected = _log_gradient(t, a, alpha[i, 1])
-        else:
-            phi, primal, dual = _svc_terms(loss, t, c, a)
-            _, projected = _svc_projected_gradient(loss, t, c, a)
-        totals[GAP] += phi
-        totals[LOSS] += primal
-        totals[DUAL] += dual
-        totals[VIOLATION_MAX] = max(totals[VIOLATION_MAX], projected)
-        totals[VIOLATION_MIN] = min(totals[VIOLATION_MIN], projected)
-        totals[N_VISITED] += 1
+        dot, _ = _row_dot(feature, value, w, start, stop)
+        a = _certify_row(i, 0, 1, y * (dot + bias * w[last]), c, alpha, loss, totals)
         if a != 0.0:
             _add_row(feature, value, w_alpha, start, stop, a * y)
             w_alpha[last] += a * y * bias
+
+
+@njit(cache=True, nogil=True)
+def dual_certify_lanes(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    w_alpha,
+    totals,
+    lanes,
+    dots,
+    live,
+):
+    """As `dual_certify` for the given lanes; `w` and `w_alpha` flat as in `dual_visit_lanes`."""
+    n_lanes = totals.shape[0]
+    last = w.size - n_lanes
+    for p in range(order.size):
+        _fetch_ahead(order, p, indptr, feature, value, w, n_lanes)
+        i = order[p]
+        n_live = 0
+        for lane in lanes:
+            if _row_cost(i, lane, code, weight, fold, cost, lane_fold) > 0.0:
+                live[n_live] = lane
+                n_live += 1
+        start, stop = indptr[i], indptr[i + 1]
+        _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots)
+        n_changed = 0
+        for position in range(n_live):
+            lane = live[position]
+            y = sign[code[i], lane]
+            c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
+            a = _certify_row(
+                i, lane, n_lanes, y * (dots[lane] + bias * w[last + lane]), c, alpha, loss, totals
+            )
+            if a != 0.0:
+                live[n_changed] = lane
+                dots[n_changed] = a * y
+                n_changed += 1
+                w_alpha[last + lane] += a * y * bias
+        _add_row_lanes(feature, value, w_alpha, n_lanes, start, stop, live, dots, n_changed)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Crammer–Singer. A lane has k weight vectors: columns ``first:first + k`` of w, alpha and active
+
+
+@njit(cache=True, inline="always")
+def _class_margins(feature, value, w, n_columns, first, n_classes, start, stop, label, bias, margin):
+    """Write ``G_m = w_m·x + [m ≠ y]`` of all classes to `margin`; returns x·x, with the bias."""
+    last = w.size - n_columns + first
+    for m in range(n_classes):
+        margin[m] = bias * w[last + m] + (0.0 if m == label else 1.0)
+    q = bias * bias
+    for k in range(start, stop):
+        v = np.float64(value[k])
+        q += v * v
+        place = feature[k] * n_columns + first
+        for m in range(n_classes):
+            margin[m] += w[place + m] * v
+    return q
+
+
+@njit(cache=True, inline="always")
+def _class_terms(i, first, n_classes, label, c, alpha, margin):
+    """Row's terms of gap, primal loss and dual objective."""
+    largest, product, outside = margin[label], 0.0, 0.0
+    for m in range(n_classes):
+        a = alpha[i, first + m]
+        largest = max(largest, margin[m])
+        product += a * margin[m]
+        if m != label:
+            outside += a
+    primal = c * (largest - margin[label])
+    return primal + product, primal, -outside
+
+
+@njit(cache=True, inline="always")
+def _class_violation(i, first, n_classes, label, c, alpha, active, margin):
+    """Largest G of the active classes, and smallest of those that may grow."""
+    largest, smallest = -np.inf, np.inf
+    for m in range(n_classes):
+        if active[i, first + m]:
+            largest = max(largest, margin[m])
+            if alpha[i, first + m] < (c if m == label else 0.0):
+                smallest = min(smallest, margin[m])
+    return largest, smallest
+
+
+@njit(cache=True, inline="always")
+def _solve_classes(i, first, n_classes, label, q, c, alpha, active, margin, target, step):
+    """The sub-problem of a row over its active classes; writes the changes of alpha to `step`, `alpha` in place.
+
+    ``D_m = G_m - q a_m + q C_m``; beta is found by taking the largest D one after another, as few as there will be
+    variables off their bound. Source: Keerthi et al., KDD 2008; Fan et al., LIBLINEAR, appendix E.
+    """
+    for m in range(n_classes):
+        target[m] = -np.inf
+        if active[i, first + m]:
+            target[m] = margin[m] - q * alpha[i, first + m] + (q * c if m == label else 0.0)
+    taken, total = 0, -q * c
+    while True:
+        best = -1
+        for m in range(n_classes):
+            if target[m] > -np.inf and (best < 0 or target[m] > target[best]):
+                best = m
+        if best < 0 or (taken > 0 and total >= taken * target[best]):
+            break
+        total += target[best]
+        taken += 1
+        target[best] = -np.inf
+    beta = total / taken
+    for m in range(n_classes):
+        step[m] = 0.0
+        if active[i, first + m]:
+            old = alpha[i, first + m]
+            new = min(c if m == label else 0.0, (beta - margin[m]) / q + old)
+            alpha[i, first + m] = new
+            step[m] = new - old
+
+
+@njit(cache=True, nogil=True)
+def crammer_singer_visit(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    active,
+    w,
+    bias,
+    cost,
+    lane_fold,
+    lane,
+    first,
+    n_columns,
+    totals,
+    margin,
+    target,
+    step,
+):
+    """Visit rows once in the given order: sequential dual method for the multiclass SVM of Crammer and Singer.
+
+    Problem: ``min ½ Σ_m ‖w_m‖² + Σ_i Σ_{m ≠ y_i} a_im`` over ``Σ_m a_im = 0``, ``a_im <= C_i [m = y_i]``, with
+    ``w_m = Σ_i a_im x_i`` kept.
+
+    Parameters
+    ----------
+    alpha : ndarray of float64, shape (rows, n_columns); active : ndarray of uint8, like `alpha`
+        Changed in place. Classes at their bound with a small G are taken out; a row with one class left leaves.
+    w : ndarray of float64, shape ((d + 1) * n_columns,)
+        Changed in place.
+    cost : ndarray of float64, shape (classes, lanes)
+    lane, first, n_columns : int
+        The lane, its first column, and the columns of all lanes.
+    totals : ndarray, shape (lanes, N_TOTALS)
+        Changed in place; the largest violation is ``max_m G_m - min G_m`` over m that may grow.
+    margin, target, step : ndarray of float64, shape (classes,)
+        Scratch.
+    """
+    n_classes = cost.shape[0]
+    last = w.size - n_columns + first
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
+    for p in range(order.size):
+        _fetch_ahead(order, p, indptr, feature, value, w, n_columns)
+        i = order[p]
+        c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
+        if c <= 0.0:
+            continue
+        label = code[i]
+        start, stop = indptr[i], indptr[i + 1]
+        q = _class_margins(feature, value, w, n_columns, first, n_classes, start, stop, label, bias, margin)
+        phi, _, dual_old = _class_terms(i, first, n_classes, label, c, alpha, margin)
+        totals[lane, GAP] += phi
+        totals[lane, N_VISITED] += 1
+        if (
+            q <= 0.0
+        ):  # an empty row: the loss is C whatever w is; any feasible alpha with Σ_{m ≠ y} a = -C says so
+            for m in range(n_classes):
+                alpha[i, first + m] = 0.0
+                active[i, first + m] = 0
+            alpha[i, first + label] = c
+            alpha[i, first + (1 if label == 0 else 0)] = -c
+            totals[lane, DUAL] += c - dual_old
+            continue
+        largest, smallest = _class_violation(i, first, n_classes, label, c, alpha, active, margin)
+        n_left = 0
+        for m in range(n_classes):
+            if active[i, first + m]:
+                at_bound = alpha[i, first + m] >= (c if m == label else 0.0)
+                if at_bound and margin[m] < smallest:
+                    active[i, first + m] = 0
+                else:
+                    n_left += 1
+        if n_left <= 1:
+            for m in range(n_classes):
+                active[i, first + m] = 0
+            continue
+        totals[lane, N_ACTIVE] += 1
+        if largest - smallest <= _NO_STEP:
+            continue
+        totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
+        _solve_classes(i, first, n_classes, label, q, c, alpha, active, margin, target, step)
+        _, _, dual_new = _class_terms(i, first, n_classes, label, c, alpha, margin)
+        totals[lane, DUAL] += dual_new - dual_old
+        for m in range(n_classes):
+            w[last + m] += step[m] * bias
+        for k in range(start, stop):
+            v = np.float64(value[k])
+            place = feature[k] * n_columns + first
+            for m in range(n_classes):
+                w[place + m] += step[m] * v
+
+
+@njit(cache=True, nogil=True)
+def crammer_singer_certify(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    w,
+    bias,
+    cost,
+    lane_fold,
+    lane,
+    first,
+    n_columns,
+    w_alpha,
+    totals,
+    margin,
+):
+    """As `dual_certify` for a lane of Crammer–Singer. In place: `w_alpha`, `totals`."""
+    n_classes = cost.shape[0]
+    last = w.size - n_columns + first
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
+    for p in range(order.size):
+        _fetch_ahead(order, p, indptr, feature, value, w, n_columns)
+        i = order[p]
+        c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
+        if c <= 0.0:
+            continue
+        label = code[i]
+        start, stop = indptr[i], indptr[i + 1]
+        q = _class_margins(feature, value, w, n_columns, first, n_classes, start, stop, label, bias, margin)
+        phi, primal, dual = _class_terms(i, first, n_classes, label, c, alpha, margin)
+        totals[lane, GAP] += phi
+        totals[lane, LOSS] += primal
+        totals[lane, DUAL] += dual
+        totals[lane, N_VISITED] += 1
+        if q > 0.0:
+            largest, smallest = -np.inf, np.inf
+            for m in range(n_classes):
+                largest = max(largest, margin[m])
+                if alpha[i, first + m] < (c if m == label else 0.0):
+                    smallest = min(smallest, margin[m])
+            totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
+        for m in range(n_classes):
+            w_alpha[last + m] += alpha[i, first + m] * bias
+        for k in range(start, stop):
+            v = np.float64(value[k])
+            place = feature[k] * n_columns + first
+            for m in range(n_classes):
+                w_alpha[place + m] += alpha[i, first + m] * v
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -158,7 +158,8 @@ def make_problem(
     """
     _check(loss, classes, C, bias)
     if code is None:
-        code = one_vs_rest_code(classes.size)
+        identity = np.eye(classes.size, dtype=np.int8)
+        code = identity if loss == "crammer_singer" else one_vs_rest_code(classes.size)
     factors = class_costs(classes, class_counts, class_weight)
     lanes, signs, costs = [], [], []
     for c in C:

@@ -6,6 +6,7 @@ window is done. A new algorithm is a kernel, a class like these, and a line in `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +75,17 @@ def new_totals(n_lanes: int) -> np.ndarray:
     return totals
 
 
+def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
+    """What every row-wise dual solver keeps per lane: the phase, the shrinking thresholds, the sum of the dual's terms."""
+    return {
+        "phase": np.full(n_lanes, phase, dtype=np.int64),
+        "high": np.full(n_lanes, np.inf),
+        "low": np.full(n_lanes, -np.inf),
+        "restore": np.zeros(n_lanes, dtype=bool),
+        "dual_sum": np.zeros(n_lanes),
+    }
+
+
 class Solver(Protocol):
     """What `train` asks of an algorithm."""
 
@@ -96,8 +108,8 @@ class Solver(Protocol):
         """Visit the rows of a window once, in a random order that is a function of `key`."""
         ...
 
-    def end_read(self, state: State) -> None:
-        """Draw the algorithm's own conclusions from `state.totals`: thresholds, inner tolerances."""
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Draw the algorithm's own conclusions from `state.totals`: thresholds, inner tolerances; for lanes that trained."""
         ...
 
 
@@ -111,21 +123,16 @@ class DualSolver:
         values = (
             2 if problem.loss == "log_loss" else 1
         )  # C - alpha is kept beside alpha: subtracting would lose digits
-        self.layout = RowLayout(alpha_width=values * n_lanes, n_lanes=n_lanes)
+        self.layout = RowLayout(alpha_width=values * n_lanes, n_flags=n_lanes)
         self.state_bytes = 2 * 8 * (problem.n_features + 1) * n_lanes
+        self._dots, self._live = np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64)
 
     def new_state(self) -> State:
         """State before the first read; the logistic loss starts from alpha > 0, whose w is summed up first."""
         n_lanes = self.problem.n_lanes
         shape = (self.problem.n_features + 1, n_lanes)
-        lanes = {
-            "phase": np.full(n_lanes, START if self.problem.loss == "log_loss" else TRAIN, dtype=np.int64),
-            "high": np.full(n_lanes, np.inf),
-            "low": np.full(n_lanes, -np.inf),
-            "restore": np.zeros(n_lanes, dtype=bool),
-            "inner_tolerance": np.full(n_lanes, 1e-2),
-            "dual_sum": np.zeros(n_lanes),
-        }
+        lanes = new_lanes(n_lanes, START if self.problem.loss == "log_loss" else TRAIN)
+        lanes["inner_tolerance"] = np.full(n_lanes, 1e-2)
         return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), lanes)
 
     def new_rows(self, arena: Arena, start: int, stop: int) -> None:
@@ -150,68 +157,135 @@ class DualSolver:
         """Certify lanes at their fixed w, then train the others."""
         certifying = state.phase(START, CERTIFY)
         if certifying.size:
-            self._certify(window, state, order, certifying)
+            self._certify(window, state, all_rows(window, order), certifying)
         training = state.phase(TRAIN)
         if training.size:
-            n = kernels.active_rows(window.row_start, window.row_stop, window.arena.active, training, order)
-            kernels.shuffle(order[:n], key)
-            self._train(window, state, order[:n], training)
+            self._train(window, state, shuffled_active_rows(window, training, order, key), training)
 
-    def end_read(self, state: State) -> None:
+    def end_read(self, state: State, trained: np.ndarray) -> None:
         """Shrinking thresholds for the next read, and the inner tolerance of Newton's method."""
-        lanes, totals = state.lanes, state.totals
-        for lane in state.phase(TRAIN):
+        kept, totals = state.lanes, state.totals
+        for lane in trained[~kept["restore"][trained]]:
             largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
-            lanes["high"][lane] = largest if largest > 0 else np.inf
-            lanes["low"][lane] = smallest if smallest < 0 else -np.inf
+            kept["high"][lane] = largest if largest > 0 else np.inf
+            kept["low"][lane] = smallest if smallest < 0 else -np.inf
+        for lane in trained:
             if totals[lane, N_STEPS] <= 0.1 * totals[lane, N_VISITED]:
-                lanes["inner_tolerance"][lane] = max(0.1 * lanes["inner_tolerance"][lane], 1e-12)
-        lanes["restore"][:] = False
+                kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
 
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        arena, problem, kept = window.arena, self.problem, state.lanes
-        rows = (order, arena.indptr, arena.feature, arena.value, arena.code, arena.weight)
-        if problem.n_lanes == 1:
-            kernels.dual_visit(
-                *rows,
-                arena.alpha,
-                arena.active,
-                state.w.reshape(-1),
-                problem.bias,
-                problem.sign,
-                problem.cost,
-                self.loss,
-                kept["high"][0],
-                kept["low"][0],
-                kept["inner_tolerance"][0],
-                state.totals[0],
-            )
+        arena, kept = window.arena, state.lanes
+        rows = (order, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
+        steering = (kept["high"], kept["low"], kept["inner_tolerance"], state.totals)
+        if self.problem.n_lanes == 1:
+            kernels.dual_visit(*rows, self.loss, *steering)
+        else:
+            kernels.dual_visit_lanes(*rows, self.loss, *steering, lanes, self._dots, self._live)
 
     def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        arena = window.arena
+        rows = (order, *_row_arrays(arena), arena.alpha, state.w.reshape(-1), *self._costs())
+        sums = (state.w_alpha.reshape(-1), state.totals)
+        if self.problem.n_lanes == 1:
+            kernels.dual_certify(*rows, self.loss, *sums)
+        else:
+            kernels.dual_certify_lanes(*rows, self.loss, *sums, lanes, self._dots, self._live)
+
+    def _costs(self) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+        problem = self.problem
+        return problem.bias, problem.sign, problem.cost, problem.lane_fold
+
+
+class CrammerSingerSolver:
+    """Sequential dual method for the multiclass SVM of Crammer and Singer (`kernels.crammer_singer_visit`)."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        n_classes = problem.classes.size
+        self.n_columns = n_classes * problem.n_lanes
+        self.layout = RowLayout(alpha_width=self.n_columns, n_flags=self.n_columns)
+        self.state_bytes = 2 * 8 * (problem.n_features + 1) * self.n_columns
+        self._margin, self._target, self._step = (np.empty(n_classes) for _ in range(3))
+
+    def new_state(self) -> State:
+        """State before the first read."""
+        n_lanes = self.problem.n_lanes
+        shape = (self.problem.n_features + 1, self.n_columns)
+        lanes = new_lanes(n_lanes, TRAIN) | {"shrink_tolerance": np.ones(n_lanes)}
+        return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), lanes)
+
+    def new_rows(self, arena: Arena, start: int, stop: int) -> None:
+        """alpha = 0."""
+        arena.alpha[start:stop] = 0.0
+        arena.active[start:stop] = 1
+
+    def restore_rows(self, state: State, arena: Arena, start: int, stop: int) -> None:
+        """All classes of all rows active again, for lanes whose `restore` mark is set during this read."""
+        for lane in np.flatnonzero(state.lanes["restore"]):
+            arena.active[start:stop, self._columns(lane)] = 1
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Certify lanes at their fixed w, then train the others, one lane after another."""
         arena, problem = window.arena, self.problem
-        n = 0
-        for start, stop in zip(window.row_start.tolist(), window.row_stop.tolist(), strict=True):
-            order[n : n + stop - start] = np.arange(start, stop)
-            n += stop - start
-        rows = (order[:n], arena.indptr, arena.feature, arena.value, arena.code, arena.weight)
-        if problem.n_lanes == 1:
-            kernels.dual_certify(
-                *rows,
-                arena.alpha,
-                state.w.reshape(-1),
-                problem.bias,
-                problem.sign,
-                problem.cost,
-                self.loss,
-                state.w_alpha.reshape(-1),
-                state.totals[0],
+        costs = (problem.bias, problem.cost, problem.lane_fold)
+        for lane in state.phase(START, CERTIFY):
+            rows = (all_rows(window, order), *_row_arrays(arena), arena.alpha, state.w.reshape(-1), *costs)
+            place = (lane, self._columns(lane).start, self.n_columns)
+            kernels.crammer_singer_certify(
+                *rows, *place, state.w_alpha.reshape(-1), state.totals, self._margin
             )
+        for lane in state.phase(TRAIN):
+            columns = self._columns(lane)
+            chosen = shuffled_active_rows(window, np.arange(columns.start, columns.stop), order, key)
+            rows = (chosen, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *costs)
+            place = (lane, columns.start, self.n_columns)
+            kernels.crammer_singer_visit(*rows, *place, state.totals, self._margin, self._target, self._step)
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Restore what was shrunk where the rest is solved to the shrink tolerance, which is then halved."""
+        kept = state.lanes
+        seen = violation(state.totals)
+        for lane in trained:
+            if (
+                kept["shrunk"][lane]
+                and not kept["restore"][lane]
+                and seen[lane] < kept["shrink_tolerance"][lane]
+            ):
+                kept["restore"][lane] = True
+                kept["shrunk"][lane] = False
+                kept["shrink_tolerance"][lane] *= 0.5
+
+    def _columns(self, lane: int) -> slice:
+        n_classes = self.problem.classes.size
+        return slice(int(lane) * n_classes, (int(lane) + 1) * n_classes)
 
 
-SOLVERS: dict[tuple[str, str], type[DualSolver]] = {
+def _row_arrays(arena: Arena) -> tuple[np.ndarray, ...]:
+    """The arrays with which every row kernel begins, after the order."""
+    return arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold
+
+
+def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
+    """Places of all rows of a window as they lie, in the front of `order`."""
+    n = 0
+    for start, stop in zip(window.row_start.tolist(), window.row_stop.tolist(), strict=True):
+        order[n : n + stop - start] = np.arange(start, stop)
+        n += stop - start
+    return order[:n]
+
+
+def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Places of the rows with any of these flags, in a random order that is a function of `key`, in the front of `order`."""
+    n = kernels.active_rows(window.row_start, window.row_stop, window.arena.active, flags, order)
+    kernels.shuffle(order[:n], key)
+    return order[:n]
+
+
+SOLVERS: dict[tuple[str, str], Callable[[Problem], Solver]] = {
     ("squared_hinge", "dual"): DualSolver,
     ("hinge", "dual"): DualSolver,
     ("log_loss", "dual"): DualSolver,
+    ("crammer_singer", "dual"): CrammerSingerSolver,
 }
 """Solver of each (loss, method)."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from . import checkpoint
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, Interrupted, UsageError
-from .memory import format_size, parse_size, peak_memory_bytes
+from .memory import parse_size, peak_memory_bytes
 from .problems import Problem, make_problem
 from .progress import Listener, Progress
 from .solvers import CERTIFY, DONE, SOLVERS, START, TRAIN, Solver, State, new_totals
@@ -369,7 +369,7 @@ class _Loop:
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
         self.state = solver.new_state()
         self.state.lanes.update(new_lane_arrays(problem.n_lanes))
-        row_bytes = 8 * solver.layout.alpha_width + solver.layout.n_lanes
+        row_bytes = 8 * solver.layout.alpha_width + solver.layout.n_flags
         self.slots = checkpoint.SlotStore(
             directory.path / "dual", dataset.chunk_part, np.diff(dataset.row_start), row_bytes
         )
@@ -436,8 +436,10 @@ class _Loop:
 
     def _end_read(self, before: Mapping[str, float], certifying_only: bool) -> None:
         state = self.state
-        self.solver.end_read(state)
+        trained = state.phase(TRAIN)
+        state.lanes["restore"][:] = False
         judge(state, self.rule)
+        self.solver.end_read(state, trained)
         reopen(state, self.rule)
         state.totals[:] = new_totals(self.problem.n_lanes)
         self.directory.append_log(self._log_record(before, certifying_only))
