@@ -119,8 +119,8 @@ class SlotStore:
         if self.current[chunk] == self._durable[chunk]:
             self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
         size = int(self._slot_bytes[chunk])
-        body = [chunk.to_bytes(8, "little") + bytes(_HEADER_BYTES - 12)]
-        body += [memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for array in arrays]
+        body: list[bytes | memoryview] = [chunk.to_bytes(8, "little") + bytes(_HEADER_BYTES - 12)]
+        body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
         checksum = 0
         for piece in body:
             checksum = zlib.crc32(piece, checksum)

@@ -707,7 +707,8 @@ class DatasetWriter:
         """
         n_rows, n_entries = label.size, feature.size
         part = self._current_part()
-        assert self._rows is not None and self._entries is not None
+        assert self._rows is not None
+        assert self._entries is not None
         row = np.arange(self.n_rows, self.n_rows + n_rows, dtype=self._row_dtype)
         counts = np.diff(indptr)
         weight = np.ones(n_rows) if weight is None else weight

@@ -221,20 +221,20 @@ class CrammerSingerSolver:
 
     def restore_rows(self, state: State, arena: Arena, start: int, stop: int) -> None:
         """All classes of all rows active again, for lanes whose `restore` mark is set during this read."""
-        for lane in np.flatnonzero(state.lanes["restore"]):
+        for lane in np.flatnonzero(state.lanes["restore"]).tolist():
             arena.active[start:stop, self._columns(lane)] = 1
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others, one lane after another."""
         arena, problem = window.arena, self.problem
         costs = (problem.bias, problem.cost, problem.lane_fold)
-        for lane in state.phase(START, CERTIFY):
+        for lane in state.phase(START, CERTIFY).tolist():
             rows = (all_rows(window, order), *_row_arrays(arena), arena.alpha, state.w.reshape(-1), *costs)
             place = (lane, self._columns(lane).start, self.n_columns)
             kernels.crammer_singer_certify(
                 *rows, *place, state.w_alpha.reshape(-1), state.totals, self._margin
             )
-        for lane in state.phase(TRAIN):
+        for lane in state.phase(TRAIN).tolist():
             columns = self._columns(lane)
             chosen = shuffled_active_rows(window, np.arange(columns.start, columns.stop), order, key)
             rows = (chosen, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *costs)
@@ -257,7 +257,7 @@ class CrammerSingerSolver:
 
     def _columns(self, lane: int) -> slice:
         n_classes = self.problem.classes.size
-        return slice(int(lane) * n_classes, (int(lane) + 1) * n_classes)
+        return slice(lane * n_classes, (lane + 1) * n_classes)
 
 
 def _row_arrays(arena: Arena) -> tuple[np.ndarray, ...]:
@@ -268,7 +268,7 @@ def _row_arrays(arena: Arena) -> tuple[np.ndarray, ...]:
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
     """Places of all rows of a window as they lie, in the front of `order`."""
     n = 0
-    for start, stop in zip(window.row_start.tolist(), window.row_stop.tolist(), strict=True):
+    for _, start, stop in window.pieces():
         order[n : n + stop - start] = np.arange(start, stop)
         n += stop - start
     return order[:n]

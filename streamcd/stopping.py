@@ -1,10 +1,10 @@
 """When a lane is certified, restored, or done: decided once for all solvers, at the end of every read.
 
-During a training read the active rows' terms of the gap add up to an estimate; when it says that a certificate will succeed,
-the lane spends a read at a fixed w over all rows. Only that read decides, so nothing here can make a result wrong, only late.
-Where the certificate fails, it is tried again at half the estimate; where the gap lies in rows that shrinking took out, they
-are restored. (To wait until a shrunk set's estimate is a tenth of the gap allowed, as is usual, took a9a with squared hinge to
-143 passes where 119 do, and hinge to more than 1,000 where 481 do, at a relative gap of 1e-3 and 1e-4.)
+During a training read the active rows' terms of the gap add up to an estimate; when it says that a certificate will
+succeed, the lane spends a read at a fixed w over all rows. Only that read decides, so nothing here can make a result
+wrong, only late. Where the certificate fails, it is tried again at half the estimate; where the gap lies in rows that
+shrinking took out, they are restored. (To wait until a shrunk set's estimate is a tenth of the gap allowed, as is usual,
+took a9a with squared hinge at 1e-3 to 143 passes where 119 do, with hinge at 1e-4 past 1,000 where 481 do.)
 """
 
 from __future__ import annotations

@@ -236,6 +236,10 @@ class Window:
     row_stop: np.ndarray
     n_entries: int
 
+    def pieces(self) -> Iterator[tuple[int, int, int]]:
+        """Each chunk with the start and stop of its rows in the arena."""
+        return zip(self.chunks.tolist(), self.row_start.tolist(), self.row_stop.tolist(), strict=True)
+
 
 class Stream:
     """Windows of a dataset, read after read, the next one decoded by another thread while one is trained on.
@@ -292,7 +296,7 @@ class Stream:
         return len(self._windows(read))
 
     def windows(self, read: int, first: int = 0, *, verify: bool = False) -> Iterator[Window]:
-        """The windows of one read, from number `first` on; the arrays of one are overwritten after the next but one is asked for.
+        """The windows of one read, from number `first` on; what one holds is overwritten once the next has been taken.
 
         Parameters
         ----------
@@ -524,10 +528,11 @@ def _cgroup_limit() -> float:
 
 def describe_plan(plan: Plan, dataset: Dataset, budget: int) -> str:
     """One line for the user: what the budget was turned into."""
+    entries = format_size(dataset.n_entries * dataset.entry_bytes)
     if plan.resident:
-        return f"{format_size(dataset.n_entries * dataset.entry_bytes)} of entries fit in {format_size(budget)}: kept in memory"
+        return f"{entries} of entries fit in {format_size(budget)}: kept in memory"
     share = plan.window_entries / max(dataset.n_entries, 1)
     return (
-        f"{format_size(dataset.n_entries * dataset.entry_bytes)} of entries are streamed within {format_size(budget)}: "
+        f"{entries} of entries are streamed within {format_size(budget)}: "
         f"windows of {format_size(plan.window_entries * dataset.entry_bytes)} ({share:.0%} of the data), two at a time"
     )

@@ -418,7 +418,6 @@ class _Loop:
                 self._end_read(before, certifying_only)
             self._pause()
             if state.window == 0:
-                windows.close()
                 return
 
     def _visit(self, window: Window) -> None:
@@ -461,8 +460,8 @@ class _Loop:
         self.slots.sync()
         arrays = self.state.to_arrays()
         arrays["slots"] = self.slots.current
-        arrays["seconds"] = np.float64(self._seconds())
-        arrays["bytes_read"] = np.int64(self._bytes_read())
+        arrays["seconds"] = np.array(self._seconds())
+        arrays["bytes_read"] = np.array(self._bytes_read())
         self.directory.write_state(arrays)
         self.slots.mark_durable()
         self.last_checkpoint = time.monotonic()
@@ -623,8 +622,7 @@ class _RowStates:
 
     def load(self, window: Window, state: State) -> None:
         arena = window.arena
-        pieces = zip(window.chunks.tolist(), window.row_start.tolist(), window.row_stop.tolist(), strict=True)
-        for chunk, start, stop in pieces:
+        for chunk, start, stop in window.pieces():
             if not self._present[chunk]:
                 if not self._slots.load(chunk, [arena.alpha[start:stop], arena.active[start:stop]]):
                     self._solver.new_rows(arena, start, stop)
@@ -633,9 +631,8 @@ class _RowStates:
 
     def save(self, window: Window) -> None:
         arena = window.arena
-        pieces = zip(window.chunks.tolist(), window.row_start.tolist(), window.row_stop.tolist(), strict=True)
-        for chunk, start, stop in pieces:
-            arrays = [arena.alpha[start:stop], arena.active[start:stop]]
+        for chunk, start, stop in window.pieces():
+            arrays: list[np.ndarray] = [arena.alpha[start:stop], arena.active[start:stop]]
             if self._resident:
                 self._changed[chunk] = arrays
             else:
