@@ -48,7 +48,8 @@ class RangeStatistics:
         """Add values at positions; one after the other, so that the bits depend on the order alone."""
         np.add.at(self.n_entries, position, 1)
         np.add.at(self.sum, position, value)
-        np.add.at(self.sum_square, position, value * value)
+        with np.errstate(over="ignore"):  # the square of 1e200 is infinite, and so is then the mean square
+            np.add.at(self.sum_square, position, value * value)
         np.minimum.at(self.min, position, value)
         np.maximum.at(self.max, position, value)
 

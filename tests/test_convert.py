@@ -1,0 +1,610 @@
+"""Conversion: the same dataset whatever the memory, complete or absent, within the budget."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import lzma
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from streamcd import convert as convert_function
+from streamcd.convert import _Plan
+from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+from streamcd.errors import DataError, EnvironmentFailure, UsageError
+from streamcd.features import feature_statistics, in_groups
+from streamcd.progress import Listener, Progress
+from streamcd.shuffle import row_keys
+from streamcd.synthetic import write_text_like
+
+ROOT = Path(__file__).resolve().parent.parent
+convert: Callable[..., Dataset] = convert_function
+
+
+def all_rows(dataset: Dataset) -> tuple[sp.csr_array, np.ndarray, np.ndarray]:
+    """Rows, labels and weights in the order of the source."""
+    parts = [dataset.read(chunk) for chunk in range(dataset.n_chunks)]
+    source = np.concatenate([part.source for part in parts])
+    assert np.array_equal(np.sort(source), np.arange(dataset.n_rows))
+    matrices = [
+        sp.csr_array((part.value, part.feature, part.indptr), shape=(part.label.size, dataset.n_features))
+        for part in parts
+    ]
+    back = np.argsort(source)
+    label = np.concatenate([part.label for part in parts])[back]
+    weight = np.concatenate([part.weight for part in parts])[back]
+    return sp.csr_array(sp.vstack(matrices).tocsr()[back]), label, weight
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """Some 3,000 rows of made text, sorted by class."""
+    path = tmp_path / "text.libsvm"
+    write_text_like(path, n_rows=3000, n_features=2000, entries_per_row=20, seed=1)
+    lines = sorted(path.read_bytes().splitlines(keepends=True), key=lambda line: line.split()[0])
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+@pytest.fixture
+def with_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``with_plan(sort_bytes=20_000)`` makes conversions work with less memory than any real budget leaves."""
+
+    def set_plan(**changes: int) -> None:
+        plan = {
+            "block_bytes": 4096,
+            "max_line_bytes": 1 << 20,
+            "sort_bytes": 1 << 22,
+            "statistics_bytes": 1 << 20,
+        }
+        monkeypatch.setattr(
+            sys.modules["streamcd.convert"],
+            "_plan",
+            lambda options: _Plan(**{**plan, "map_bytes": 1 << 20, **changes}),
+        )
+
+    return set_plan
+
+
+class Recorder(Listener):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.seen: list[Progress] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def progress(self, progress: Progress) -> None:
+        self.seen.append(progress)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is in it
+
+
+@pytest.mark.parametrize("name", ["heart_scale", "a9a", "dna.scale"])
+def test_real_sets_have_the_rows_that_scikit_learn_loads(
+    name: str, real_data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from sklearn.datasets import load_svmlight_file
+
+    with lzma.open(real_data(name)) as file:
+        x, y = load_svmlight_file(file, zero_based=False, dtype=np.float64)
+    x.eliminate_zeros()
+    dataset = convert(real_data(name), tmp_path / "data")
+    found, label, weight = all_rows(dataset)
+    assert dataset.verify() == []
+    assert (found != sp.csr_array(x.astype(np.float32))).nnz == 0
+    assert np.array_equal(label, y)
+    assert np.all(weight == 1)
+    assert dataset.classes is not None
+    assert np.array_equal(dataset.classes, np.unique(y))
+
+
+def test_float64_keeps_all_digits(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("1 1:0.1 2:1e300\n")
+    x, _, _ = all_rows(convert(tmp_path / "in", tmp_path / "out", dtype="float64"))
+    assert x.toarray().tolist() == [[0.1, 1e300]]
+
+
+def test_sorted_by_class_input_is_shuffled(text_file: Path, tmp_path: Path) -> None:
+    dataset = convert(text_file, tmp_path / "data", chunk_size="20kB")
+    shares = [float(np.mean(dataset.read(chunk).label > 0)) for chunk in range(dataset.n_chunks)]
+    assert dataset.n_chunks > 10
+    assert all(0.3 < share < 0.7 for share in shares[:-1])
+    source = np.concatenate([dataset.read(chunk).source for chunk in range(dataset.n_chunks)])
+    assert abs(np.corrcoef(source, np.arange(source.size))[0, 1]) < 0.1
+
+
+def test_another_seed_gives_another_order_of_the_same_rows(text_file: Path, tmp_path: Path) -> None:
+    one, other = (convert(text_file, tmp_path / f"{seed}", seed=seed) for seed in (0, 1))
+    assert not np.array_equal(one.read(0).source, other.read(0).source)
+    for first, second in zip(all_rows(one), all_rows(other), strict=True):
+        assert (first != second).sum() == 0
+
+
+@pytest.mark.parametrize("sort_bytes", [50_000, 1 << 22])
+def test_no_shuffle_keeps_the_order_of_the_source(
+    sort_bytes: int, text_file: Path, tmp_path: Path, with_plan: Callable[..., None]
+) -> None:
+    with_plan(sort_bytes=sort_bytes)
+    dataset = convert(text_file, tmp_path / "data", shuffle=False)
+    source = np.concatenate([dataset.read(chunk).source for chunk in range(dataset.n_chunks)])
+    assert np.array_equal(source, np.arange(3000))
+
+
+def test_keys_of_rows_never_tie_and_depend_on_the_seed() -> None:
+    place = np.arange(1 << 16)
+    keys = [row_keys(place, seed) for seed in (0, 1, -1, 2**70)]
+    for key in keys:
+        assert np.unique(key).size == place.size
+        assert abs(np.corrcoef(key.astype(float), place)[0, 1]) < 0.02
+    assert abs(np.corrcoef(keys[0].astype(float), keys[1].astype(float))[0, 1]) < 0.02
+
+
+def test_chunks_are_cut_by_size_and_a_large_row_is_a_chunk_of_its_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 60, 400)
+    lengths[[3, 200]] = 2000
+    (tmp_path / "in").write_text(
+        "".join("1 " + " ".join(f"{i}:1" for i in range(1, length + 1)) + "\n" for length in lengths)
+    )
+    dataset = convert(tmp_path / "in", tmp_path / "out", chunk_size=4000, shard_size=20_000)
+    assert dataset.n_shards > 3
+    sizes = 8 * np.diff(dataset.entry_start) + 16 * np.diff(dataset.row_start)
+    alone = np.diff(dataset.row_start) == 1
+    assert np.all(sizes[~alone] <= 4000)
+    assert (sizes > 4000).sum() == 2
+    first_of_next = np.array([8 * (dataset.read(c).indptr[1]) + 16 for c in range(1, dataset.n_chunks)])
+    assert np.all(sizes[:-1] + first_of_next > 4000)  # greedy: the next row would not have fitted
+
+
+def test_nearly_empty_rows_do_not_make_endless_chunks(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("1\n-1\n" * 2000)
+    dataset = convert(tmp_path / "in", tmp_path / "out", chunk_size=16_000)
+    assert np.diff(dataset.row_start).max() == 1000
+    assert dataset.n_features == 0
+    assert dataset.verify() == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same dataset whatever the circumstances
+
+
+def test_same_fingerprint_whatever_the_memory(
+    text_file: Path, tmp_path: Path, with_plan: Callable[..., None]
+) -> None:
+    expected = convert(text_file, tmp_path / "whole", chunk_size="20kB", shard_size="100kB")
+    plans = [
+        {
+            "sort_bytes": 40_000,
+            "statistics_bytes": 1000,
+            "block_bytes": 100,
+        },  # splits buckets; looks for features
+        {"sort_bytes": 100_000, "statistics_bytes": 30_000},  # ranges of features
+        {"sort_bytes": 300_000, "block_bytes": 1 << 16},
+    ]
+    for number, plan in enumerate(plans):
+        with_plan(**plan)
+        dataset = convert(text_file, tmp_path / f"{number}", chunk_size="20kB", shard_size="100kB")
+        assert dataset.fingerprint == expected.fingerprint
+        assert dataset.verify() == []
+
+
+def test_a_bucket_that_is_too_large_is_scattered_again(
+    text_file: Path, tmp_path: Path, with_plan: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = convert(text_file, tmp_path / "whole")
+    monkeypatch.setattr("streamcd.shuffle._MAX_BITS", 1)  # two buckets at a time
+    with_plan(sort_bytes=40_000, block_bytes=1000)
+    assert convert(text_file, tmp_path / "split").fingerprint == expected.fingerprint
+
+
+def test_rows_that_get_wide_indices_late_are_sorted_with_the_others(
+    tmp_path: Path, with_plan: Callable[..., None]
+) -> None:
+    lines = [f"1 {i + 1}:{i + 1} {2**20 + i}:2\n" for i in range(1000)] + [
+        f"-1 {2**40 + i}:1\n" for i in range(1000)
+    ]
+    (tmp_path / "in").write_text("".join(lines))
+    expected = convert(tmp_path / "in", tmp_path / "whole")
+    with_plan(sort_bytes=30_000, statistics_bytes=10_000, block_bytes=1000)
+    dataset = convert(tmp_path / "in", tmp_path / "out")
+    assert dataset.index_dtype == np.int64
+    assert dataset.n_features == 2**40 + 999
+    assert dataset.fingerprint == expected.fingerprint
+    assert dataset.verify() == []
+
+
+def test_same_fingerprint_from_parts_compressed_or_standard_input(text_file: Path, tmp_path: Path) -> None:
+    expected = convert(text_file, tmp_path / "whole").fingerprint
+    lines = text_file.read_bytes().splitlines(keepends=True)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "1").write_bytes(b"".join(lines[:1000]))
+    (tmp_path / "parts" / "2").write_bytes(gzip.compress(b"".join(lines[1000:])))
+    assert convert(tmp_path / "parts", tmp_path / "from parts").fingerprint == expected
+    program = "import sys; from streamcd import convert; print(convert('-', sys.argv[1]).fingerprint)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "from pipe")],
+        input=text_file.read_bytes(), capture_output=True, check=True, cwd=ROOT, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.decode().strip() == expected
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Base, width, labels
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "base", "n_features"),
+    [
+        ("1 1:1 5:1\n", {}, 1, 5),
+        ("1 1:1 5:1\n-1 0:1\n", {}, 0, 6),
+        ("1 1:1 5:1\n-1 0:0\n", {}, 0, 6),
+        ("1 1:1 5:1\n", {"index_base": 0}, 0, 6),
+        ("1 1:1 5:1\n", {"index_base": "1", "n_features": 9}, 1, 9),
+        ("1 1:1 5:1\n", {"n_features": 5}, 1, 5),
+    ],
+)
+def test_index_base_and_width(
+    text: str, options: dict[str, Any], base: int, n_features: int, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text(text)
+    dataset = convert(tmp_path / "in", tmp_path / "out", **options)
+    assert (dataset.index_base, dataset.n_features) == (base, n_features)
+    x, _, _ = all_rows(dataset)
+    assert x.toarray()[0].nonzero()[0].tolist() == [1 - base, 5 - base]
+    assert dataset.verify() == []
+
+
+def test_an_index_beyond_the_width_is_refused_by_line_also_where_the_base_is_known_late(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").write_text("1 1:1\n1 6:1\n")
+    with pytest.raises(DataError, match="in:2: expected indices up to 5 "):
+        convert(tmp_path / "in", tmp_path / "out", n_features=5)
+    (tmp_path / "in").write_text("1 1:1\n1 5:1\n1 0:1\n")
+    with pytest.raises(DataError, match="in:2: expected indices up to 4 "):
+        convert(tmp_path / "in", tmp_path / "out", n_features=5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_like_takes_base_width_and_labels_from_the_training_side(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("1 0:1 4:1\n-1 2:1\n3 1:1\n")
+    (tmp_path / "test").write_text("1 1:7 4:1 5:1 9:0\n1 9:2\n")
+    train = convert(tmp_path / "train", tmp_path / "train.d")
+    recorder = Recorder()
+    test = convert(tmp_path / "test", tmp_path / "test.d", like=tmp_path / "train.d", listener=recorder)
+    assert (test.index_base, test.n_features) == (0, train.n_features)
+    assert test.classes is not None
+    assert test.classes.tolist() == [-1, 1, 3]
+    assert test.class_counts is not None
+    assert test.class_counts.tolist() == [0, 2, 0]
+    assert all_rows(test)[0].toarray().tolist() == [[0, 7, 0, 0, 1], [0, 0, 0, 0, 0]]
+    assert any(message.startswith("2 entries ignored") for message in recorder.messages)
+    assert test.verify() == []
+
+
+def test_compact_renumbers_and_keeps_the_map(tmp_path: Path, with_plan: Callable[..., None]) -> None:
+    (tmp_path / "in").write_text(f"1 7:1 {2**50}:2\n-1 9:3 {2**50}:4 {2**62}:5\n")
+    dataset = convert(tmp_path / "in", tmp_path / "out", compact=True)
+    assert dataset.n_features == 4
+    assert dataset.index_dtype == np.int32
+    assert all_rows(dataset)[0].toarray().tolist() == [[1, 0, 2, 0], [0, 3, 4, 5]]
+    (features,) = dataset.read_features()
+    assert features["original"].tolist() == [7, 9, 2**50, 2**62]
+    assert dataset.verify() == []
+    with_plan(map_bytes=10)
+    with pytest.raises(UsageError, match="--compact: 4 distinct features so far need 128 B"):
+        convert(tmp_path / "in", tmp_path / "out2", compact=True)
+
+
+def test_labels_are_counted_and_their_kind_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("1.0 1:1\n-0\n2e0\n1\n0\n")
+    dataset = convert(tmp_path / "in", tmp_path / "out")
+    assert dataset.label_kind == "integer"
+    assert dataset.info()["classes"] == [0, 1, 2]
+    assert dataset.info()["class_counts"] == [2, 2, 1]
+    (tmp_path / "in").write_text("1.5 1:1\n-1\n")
+    assert convert(tmp_path / "in", tmp_path / "decimal").info()["classes"] == [-1, 1.5]
+
+
+def test_messages_say_what_was_dropped_once(tmp_path: Path, with_plan: Callable[..., None]) -> None:
+    (tmp_path / "in").write_text("1 qid:1 1:0 2:1e-60 3:1\n" * 100)
+    recorder = Recorder()
+    with_plan(block_bytes=100)
+    dataset = convert(tmp_path / "in", tmp_path / "out", listener=recorder)
+    assert recorder.messages == [
+        "indices start at 1: no index 0 occurs",
+        "100 explicit zeros dropped",
+        "100 values dropped that are zero in float32 (--dtype float64 may keep them)",
+        "100 qid: tokens skipped: query groups have no meaning here",
+        "100 rows, 3 features, 100 entries",
+    ]
+    assert dataset.manifest["n_explicit_zeros"] == dataset.manifest["n_underflows"] == 100
+    assert {progress.phase for progress in recorder.seen} == {"parse", "write"}
+    assert recorder.seen[-1] == Progress("write", 100, 100, "rows")
+
+
+def test_weights_stay_with_their_rows(
+    text_file: Path, tmp_path: Path, with_plan: Callable[..., None]
+) -> None:
+    (tmp_path / "weights").write_text("".join(f"{row}.5\n" for row in range(3000)))
+    with_plan(sort_bytes=100_000)
+    dataset = convert(text_file, tmp_path / "out", weights=tmp_path / "weights")
+    assert dataset.weighted
+    assert np.array_equal(all_rows(dataset)[2], np.arange(3000) + 0.5)
+    for text, message in (
+        ("1\n2\n", "found 2, fewer"),
+        ("1\n" * 3001, "found more"),
+        ("-1\n" * 3000, "row 1"),
+    ):
+        (tmp_path / "weights").write_text(text)
+        with pytest.raises(DataError, match=message):
+            convert(text_file, tmp_path / "bad", weights=tmp_path / "weights")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Statistics of features
+
+
+def expected_statistics(x: sp.csr_array) -> dict[str, np.ndarray]:
+    dense = x.toarray().astype(np.float64)
+    present = np.flatnonzero((dense != 0).any(axis=0))
+    dense = dense[:, present]
+    return {
+        "feature": present,
+        "n_entries": (dense != 0).sum(axis=0),
+        "min": dense.min(axis=0),
+        "max": dense.max(axis=0),
+        "mean": dense.mean(axis=0),
+        "mean_square": (dense**2).mean(axis=0),
+    }
+
+
+def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    x = sp.csr_array(sp.random(50, 30, density=0.2, random_state=rng, data_rvs=rng.standard_normal))
+    x = sp.csr_array(np.hstack([x.toarray(), np.full((50, 1), -2.0), np.full((50, 1), 3.0)]))
+    lines = [
+        f"1 {' '.join(f'{i + 1}:{v!r}' for i, v in enumerate(row) if v)}\n" for row in x.toarray().tolist()
+    ]
+    (tmp_path / "in").write_text("".join(lines))
+    dataset = convert(tmp_path / "in", tmp_path / "out", dtype="float64")
+    (found,) = dataset.read_features()
+    for name, column in expected_statistics(x).items():
+        np.testing.assert_allclose(found[name], column, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+@pytest.mark.parametrize("memory_bytes", [80, 400, 5000, 10**6])
+def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes: int) -> None:
+    rng = np.random.default_rng(4)
+    chunks = [
+        (rng.integers(0, 2**40, 200) % rng.integers(1, 900, 200), rng.standard_normal(200)) for _ in range(20)
+    ]
+
+    def statistics(n_bytes: int, n_features: int) -> list[dict[str, np.ndarray]]:
+        pieces = feature_statistics(lambda: chunks, n_features=n_features, n_rows=70, memory_bytes=n_bytes)
+        return list(in_groups(pieces))
+
+    expected = statistics(10**6, 900)
+    for n_features in (900, 2**40):
+        for piece, same in zip(statistics(memory_bytes, n_features), expected, strict=True):
+            for name, column in piece.items():
+                assert np.array_equal(column, same[name]), name
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# All or nothing
+
+
+def test_an_existing_dataset_is_replaced_only_by_force_and_only_at_the_end(
+    text_file: Path, tmp_path: Path
+) -> None:
+    old = convert(text_file, tmp_path / "data")
+    with pytest.raises(UsageError, match=r"data exists; .*--force"):
+        convert(text_file, tmp_path / "data")
+    (tmp_path / "bad").write_text("1 1:1\nx\n")
+    with pytest.raises(DataError):
+        convert(tmp_path / "bad", tmp_path / "data", force=True)
+    assert open_dataset(tmp_path / "data").fingerprint == old.fingerprint
+    new = convert(text_file, tmp_path / "data", force=True, seed=1)
+    assert open_dataset(tmp_path / "data").fingerprint == new.fingerprint != old.fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "data", "text.libsvm"]
+
+
+def test_force_does_not_replace_what_is_not_a_dataset(text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("keep me")
+    with pytest.raises(UsageError, match="is not a dataset"):
+        convert(text_file, tmp_path / "home", force=True)
+    assert (tmp_path / "home" / "letter").read_text() == "keep me"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "250MB"}, r"--memory 250 MB is too small: 230 MB interpreter and libraries \+ .* needed"),
+        ({"dtype": "int8"}, "expected --dtype float32 or float64, found 'int8'"),
+        ({"index_base": 2}, "expected --index-base auto, 0 or 1, found 2"),
+        ({"n_features": 0}, "expected --n-features from 1"),
+        ({"compact": True, "n_features": 3}, "exclude each other"),
+        ({"compression": "gzip"}, "expected --compression lz4, zstd or none"),
+        ({"workers": 3}, "expected --workers 1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    options: dict[str, Any], message: str, text_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        convert(text_file, tmp_path / "data", **options)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_plan: Callable[..., None]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for target in ("streamcd.dataset.DatasetWriter.write_chunk", "streamcd.shuffle._write_segment"):
+        with monkeypatch.context() as patched:
+            patched.setattr(target, full)
+            with_plan(sort_bytes=50_000)
+            with pytest.raises(EnvironmentFailure, match="the disk is full"):
+                convert(text_file, tmp_path / "data")
+        assert [path.name for path in tmp_path.iterdir()] == ["text.libsvm"]
+
+
+SLOW_CONVERSION = """
+import sys, time
+from streamcd import convert
+from streamcd.dataset import DatasetWriter
+write = DatasetWriter.write_chunk
+def slow(*arguments):
+    write(*arguments)
+    print("written", flush=True)
+    time.sleep(60)
+DatasetWriter.write_chunk = slow
+convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True)
+"""
+
+
+@pytest.fixture
+def conversion_in_progress(text_file: Path, tmp_path: Path) -> Any:
+    """A process that is about to write its second chunk."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_CONVERSION, str(text_file), str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"written\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_killed_conversion_leaves_no_dataset_and_the_next_one_is_clean(
+    conversion_in_progress: subprocess.Popen[bytes], text_file: Path, tmp_path: Path
+) -> None:
+    conversion_in_progress.send_signal(signal.SIGKILL)
+    conversion_in_progress.wait()
+    assert not (tmp_path / "data").exists()
+    assert (tmp_path / ".data.partial").exists()
+    dataset = convert(text_file, tmp_path / "data")
+    assert dataset.verify() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "text.libsvm"]
+
+
+def test_a_second_conversion_to_the_same_place_is_refused(
+    conversion_in_progress: subprocess.Popen[bytes], text_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(EnvironmentFailure, match="another conversion writes this dataset"):
+        convert(text_file, tmp_path / "data")
+    assert conversion_in_progress.poll() is None
+
+
+def test_an_interrupted_conversion_cleans_up(
+    conversion_in_progress: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    conversion_in_progress.send_signal(signal.SIGINT)
+    conversion_in_progress.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["text.libsvm"]
+
+
+def test_a_dataset_that_was_being_replaced_comes_back(text_file: Path, tmp_path: Path) -> None:
+    # killed between the two renames that put a new dataset in the place of an old one
+    old = convert(text_file, tmp_path / "data")
+    (tmp_path / ".data.partial").mkdir()
+    os.rename(tmp_path / "data", tmp_path / ".data.partial" / "replaced")
+    (tmp_path / "bad").write_text("x\n")
+    with pytest.raises(DataError):
+        convert(tmp_path / "bad", tmp_path / "data")
+    assert open_dataset(tmp_path / "data").fingerprint == old.fingerprint
+
+
+def test_the_writer_is_told_the_final_dtypes(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    original = DatasetWriter.__init__
+
+    def spy(self: DatasetWriter, path: Path, **options: Any) -> None:
+        made.append(options)
+        original(self, path, **options)
+
+    monkeypatch.setattr(DatasetWriter, "__init__", spy)
+    convert(text_file, tmp_path / "data")
+    assert (made[0]["index_dtype"], made[0]["row_dtype"], made[0]["value_dtype"]) == (
+        np.int32,
+        np.int32,
+        np.float32,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory
+
+CONVERT_AND_MEASURE = """
+import sys
+from streamcd import convert
+from streamcd.memory import peak_memory_bytes
+dataset = convert(sys.argv[1], sys.argv[2], memory=sys.argv[3])
+print(peak_memory_bytes(), dataset.fingerprint)
+"""
+
+
+def converted_in_a_process(source: Path, dest: Path, memory: str, cache: Path) -> tuple[int, str]:
+    """Peak resident bytes, compilation of the parser included, and fingerprint."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERT_AND_MEASURE, str(source), str(dest), memory],
+        capture_output=True, check=True, cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": str(cache)}, timeout=600,
+    )  # fmt: skip
+    peak, fingerprint = done.stdout.decode().split()
+    outside = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    if outside > before:  # then it is this process's
+        assert outside * 1024 == pytest.approx(int(peak), rel=0.02)
+    return int(peak), fingerprint
+
+
+def test_a_conversion_of_a_megabyte_stays_under_the_least_budget(text_file: Path, tmp_path: Path) -> None:
+    peak, _ = converted_in_a_process(text_file, tmp_path / "data", "297MB", tmp_path / "cache")
+    assert peak < 297e6
+
+
+@pytest.mark.slow
+def test_peak_memory_stays_under_the_budget_on_text_twice_as_large(tmp_path: Path) -> None:
+    write_text_like(tmp_path / "large", n_rows=500_000, n_features=1_000_000, entries_per_row=90, seed=0)
+    assert (tmp_path / "large").stat().st_size > 600e6
+    fingerprints = set()
+    for memory, budget in (("300MB", 300e6), ("400MB", 400e6), ("1GB", 1e9)):
+        peak, fingerprint = converted_in_a_process(
+            tmp_path / "large", tmp_path / memory, memory, tmp_path / memory
+        )
+        fingerprints.add(fingerprint)
+        assert peak < budget
+    assert len(fingerprints) == 1
+
+
+@pytest.mark.slow
+def test_conversion_is_fast(tmp_path: Path) -> None:
+    write_text_like(tmp_path / "text", n_rows=100_000, n_features=300_000, entries_per_row=100, seed=0)
+    convert(tmp_path / "text", tmp_path / "warm")
+    started = time.perf_counter()
+    convert(tmp_path / "text", tmp_path / "data")
+    rate = (tmp_path / "text").stat().st_size / (time.perf_counter() - started)
+    assert rate > 43e6  # what scikit-learn's loader does, without writing anything
