@@ -34,9 +34,6 @@ _INT32_MAX = 2**31 - 1
 _CHUNK_ROW_BYTES = 16
 """Counted for a row when chunks are cut, so that rows with hardly an entry do not make chunks of a million rows."""
 
-_LIBRARY_BYTES = 40_000_000
-"""Taken beyond the usual reserve by a conversion of one row, parser not yet compiled: 248 MB in all were measured."""
-
 _LEAST_BYTES = 16_000_000
 
 
@@ -250,7 +247,6 @@ def _has_content(path: Path) -> bool:
 def _plan(options: _Options) -> _Plan:
     """Share out the memory; the shares are fractions of what the interpreter and the writer leave."""
     needs = {
-        "compiling the parser and writing Parquet": _LIBRARY_BYTES,
         # copied from the sorted rows, cast, encoded, compressed
         "chunks being written": 10 * options.chunk_bytes,
         "blocks being read": _LEAST_BYTES,
