@@ -713,6 +713,8 @@ def demo(keep: str | None, quiet: bool, as_json: bool) -> None:
         console.print_json(result.to_json())
     else:
         console.print_table("streamcd demo", result.rows())
+    if not result.ok:
+        sys.exit(1)
 
 
 def main() -> None:

@@ -1,0 +1,74 @@
+"""The demo, on little data: it kills, resumes, compares, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from conftest import SUBPROCESS_ENVIRONMENT
+
+from streamcd.demo import DemoSize, run_demo
+from streamcd.errors import EnvironmentFailure, UsageError
+
+# so small a gap takes passes enough for a kill to find the training at work
+SMALL = DemoSize(
+    train_blocks=4,
+    test_blocks=1,
+    n_features=3000,
+    entries_per_row=30,
+    memory="400MB",
+    tol=1e-9,
+    checkpoint_every=0.02,
+)
+
+
+def test_the_killed_training_resumes_to_the_same_weights_and_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = run_demo(size=SMALL)
+    assert result.ok
+    assert 0 < result.killed_in_pass <= result.passes == result.passes_after_resume
+    assert result.accuracy > 0.7
+    assert dict(result.rows())["weights of the two"] == "equal, bit for bit"
+    assert result.to_json()["ok"] is True
+    assert os.listdir(tmp_path) == []
+
+
+def test_keep_leaves_the_files_and_wants_an_empty_directory(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="--keep"):
+        run_demo(str(tmp_path), size=SMALL)
+
+
+def test_too_little_disk_is_said_before_anything_is_made(tmp_path):
+    with pytest.raises(EnvironmentFailure, match=r"free for the demo, found .* --keep DIR"):
+        run_demo(str(tmp_path), size=DemoSize(train_blocks=10**9))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_cleans_up(tmp_path, signum, status):
+    environment = {**SUBPROCESS_ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "streamcd", "demo"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*/train/*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_demo_itself_keeps_its_budget(streamcd_json, tmp_path):
+    result = streamcd_json("demo", "--keep", tmp_path / "kept")
+    assert result["ok"]
+    assert result["decoded_bytes"] > 1.8 * result["budget_bytes"]
+    assert (tmp_path / "kept" / "run-killed" / "model" / "model.json").exists()
