@@ -1,0 +1,447 @@
+"""The command line: its outputs, its exit statuses, its errors of one line, and how little it loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
+
+from streamcd import cli as cli_module
+from streamcd.cli import LIBLINEAR_TYPES, LOSSES, METHODS, cli
+from streamcd.console import Console, describe_progress, explain
+from streamcd.errors import DataError, Interrupted, LockError
+from streamcd.model import load_model
+from streamcd.progress import Listener, Progress
+from streamcd.solvers import SOLVERS
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def run_json(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def refused(*arguments: object, status: int = 2) -> str:
+    """The one line that the command ends with."""
+    result = run(*arguments)
+    assert result.exit_code == status, result.output
+    errors = [line for line in result.stderr.splitlines() if "error:" in line]
+    assert len(errors) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert errors[0].startswith("streamcd: error: ")
+    return errors[0]
+
+
+@pytest.fixture
+def text(small_problem, tmp_path) -> Path:
+    path = tmp_path / "data.libsvm"
+    path.write_text(libsvm_text(*small_problem("random")))
+    return path
+
+
+@pytest.fixture
+def data(text, tmp_path) -> Path:
+    assert run("convert", text, tmp_path / "data").exit_code == 0
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def trained(data, tmp_path) -> Path:
+    assert run("train", data, tmp_path / "run", "--tol", "1e-6").exit_code == 0
+    return tmp_path / "run"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Help
+
+
+COMMANDS = sorted(cli.commands)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_explains_every_option_and_gives_an_example(command):
+    found = run(command, "--help")
+    assert found.exit_code == 0
+    assert f"streamcd {command}" in found.stdout.split("Example:")[1]
+    for parameter in cli.commands[command].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_json(command):
+    assert "--json" in {option for parameter in cli.commands[command].params for option in parameter.opts}
+
+
+def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
+    assert {loss for loss, _ in SOLVERS} <= set(LOSSES)
+    assert {method for _, method in SOLVERS} <= set(METHODS)
+    assert set(LIBLINEAR_TYPES.values()) >= {key for key in SOLVERS if key[1] == "dual"}
+
+
+def test_help_loads_neither_numpy_nor_numba():
+    code = (
+        "import sys\nfrom streamcd.cli import cli\n"
+        "try: cli.main(['train', '--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'numpy', 'numba', 'pyarrow', 'rich', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_training_does_not_load_what_costs_the_users_memory(data, tmp_path):
+    # numba loads scipy.linalg by itself
+    code = (
+        "import sys\nfrom streamcd.cli import cli\n"
+        f"try: cli.main(['train', {str(data)!r}, {str(tmp_path / 'run')!r}, '--json'])\nexcept SystemExit: pass\n"
+        "names = {'scipy.sparse', 'scipy.optimize', 'dask', 'distributed', 'sklearn', 'pandas', 'matplotlib', 'rich',"
+        " 'streamcd.svmlight', 'streamcd.convert', 'streamcd.predict'}\n"
+        "print(sorted(names & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert json.loads(done.stdout.splitlines()[0])["converged"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From text to predictions
+
+
+def test_the_whole_way_in_json(text, tmp_path, small_problem):
+    y = small_problem("random")[1]
+    converted = run_json("convert", text, tmp_path / "data")
+    for key in (
+        "n_rows",
+        "n_features",
+        "n_entries",
+        "classes",
+        "n_shards",
+        "n_chunks",
+        "bytes",
+        "fingerprint",
+    ):
+        assert key in converted
+    assert (converted["n_rows"], converted["n_features"], converted["classes"]) == (80, 10, [-1, 1])
+    assert run_json("info", tmp_path / "data") == converted
+    assert run_json("verify", tmp_path / "data") == {"ok": True, "problems": []}
+
+    trained = run_json(
+        "train", tmp_path / "data", tmp_path / "run", "--loss", "hinge", "-C", "0.5", "--tol", "1e-8"
+    )
+    keys = (
+        "primal_objective dual_objective gap violation converged stop_reason passes seconds bytes_read "
+        "peak_memory_bytes n_features n_rows n_lanes lanes"
+    )
+    assert set(keys.split()) <= set(trained)
+    assert trained["converged"] is True
+    assert trained["gap"] <= 1e-8
+    assert run_json("resume", tmp_path / "run")["primal_objective"] == trained["primal_objective"]
+
+    evaluated = run_json("evaluate", tmp_path / "data", tmp_path / "run")
+    assert evaluated["primal_objective"] == pytest.approx(trained["primal_objective"], rel=1e-9)
+    assert np.array(evaluated["confusion"]).sum() == 80
+    assert run_json("evaluate", text, tmp_path / "run")["accuracy"] == evaluated["accuracy"]
+
+    predicted = run_json("predict", text, tmp_path / "run", "-o", tmp_path / "p.parquet")
+    assert predicted["n_rows"] == 80
+    found = pq.read_table(tmp_path / "p.parquet")["prediction"].to_numpy()
+    assert np.mean(found == y) == evaluated["accuracy"]
+    labels = run("predict", tmp_path / "data", tmp_path / "run", "-o", "-")
+    assert [int(line) for line in labels.stdout.splitlines()] == found.tolist()
+
+    assert run_json("export", tmp_path / "run", tmp_path / "m.txt")["format"] == "liblinear"
+    assert run_json("import", tmp_path / "m.txt", tmp_path / "model")["labels"] == [-1, 1]
+    np.testing.assert_array_equal(
+        load_model(tmp_path / "model").weights, load_model(tmp_path / "run").weights
+    )
+
+
+def test_people_get_tables(trained, data, text, tmp_path):
+    assert "classes" in run("info", data).stdout
+    assert "confusion" in run("evaluate", text, trained).stdout
+    assert "left alone" in run("resume", trained).stderr
+    assert "80 predictions" in run("predict", text, trained, "-o", tmp_path / "p.parquet").stdout
+    table = run("train", data, tmp_path / "again").stdout
+    assert "relative gap" in table
+    assert "peak memory" in table
+
+
+def test_quiet_says_nothing_but_the_result(data, tmp_path):
+    found = run("train", data, tmp_path / "run", "--quiet")
+    assert found.stderr == ""
+    assert "relative gap" in found.stdout
+
+
+def test_standard_input_is_converted(streamcd_json, text, tmp_path):
+    converted = streamcd_json("convert", "-", tmp_path / "data", input=text.read_text())
+    assert converted["n_rows"] == 80
+
+
+def test_liblinear_numbers_name_loss_and_method(data, tmp_path):
+    by_number = run_json("train", data, tmp_path / "a", "-s", 3, "-C", 0.3)
+    by_name = run_json("train", data, tmp_path / "b", "--loss", "hinge", "--method", "dual", "--C", 0.3)
+    assert by_number["primal_objective"] == by_name["primal_objective"]
+    assert load_model(tmp_path / "a").loss == "hinge"
+
+
+def test_class_weights_reach_the_model(data, tmp_path):
+    run_json("train", data, tmp_path / "a", "--class-weight", "-1=2,1=0.5")
+    assert load_model(tmp_path / "a").class_weight == {-1.0: 2.0, 1.0: 0.5}
+    run_json("train", data, tmp_path / "b", "--class-weight", "balanced")
+    evaluated = run_json("evaluate", data, tmp_path / "b")
+    assert evaluated["primal_objective"] == pytest.approx(
+        run_json("resume", tmp_path / "b")["primal_objective"]
+    )
+
+
+def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
+    found = run("train", data, tmp_path / "run", "--tol", "1e-12", "--max-passes", 1, "--json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["converged"] is False
+    assert f"'streamcd resume {tmp_path / 'run'} --max-passes N'" in found.stderr
+    assert run_json("resume", tmp_path / "run", "--max-passes", 1000, "--tol", "1e-6")["converged"] is True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "DATA"], "Missing argument 'RUN'"),
+        (["train", "DATA", "RUN", "--no-such-option"], "No such option"),
+        (["frobnicate"], "No such command"),
+        (["train", "DATA", "RUN", "-s", "5"], "L1-regularised"),
+        (["train", "DATA", "RUN", "-s", "12"], "regression"),
+        (["train", "DATA", "RUN", "-s", "99"], "unknown to LIBLINEAR"),
+        (["train", "DATA", "RUN", "-s", "1", "--loss", "hinge"], "not both"),
+        (["train", "DATA", "RUN", "-e", "0.1", "--tol", "0.1"], "exclude each other"),
+        (["train", "DATA", "RUN", "-C", "0"], "C > 0"),
+        (["train", "DATA", "RUN", "-C", "x"], "expected a number"),
+        (["train", "DATA", "RUN", "--class-weight", "7=1"], "no such label"),
+        (["train", "DATA", "RUN", "--class-weight", "one"], "LABEL=WEIGHT"),
+        (["train", "DATA", "RUN", "--class-weight", "1=1,1=2"], "each label once"),
+        (["train", "DATA", "RUN", "--checkpoint-every", "soon"], "expected a time"),
+        (["train", "DATA", "RUN", "--memory", "much"], "400MB"),
+        (["train", "DATA", "RUN", "--memory", "50MB"], "needed"),
+        (["train", "nowhere", "RUN"], "nowhere"),
+        (["resume", "nowhere"], "nowhere"),
+        (["info", "nowhere"], "streamcd convert"),
+        (["verify", "nowhere"], "nowhere"),
+        (["evaluate", "DATA", "nowhere"], "expected a run or a model"),
+        (["evaluate", "nowhere", "TRAINED"], "nowhere"),
+        (["evaluate", "DATA", "TRAINED", "--memory", "10MB"], "needed"),
+        (["predict", "DATA", "TRAINED"], "Missing option '-o'"),
+        (["predict", "DATA", "TRAINED", "-o", "-", "--json"], "name a file"),
+        (["predict", "DATA", "TRAINED", "-o", "p.parquet", "--proba"], "log_loss"),
+        (["export", "DATA", "m.txt"], "expected a run or a model"),
+        (["import", "TEXT", "model"], "expected LIBLINEAR's model text"),
+        (["import", "TEXT", "TRAINED"], "exists"),
+        (["convert", "TEXT", "DATA"], "--force"),
+        (["convert", "nowhere", "OUT"], "nowhere"),
+        (["train", "DATA", "TRAINED", "--tol", "1e-6"], "streamcd resume"),
+        (["train", "DATA", "TRAINED", "-C", "7"], "--force"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_status_2(
+    arguments, message, text, data, trained, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    places = {
+        "TEXT": text,
+        "DATA": data,
+        "TRAINED": trained,
+        "RUN": tmp_path / "new",
+        "OUT": tmp_path / "out",
+    }
+    before = sorted(os.listdir(tmp_path))
+    assert message in refused(*(places.get(argument, argument) for argument in arguments))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_bad_line_is_named_by_file_and_number(tmp_path):
+    (tmp_path / "bad.libsvm").write_text("1 1:1\n1 2:x\n")
+    assert "bad.libsvm:2: " in refused("convert", tmp_path / "bad.libsvm", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_under_json_is_one_object_too(tmp_path):
+    found = run("info", tmp_path / "nowhere", "--json")
+    assert found.exit_code == 2
+    assert json.loads(found.stdout)["exit_status"] == 2
+
+
+def test_a_damaged_dataset_fails_verification_and_training_by_name(data, tmp_path):
+    part = next((data / "entries").iterdir())
+    content = bytearray(part.read_bytes())
+    content[len(content) // 3] ^= 4
+    part.write_bytes(content)
+    found = run("verify", data, "--json")
+    assert found.exit_code == 2
+    assert part.name in json.loads(found.stdout)["problems"][0]
+    assert part.name in refused("train", data, tmp_path / "run")
+    part.unlink()
+    assert "missing" in refused("train", data, tmp_path / "run")
+    assert "missing" in run("verify", data).stderr
+
+
+def test_a_damaged_manifest_fails_verification(data):
+    (data / "manifest.json").write_text("{")
+    found = run("verify", data, "--json")
+    assert (found.exit_code, json.loads(found.stdout)["ok"]) == (2, False)
+
+
+def test_what_the_machine_did_is_status_1():
+    assert explain(OSError(28, "No space left on device", "/data/x")) == (
+        "/data/x: No space left on device",
+        1,
+    )
+    assert explain(PermissionError(13, "Permission denied", "/data")) == ("/data: Permission denied", 1)
+    text, status = explain(MemoryError())
+    assert status == 1
+    assert "--memory" in text
+    assert explain(LockError("held"))[1] == 1
+    assert explain(DataError("bad"))[1] == 2
+    assert explain(Interrupted("stopped", signal.SIGTERM))[1] == 143
+    assert explain(KeyboardInterrupt())[1] == 130
+    assert explain(ZeroDivisionError()) is None
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(cli_module.console, "Console", fail)
+    assert isinstance(run("verify", "x").exception, ZeroDivisionError)
+
+
+def test_a_full_disk_while_exporting_is_one_line_and_status_1(trained):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full on this system")
+    found = subprocess.run(
+        [sys.executable, "-m", "streamcd", "predict", str(trained.parent / "data"), str(trained), "-o", "-"],
+        stdout=open("/dev/full", "w"),  # noqa: SIM115 - closed with the process
+        stderr=subprocess.PIPE,
+        text=True,
+        env=SUBPROCESS_ENVIRONMENT,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert "No space left" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_reader_that_leaves_early_makes_no_noise(trained):
+    command = f"{sys.executable} -m streamcd predict {trained.parent / 'data'} {trained} -o - --quiet | true"
+    found = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=False
+    )
+    assert found.stderr == ""
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(data, tmp_path, signum, status):
+    arguments = ["train", str(data), str(tmp_path / "run"), "--tol", "0", "--max-passes", "100000000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamcd", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=SUBPROCESS_ENVIRONMENT,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "log.jsonl").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert f"streamcd resume {tmp_path / 'run'}" in errors
+    assert "Traceback" not in errors
+    assert run_json("resume", tmp_path / "run", "--tol", "1e-3")["converged"] is True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Progress
+
+
+class Terminal:
+    def __init__(self, is_terminal: bool) -> None:
+        self.is_terminal, self.text = is_terminal, ""
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def tell(listener: Listener, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    for second in range(41):
+        clock[0] = second
+        listener.progress(Progress("parse", second * 10**6, 40 * 10**6, "B", "note"))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("streamcd.console.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(clock, monkeypatch):
+    stream = Terminal(False)
+    tell(Console(stream=stream), clock, monkeypatch)
+    lines = stream.text.splitlines()
+    assert len(lines) == 4
+    assert lines[0] == "streamcd: parse: 25 % of 40 MB, 1 MB/s, 30 s left, note"
+
+
+def test_on_a_terminal_there_is_a_bar_which_messages_do_not_break(clock, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal(True)
+    with Console(stream=stream) as listener:
+        tell(listener, clock, monkeypatch)
+        listener.warning("[look] here")
+    assert "parse" in stream.text
+    assert "1 MB/s" in stream.text
+    assert "streamcd: warning: [look] here\n" in stream.text
+
+
+def test_quiet_keeps_warnings(clock, monkeypatch):
+    stream = Terminal(False)
+    listener = Console(quiet=True, stream=stream)
+    tell(listener, clock, monkeypatch)
+    listener.message("nothing")
+    listener.warning("something")
+    assert stream.text == "streamcd: warning: something\n"
+
+
+def test_progress_without_a_total_gives_amount_and_rate():
+    assert describe_progress(Progress("parse", 3_000_000, None, "rows"), 2.0) == "3 M rows, 1.5 M rows/s"
