@@ -48,11 +48,11 @@ class DemoSize:
         Seconds.
     """
 
-    train_blocks: int = 250
+    train_blocks: int = 290
     test_blocks: int = 12
     n_features: int = 100_000
     entries_per_row: int = 75
-    memory: str = "300MB"
+    memory: str = "350MB"
     tol: float = 1e-3
     checkpoint_every: float = 0.5
 
