@@ -13,7 +13,7 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -175,12 +175,19 @@ class Run:
     ----------
     path : Path
         An existing directory; see `create_run` and `open_run`.
+    locked : bool
+        False for a part of a run that is locked.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, locked: bool = True) -> None:
         self.path = path
-        self._lock = _lock(path)
+        self._lock = _lock(path) if locked else None
         self._log_bytes = 0
+
+    def part(self, name: str) -> Run:
+        """A directory inside for a part of the work, made where it is not there."""
+        (self.path / name).mkdir(exist_ok=True)
+        return Run(self.path / name, locked=False)
 
     @property
     def config_path(self) -> Path:
@@ -221,17 +228,10 @@ class Run:
         CheckpointError
             Where the file is damaged; names it.
         """
-        try:
-            with np.load(self.state_path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-        except FileNotFoundError:
+        arrays = read_arrays(self.state_path)
+        if arrays is None:
             self._cut_log(0)
             return None
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-            raise CheckpointError(
-                f"{self.state_path}: damaged ({str(error).splitlines()[0]}); "
-                "restore the run directory from a copy, or train again with --force"
-            ) from None
         self._cut_log(int(arrays.pop("log_bytes")))
         return arrays
 
@@ -244,7 +244,8 @@ class Run:
 
     def close(self) -> None:
         """Release the lock."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> Run:
         return self
@@ -256,6 +257,40 @@ class Run:
         with open(self.log_path, "ab") as file:
             file.truncate(n_bytes)
         self._log_bytes = n_bytes
+
+
+def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray] | None:
+    """Arrays of an ``.npz`` file, all or those named; None where there is no file.
+
+    Raises
+    ------
+    CheckpointError
+        Where the file is damaged; names it.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in names or archive.files}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({str(error).splitlines()[0]}); "
+            "restore the run directory from a copy, or train again with --force"
+        ) from None
+
+
+def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
+    """Rows of a two-dimensional array in an ``.npz`` file, in blocks, so that it is never whole in memory."""
+    with zipfile.ZipFile(path) as archive, archive.open(name + ".npy") as file:
+        version = np.lib.format.read_magic(file)
+        read_header = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        (n_rows, n_columns), fortran, dtype = read_header(file)
+        assert not fortran
+        for start in range(0, n_rows, block_rows):
+            count = min(block_rows, n_rows - start) * n_columns
+            yield np.frombuffer(file.read(count * dtype.itemsize), dtype=dtype).reshape(-1, n_columns)
 
 
 def _lock(path: Path) -> BinaryIO:

@@ -226,8 +226,15 @@ class Model:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model into a directory: ``weights.npy``, and ``model.json`` last; each is there whole or not at all."""
+    def save(self, path: str | os.PathLike[str], rows: Iterable[np.ndarray] | None = None) -> None:
+        """Write the model into a directory: ``weights.npy``, and ``model.json`` last; each is there whole or not at all.
+
+        Parameters
+        ----------
+        path : path
+        rows : iterable of ndarray, optional
+            The rows of `weights` in blocks, where they are too many to be in memory; `weights` then gives the shape only.
+        """
         from .dataset import (
             file_checksum,
             sync_directory,
@@ -238,7 +245,10 @@ class Model:
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / "weights.npy.partial"
         with open(partial, "wb") as file:
-            np.save(file, self.weights, allow_pickle=False)
+            header = {"descr": "<f8", "fortran_order": False, "shape": self.weights.shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for block in (self.weights,) if rows is None else rows:
+                np.ascontiguousarray(block, dtype="<f8").tofile(file)
             file.flush()
             os.fsync(file.fileno())
         # A kill between the two files must leave no model rather than one whose halves do not belong together.
@@ -284,13 +294,30 @@ class Model:
         return self.n_classes == self.n_vectors and np.array_equal(self._score_code(), np.eye(self.n_classes))
 
 
-def load_model(path: str | os.PathLike[str]) -> Model:
+def path_directory(model_path: Path, C: float) -> Path:
+    """Where the model of one C of a path lies inside a run's ``model``."""
+    return model_path / f"C={C!r}"
+
+
+def models_of_path(path: str | os.PathLike[str]) -> dict[float, Path]:
+    """The models of a path over C, by C ascending; empty where a run or model has but one."""
+    found = {}
+    for inside in (Path(path) / "model", Path(path)):
+        for directory in inside.glob("C=*"):
+            if (directory / "model.json").exists():
+                found[float(directory.name.removeprefix("C="))] = directory
+    return dict(sorted(found.items()))
+
+
+def load_model(path: str | os.PathLike[str], C: float | None = None) -> Model:
     """Read a model, or the model of a run.
 
     Parameters
     ----------
     path : path
         A directory with ``model.json``, or a run.
+    C : float, optional
+        Which model of a path over C; needed where the run has several and no best one.
 
     Returns
     -------
@@ -301,7 +328,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     ModelError
         Where there is none, or it is damaged.
     """
-    directory = _model_directory(path)
+    directory = _model_directory(path, C)
     try:
         description = json.loads((directory / "model.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -316,20 +343,33 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             f"{description.get('format_version')}; use the version of streamcd that wrote it"
         )
     try:
-        return _model_from(description, _read_weights(directory / "weights.npy", description))
+        model = _model_from(description, _read_weights(directory / "weights.npy", description))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{directory / 'model.json'}: damaged ({error!r})") from None
+    if C is not None and model.C != C:
+        raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
+    return model
 
 
-def weights_bytes(path: str | os.PathLike[str]) -> int:
+def weights_bytes(path: str | os.PathLike[str], C: float | None = None) -> int:
     """Bytes that the weights of a model, or of a run's model, will take in memory; 0 where there is none."""
-    weights = _model_directory(path) / "weights.npy"
+    weights = _model_directory(path, C) / "weights.npy"
     return weights.stat().st_size if weights.exists() else 0
 
 
-def _model_directory(path: str | os.PathLike[str]) -> Path:
+def _model_directory(path: str | os.PathLike[str], C: float | None = None) -> Path:
     inside = Path(path) / "model"
-    return inside if (inside / "model.json").exists() else Path(path)
+    directory = inside if (inside / "model.json").exists() else Path(path)
+    single = (directory / "model.json").exists()
+    models = models_of_path(path)
+    if not models or (C is None and single):
+        return directory
+    if C in models:
+        return models[C]
+    known = ", ".join(f"{value:g}" for value in models)
+    if C is None:
+        raise ModelError(f"{path} holds a model for each C of {known}: name one with -C")
+    raise ModelError(f"{path} holds no model for C = {C:g}; it has {known}")
 
 
 def _missing(path: Path) -> str:

@@ -7,8 +7,7 @@ A lane is one binary problem on the same rows: a sign per class, a C, and a fold
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,6 +73,32 @@ class Problem:
     @property
     def n_lanes(self) -> int:
         return len(self.lanes)
+
+    @property
+    def n_folds(self) -> int:
+        """Folds that rows are dealt to; 0 for none."""
+        return int(self.lane_fold.max(initial=-1)) + 1
+
+    @property
+    def lane_vectors(self) -> int:
+        """Weight vectors of a lane: one, or one per class for Crammer–Singer."""
+        return int(self.classes.size) if self.loss == "crammer_singer" else 1
+
+    @property
+    def block_lanes(self) -> int:
+        """Lanes that make one classifier: those of one C and fold."""
+        return 1 if self.loss == "crammer_singer" else int(self.code.shape[1])
+
+    def subset(self, lanes: Sequence[int] | np.ndarray) -> Problem:
+        """The same problem with some of its lanes."""
+        chosen = np.asarray(lanes, dtype=np.int64)
+        return replace(
+            self,
+            lanes=tuple(self.lanes[lane] for lane in chosen),
+            sign=np.ascontiguousarray(self.sign[:, chosen]),
+            cost=np.ascontiguousarray(self.cost[:, chosen]),
+            lane_fold=self.lane_fold[chosen],
+        )
 
     @property
     def loss_code(self) -> int:
@@ -160,6 +185,8 @@ def make_problem(
     if code is None:
         identity = np.eye(classes.size, dtype=np.int8)
         code = identity if loss == "crammer_singer" else one_vs_rest_code(classes.size)
+    else:
+        _check_code(code, loss, classes)
     factors = class_costs(classes, class_counts, class_weight)
     lanes, signs, costs = [], [], []
     for c in C:
@@ -201,6 +228,24 @@ def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> N
         raise UsageError(f"expected a finite bias (negative for none), found {bias}")
 
 
+def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
+    if loss == "crammer_singer":
+        raise UsageError("crammer_singer tells all classes apart at once; a code matrix does not apply to it")
+    if code.ndim != 2 or code.shape[0] != classes.size:
+        raise UsageError(
+            f"expected a code matrix with a row for each of {classes.size} classes, found shape {code.shape}"
+        )
+    for column in range(code.shape[1]):
+        if not ((code[:, column] > 0).any() and (code[:, column] < 0).any()):
+            raise UsageError(
+                f"column {column + 1} of the code matrix: expected a +1 and a -1 at least, found one side only"
+            )
+    for row in np.flatnonzero((code == 0).all(axis=1)):
+        raise UsageError(
+            f"row {row + 1} of the code matrix (label {classes[row]:g}) is all zeros; it could not be predicted"
+        )
+
+
 def _listed(labels: np.ndarray) -> str:
     shown = ", ".join(f"{label:g}" for label in labels[:10])
     return shown + (", …" if labels.size > 10 else "")
@@ -227,17 +272,20 @@ def primal_objective(loss: str, w: np.ndarray, t: np.ndarray, cost: np.ndarray) 
     return float(0.5 * w @ w + cost[used] @ row_loss(loss, t[used]))
 
 
-def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
-    """Value of the dual at `alpha`, with ``w = w(alpha)``; rows of cost 0 without a term."""
-    used = cost > 0
-    alpha, cost = alpha[used], cost[used]
+def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Rows' terms of the dual objective at `alpha`; 0 where the cost is."""
     if loss == "hinge":
         terms = alpha
     elif loss == "squared_hinge":
-        terms = alpha - alpha**2 / (4 * cost)
+        terms = alpha - alpha**2 / (4 * np.where(cost > 0, cost, 1.0))
     else:
         terms = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(cost - alpha)
-    return float(terms.sum() - 0.5 * w @ w)
+    return np.where(cost > 0, terms, 0.0)
+
+
+def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
+    """Value of the dual at `alpha`, with ``w = w(alpha)``; rows of cost 0 without a term."""
+    return float(dual_terms(loss, alpha, cost).sum() - 0.5 * w @ w)
 
 
 def _x_log_x(x: np.ndarray) -> np.ndarray:
@@ -250,15 +298,3 @@ def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, c
     margin = scores - scores[rows, code][:, None] + 1.0
     margin[rows, code] = 0.0
     return float(0.5 * (w * w).sum() + cost @ margin.max(axis=1))
-
-
-def describe_problem(problem: Problem) -> dict[str, Any]:
-    """What a run's configuration records of the problem."""
-    return {
-        "loss": problem.loss,
-        "classes": problem.classes.tolist(),
-        "C": sorted({lane.C for lane in problem.lanes}),
-        "bias": problem.bias,
-        "n_features": problem.n_features,
-        "n_lanes": problem.n_lanes,
-    }

@@ -143,6 +143,7 @@ class DualSolver:
             return
         n_lanes = self.problem.n_lanes
         cost = self.problem.cost[arena.code[start:stop]] * arena.weight[start:stop, None]
+        cost[arena.fold[start:stop, None] == self.problem.lane_fold] = 0.0
         alpha = np.minimum(1e-3 * cost, 1e-8)
         arena.alpha[start:stop, :n_lanes] = alpha
         arena.alpha[start:stop, n_lanes:] = cost - alpha

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,9 +65,14 @@ class RowLayout:
     n_flags: int
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of what a row keeps between visits: alpha, active."""
+        return 8 * self.alpha_width + self.n_flags
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row: indptr, code, weight, fold, alpha, active."""
-        return 8 + 4 + 8 + 1 + 8 * self.alpha_width + self.n_flags
+        return 8 + 4 + 8 + 1 + self.state_bytes
 
 
 @dataclass(frozen=True)
@@ -251,6 +256,8 @@ class Stream:
     plan : Plan
     layout : RowLayout
     seed : int
+    n_folds : int
+        Deal the rows to so many folds (`deal_folds`); 0 for none.
     chunks : ndarray of int64, optional
         The chunks to read, all by default.
 
@@ -266,13 +273,15 @@ class Stream:
         plan: Plan,
         layout: RowLayout,
         seed: int,
+        *,
+        n_folds: int = 0,
         chunks: np.ndarray | None = None,
     ) -> None:
         if dataset.classes is None:
             raise UsageError(f"{dataset.path}: the labels take too many values to be classes")
         self.dataset, self.plan, self.seed = dataset, plan, seed
         self.chunks = np.arange(dataset.n_chunks) if chunks is None else np.asarray(chunks, dtype=np.int64)
-        self._loader = _Loader(dataset)
+        self._loader = _Loader(dataset, seed, n_folds)
         self._arenas = _make_arenas(dataset, plan, layout)
         self._resident = _ResidentMap(dataset, self.chunks) if plan.resident else None
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
@@ -400,6 +409,14 @@ def _make_arenas(dataset: Dataset, plan: Plan, layout: RowLayout) -> list[Arena]
     return [Arena(dataset, n_rows, n_entries, layout) for _ in range(2)]
 
 
+def deal_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
+    """The fold of rows, by a hash of the seed and their place in the source; uint8."""
+    key = source.astype(np.uint64) ^ random_key(seed, n_folds)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
+    return ((key >> np.uint64(32)) * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)
+
+
 class _ResidentMap:
     """Where each chunk lives in the one arena of a resident dataset, and which are there already."""
 
@@ -417,8 +434,11 @@ class _ResidentMap:
 class _Loader:
     """Decodes chunks into an arena; gives the kernel hints about what comes next and what is done with."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset, seed: int, n_folds: int) -> None:
+        self.dataset, self.seed, self.n_folds = dataset, seed, n_folds
+        self._columns = ["label", "n_entries"]
+        self._columns += ["weight"] if dataset.weighted else []
+        self._columns += ["source"] if n_folds else []
         self.bytes_read = 0
         self.seconds = 0.0
         self._seen = np.zeros(dataset.n_chunks, dtype=bool)
@@ -433,8 +453,8 @@ class _Loader:
         """Decode a chunk to its place in the arena."""
         started, dataset = time.monotonic(), self.dataset
         check = verify or not self._seen[chunk]
-        columns = ("label", "n_entries", "weight") if dataset.weighted else ("label", "n_entries")
-        rows = dataset.read_rows(chunk, columns, verify=check)
+        arrays = dataset.read_rows(chunk, self._columns, verify=check)
+        rows = dict(zip(self._columns, arrays, strict=True))
         feature, value = dataset.read_entries(chunk, verify=check)
         self._copy_rows(arena, chunk, row_start, entry_start, rows)
         self._copy_entries(arena, chunk, entry_start, feature, value)
@@ -445,9 +465,9 @@ class _Loader:
         self.seconds += time.monotonic() - started
 
     def _copy_rows(
-        self, arena: Arena, chunk: int, row_start: int, entry_start: int, rows: Sequence[np.ndarray]
+        self, arena: Arena, chunk: int, row_start: int, entry_start: int, rows: Mapping[str, np.ndarray]
     ) -> None:
-        label, n_entries = rows[0], rows[1]
+        label, n_entries = rows["label"], rows["n_entries"]
         row_stop = row_start + label.size
         ends = arena.indptr[row_start + 1 : row_stop + 1]
         np.cumsum(n_entries, out=ends)
@@ -463,7 +483,9 @@ class _Loader:
         if not np.array_equal(classes[code], label):
             raise DatasetError(f"{self.dataset.place(chunk)}: a label that the manifest does not list")
         arena.code[row_start:row_stop] = code
-        arena.weight[row_start:row_stop] = rows[2] if len(rows) > 2 else 1.0
+        arena.weight[row_start:row_stop] = rows.get("weight", 1.0)
+        if self.n_folds:
+            arena.fold[row_start:row_stop] = deal_folds(rows["source"], self.seed, self.n_folds)
 
     def _copy_entries(
         self, arena: Arena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray

@@ -1,10 +1,10 @@
-"""The loop: reads, windows, stopping, logging, checkpoints; the same for all solvers."""
+"""Training in a run directory: options, groups of lanes that fit in memory, and the models at the end."""
 
 from __future__ import annotations
 
+import json
 import platform
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,73 +13,20 @@ import numpy as np
 
 from . import checkpoint
 from .dataset import Dataset, open_dataset
-from .errors import CheckpointError, Interrupted, UsageError
-from .memory import parse_size, peak_memory_bytes
+from .errors import CheckpointError, UsageError
+from .loop import Loop, StopRequested, Task
+from .memory import format_size, parse_size
 from .problems import Problem, make_problem
-from .progress import Listener, Progress
-from .solvers import CERTIFY, DONE, SOLVERS, START, TRAIN, Solver, State, new_totals
-from .stopping import REASONS, StopRule, judge, new_lane_arrays, reopen
-from .stream import Plan, Stream, Window, describe_plan, make_plan, random_key
+from .progress import Listener
+from .result import Outcome, Result, join_outcomes, make_result
+from .solvers import SOLVERS, Solver
+from .stopping import StopRule
+from .stream import Plan, describe_plan, make_plan
+from .warmstart import WarmStart, combination
 
-StopRequested = Callable[[], int | None]
-"""Asked after every window; gives the number of a signal that wants the run to stop, or None."""
-
-
-@dataclass
-class Result:
-    """How a training ended; the fields are those of ``train --json``.
-
-    Attributes
-    ----------
-    run : str
-        The run directory.
-    primal_objective, dual_objective : float
-        Sums over lanes.
-    gap : float
-        Largest (primal - dual) / primal of a lane.
-    violation : float
-        Largest violation of the optimality conditions at the certified weights (LIBLINEAR's measure).
-    converged : bool
-    stop_reason : {"gap", "violation", "max_passes"}
-    passes : int
-        Training passes of the slowest lane.
-    seconds : float
-        Of all sessions of the run.
-    bytes_read : int
-        Asked of the dataset's files and the dual variables', of all sessions of the run.
-    peak_memory_bytes : int
-        Peak resident memory of this process.
-    n_features, n_rows, n_lanes : int
-    lanes : list of dict
-        ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``
-    """
-
-    run: str
-    primal_objective: float
-    dual_objective: float
-    gap: float
-    violation: float
-    converged: bool
-    stop_reason: str
-    passes: int
-    seconds: float
-    bytes_read: int
-    peak_memory_bytes: int
-    n_features: int
-    n_rows: int
-    n_lanes: int
-    lanes: list[dict[str, Any]]
-
-    def to_json(self) -> dict[str, Any]:
-        """The contract's object."""
-        return asdict(self)
-
-    @property
-    def model(self) -> Any:
-        """The trained model, loaded from the run."""
-        from .model import load_model
-
-        return load_model(self.run)
+_LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
+_BLOCK_BYTES = 1 << 23  # of weights at a time, where a model is written
+_SAVE_BYTES = 1 << 24  # numpy writes arrays to a file through a buffer of 16 MiB
 
 
 def train(
@@ -94,6 +41,8 @@ def train(
     eps: float | None = None,
     max_passes: int = 1000,
     class_weight: Mapping[float, float] | str | None = None,
+    code: np.ndarray | Sequence[Sequence[int]] | None = None,
+    start_from: str | Path | None = None,
     memory: int | str = "1GB",
     seed: int = 0,
     checkpoint_every: float = 60.0,
@@ -109,10 +58,10 @@ def train(
     dataset : Dataset or path
     run : path
         Directory to be made.
-    loss : {"squared_hinge", "hinge"}
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer"}
     method : {"auto", "dual"}
-    C : float
-        Factor of the sum of losses.
+    C : float or sequence of float
+        Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float
         Value of a constant feature appended to every row; its weight is penalised as the others'. Negative for none.
     tol : float, optional
@@ -121,8 +70,12 @@ def train(
         Stop by LIBLINEAR's rule on violations instead.
     max_passes : int
     class_weight : mapping of label to factor, or ``"balanced"``, optional
+    code : array of -1, 0, +1, shape (classes, vectors), optional
+        How several classes are told apart; one-vs-rest by default.
+    start_from : path, optional
+        An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning.
     memory : int or str
-        Bound on the process's peak resident memory.
+        Bound on the process's peak resident memory. Lanes that do not fit together are trained in groups.
     seed : int
     checkpoint_every : float
         Seconds between checkpoints.
@@ -132,7 +85,7 @@ def train(
         How memory is used; follows from `memory` by default.
     listener : Listener, optional
     stop_requested : callable, optional
-        See `StopRequested`.
+        See `loop.StopRequested`.
 
     Returns
     -------
@@ -146,39 +99,20 @@ def train(
     """
     listener = listener or Listener()
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    rule = _stop_rule(tol, eps, max_passes)
-    _check_positive(checkpoint_every=checkpoint_every)
-    if method == "auto":
-        method = "dual"
-    options = {
-        "loss": loss,
-        "method": method,
-        "C": [float(c) for c in np.atleast_1d(C)],
-        "bias": float(bias),
-        "class_weight": _weights_as_json(class_weight),
-        "seed": int(seed),
-    }
-    problem = _problem(dataset, options)
-    solver = _solver(problem, method)
-    budget = parse_size(memory)
-    plan = plan or make_plan(dataset, budget, _model_bytes(solver), solver.layout)
-    config = {
-        "dataset": str(dataset.path.resolve()),
-        "fingerprint": dataset.fingerprint,
-        "options": options,
-        "memory": budget,
-        "plan": asdict(plan),
-        "rule": asdict(rule),
-        "checkpoint_every": float(checkpoint_every),
-        "versions": _versions(),
-    }
+    options = make_options(loss, method, C, bias, class_weight, code, seed)
+    config = make_config(
+        dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener
+    )
+    if start_from is not None:
+        config["start_from"] = str(Path(start_from).resolve())
+        _EndedRun(
+            dataset, make_lanes(dataset, options), config["start_from"]
+        )  # refused before anything is made
     path = Path(run)
-    _refuse_existing(path, config, force)
+    refuse_existing(path, config, force)
     with checkpoint.create_run(path, force=force) as directory:
         directory.write_config(config)
-        listener.message(describe_plan(plan, dataset, budget))
-        loop = _Loop(directory, config, dataset, problem, solver, plan, rule, listener, stop_requested)
-        return loop.run()
+        return carry_out(directory, config, dataset, listener, stop_requested)
 
 
 def resume(
@@ -215,30 +149,34 @@ def resume(
     path = Path(run)
     with checkpoint.open_run(path) as directory:
         config = checkpoint.read_config(path)
-        dataset = _same_dataset(config)
-        rule = _changed_rule(StopRule(**config["rule"]), max_passes, tol)
+        dataset = same_dataset(config)
+        old = StopRule(**config["rule"])
+        rule = stop_rule(
+            old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes
+        )
+        config["rule"] = asdict(rule)
         if checkpoint_every is not None:
             _check_positive(checkpoint_every=checkpoint_every)
             config["checkpoint_every"] = float(checkpoint_every)
-        if config["versions"] != _versions():
+        if config["versions"] != versions():
             listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
-        config["rule"] = asdict(rule)
-        problem = _problem(dataset, config["options"])
-        solver = _solver(problem, config["options"]["method"])
-        plan = Plan(**config["plan"])
         directory.write_config(config)
-        loop = _Loop(directory, config, dataset, problem, solver, plan, rule, listener, stop_requested)
-        return loop.run()
+        if "tune" in config:
+            from .tune import carry_out_search
+
+            return carry_out_search(directory, config, dataset, listener, stop_requested)
+        return carry_out(directory, config, dataset, listener, stop_requested)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Options
+# Options and configuration
 
 
-def _stop_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:
+def stop_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:
+    """Check the options of stopping; a relative gap of 1e-3 where no rule is given."""
     if tol is not None and eps is not None:
         raise UsageError(
             "expected one stopping rule, found both: give the relative gap (tol) or LIBLINEAR's eps"
@@ -253,25 +191,33 @@ def _stop_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRul
     return StopRule(tol, eps, int(max_passes))
 
 
-def _changed_rule(rule: StopRule, max_passes: int | None, tol: float | None) -> StopRule:
-    if tol is not None:
-        return _stop_rule(tol, None, max_passes or rule.max_passes)
-    return _stop_rule(rule.tol, rule.eps, max_passes or rule.max_passes)
+def make_options(
+    loss: str,
+    method: str,
+    C: float | Sequence[float],
+    bias: float,
+    class_weight: Mapping[float, float] | str | None,
+    code: Any,
+    seed: int,
+    folds: int = 0,
+) -> dict[str, Any]:
+    """What decides the problem and the order of visits, as JSON keeps it."""
+    if class_weight is not None and not isinstance(class_weight, str):
+        class_weight = [[float(label), float(weight)] for label, weight in class_weight.items()]  # type: ignore[assignment]
+    return {
+        "loss": loss,
+        "method": "dual" if method == "auto" else method,
+        "C": [float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))],
+        "bias": float(bias),
+        "class_weight": class_weight,
+        "code": None if code is None else np.asarray(code).tolist(),
+        "seed": int(seed),
+        "folds": int(folds),
+    }
 
 
-def _check_positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number > 0:
-            raise UsageError(f"{name}: expected a number > 0, found {number}")
-
-
-def _weights_as_json(class_weight: Mapping[float, float] | str | None) -> Any:
-    if class_weight is None or isinstance(class_weight, str):
-        return class_weight
-    return [[float(label), float(weight)] for label, weight in class_weight.items()]
-
-
-def _problem(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
+def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
+    """All lanes that the options ask for."""
     if dataset.classes is None or dataset.class_counts is None:
         raise UsageError(
             f"{dataset.path}: the labels take too many values to be classes; nothing to train on"
@@ -285,10 +231,13 @@ def _problem(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
         C=options["C"],
         bias=options["bias"],
         class_weight=dict(weights) if isinstance(weights, list) else weights,
+        code=None if options["code"] is None else np.array(options["code"], dtype=np.int8),
+        folds=options["folds"],
     )
 
 
-def _solver(problem: Problem, method: str) -> Solver:
+def make_solver(problem: Problem, method: str) -> Solver:
+    """The solver of a problem."""
     try:
         return SOLVERS[problem.loss, method](problem)
     except KeyError:
@@ -296,11 +245,74 @@ def _solver(problem: Problem, method: str) -> Solver:
         raise UsageError(f"no solver for {problem.loss} by method {method}; there are: {known}") from None
 
 
-def _model_bytes(solver: Solver) -> int:
-    return solver.state_bytes + (1 << 24)  # numpy writes arrays to a file through a buffer of 16 MiB
+def make_config(
+    dataset: Dataset,
+    options: dict[str, Any],
+    rule: StopRule,
+    memory: int | str,
+    checkpoint_every: float,
+    plan: Plan | None,
+    listener: Listener,
+) -> dict[str, Any]:
+    """The configuration of a run: everything that decides its bits, and the memory plan."""
+    _check_positive(checkpoint_every=checkpoint_every)
+    problem, budget = make_lanes(dataset, options), parse_size(memory)
+    n_groups, plan = _group_lanes(dataset, problem, options, budget, plan)
+    listener.message(describe_plan(plan, dataset, budget))
+    if n_groups > 1:
+        listener.message(
+            f"{problem.n_lanes} lanes of {problem.n_features} features do not fit in {format_size(budget)}: "
+            f"they are trained in {n_groups} groups, one after another, each reading the data by itself"
+        )
+    return {
+        "dataset": str(dataset.path.resolve()),
+        "fingerprint": dataset.fingerprint,
+        "options": options,
+        "memory": budget,
+        "plan": asdict(plan),
+        "n_groups": n_groups,
+        "rule": asdict(rule),
+        "checkpoint_every": float(checkpoint_every),
+        "versions": versions(),
+    }
 
 
-def _versions() -> dict[str, str]:
+def _group_lanes(
+    dataset: Dataset, problem: Problem, options: Mapping[str, Any], budget: int, plan: Plan | None
+) -> tuple[int, Plan]:
+    """As few groups of lanes as fit in the budget, and the plan for the largest."""
+    # the lanes of a fold are scored together, so they stay together
+    block = problem.block_lanes if options["folds"] else 1
+    n_blocks = problem.n_lanes // block
+    tried = 0
+    for n_groups in range(1, n_blocks + 1):
+        size = -(-n_blocks // n_groups)
+        if size == tried:
+            continue
+        tried = size
+        solver = make_solver(problem.subset(range(size * block)), options["method"])
+        if plan is not None:
+            return n_groups, plan
+        try:
+            found = make_plan(dataset, budget, solver.state_bytes + _SAVE_BYTES, solver.layout)
+        except UsageError:
+            if size == 1:
+                raise
+            continue
+        mixed = found.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
+        if found.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
+            return n_groups, found
+    raise AssertionError("a single lane is always tried")
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number > 0:
+            raise UsageError(f"{name}: expected a number > 0, found {number}")
+
+
+def versions() -> dict[str, str]:
+    """Versions and processor, on which the last digits depend."""
     import llvmlite
     import numba
     import pyarrow
@@ -318,20 +330,20 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _refuse_existing(path: Path, config: Mapping[str, Any], force: bool) -> None:
-    """Point to `resume` where the directory holds the same training, unfinished."""
+def refuse_existing(path: Path, config: Mapping[str, Any], force: bool) -> None:
+    """Point to `resume` where the directory holds the same training."""
     if force or not (path / "config.json").exists():
         return
     found = checkpoint.read_config(path)
-    same = all(found.get(key) == config[key] for key in ("fingerprint", "options"))
-    if same:
+    if all(found.get(key) == config.get(key) for key in ("fingerprint", "options", "tune")):
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
         )
     raise CheckpointError(f"{path} holds another run; name another directory, or give --force to replace it")
 
 
-def _same_dataset(config: Mapping[str, Any]) -> Dataset:
+def same_dataset(config: Mapping[str, Any]) -> Dataset:
+    """Open the dataset of a run; refuse it where it has changed."""
     dataset = open_dataset(config["dataset"])
     if dataset.fingerprint != config["fingerprint"]:
         raise CheckpointError(
@@ -342,303 +354,261 @@ def _same_dataset(config: Mapping[str, Any]) -> Dataset:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The loop
+# Groups of lanes
 
 
-class _Loop:
-    """One session of a run: from the last checkpoint to the end, or to an interruption."""
+@dataclass(frozen=True)
+class Group:
+    """Lanes that are trained together.
 
-    def __init__(
-        self,
-        directory: checkpoint.Run,
-        config: Mapping[str, Any],
-        dataset: Dataset,
-        problem: Problem,
-        solver: Solver,
-        plan: Plan,
-        rule: StopRule,
-        listener: Listener,
-        stop_requested: StopRequested | None,
-    ) -> None:
-        self.directory, self.config, self.dataset = directory, config, dataset
-        self.problem, self.solver, self.plan, self.rule = problem, solver, plan, rule
-        self.listener, self.stop_requested = listener, stop_requested or (lambda: None)
-        self.started = time.monotonic()
-        self.last_checkpoint = self.started
-        self.seconds_before, self.bytes_before = 0.0, 0
-        self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
-        self.state = solver.new_state()
-        self.state.lanes.update(new_lane_arrays(problem.n_lanes))
-        row_bytes = 8 * solver.layout.alpha_width + solver.layout.n_flags
-        self.slots = checkpoint.SlotStore(
-            directory.path / "dual", dataset.chunk_part, np.diff(dataset.row_start), row_bytes
-        )
-        self.rows = _RowStates(self.slots, solver, dataset, plan.resident)
-        self.stream: Stream | None = None
-        self._take_checkpoint()
-
-    def run(self) -> Result:
-        """Train until every lane is done, and write the model."""
-        if self.state.window == 0:
-            reopen(self.state, self.rule)
-        if not self._open_lanes():
-            self.listener.message("this run is finished and left alone: " + self._ending())
-            if not (self.directory.model_path / "model.json").exists():
-                self._save_model()
-            return self._result()
-        with Stream(self.dataset, self.plan, self.solver.layout, self.config["options"]["seed"]) as stream:
-            self.stream = stream
-            self.order = np.empty(self._largest_window_rows(), dtype=np.int64)
-            while self._open_lanes():
-                self._read(stream)
-            self._checkpoint()
-            self._save_model()
-        self.slots.close()
-        return self._result()
-
-    def _open_lanes(self) -> bool:
-        return bool(self.state.phase(START, TRAIN, CERTIFY).size)
-
-    def _read(self, stream: Stream) -> None:
-        """Go through the rest of the current read."""
-        state = self.state
-        before = self._figures()
-        certifying_only = not state.phase(TRAIN).size
-        windows = stream.windows(state.read, state.window)
-        n_windows = stream.n_windows(state.read)
-        while True:
-            started = time.monotonic()
-            window = next(windows, None)
-            self.meter["wait"] += time.monotonic() - started
-            if window is not None:
-                self._visit(window)
-                state.window += 1
-                self._report(n_windows, certifying_only)
-            if state.window >= n_windows:
-                self._end_read(before, certifying_only)
-            self._pause()
-            if state.window == 0:
-                return
-
-    def _visit(self, window: Window) -> None:
-        state, started = self.state, time.monotonic()
-        training = bool(state.phase(TRAIN).size)
-        self.rows.load(window, state)
-        loaded = time.monotonic()
-        key = random_key(self.config["options"]["seed"], window.read, window.number)
-        self.solver.visit(window, state, self.order, key)
-        visited = time.monotonic()
-        if training:
-            self.rows.save(window)
-        self.meter["train"] += visited - loaded
-        self.meter["state"] += loaded - started + time.monotonic() - visited
-
-    def _end_read(self, before: Mapping[str, float], certifying_only: bool) -> None:
-        state = self.state
-        trained = state.phase(TRAIN)
-        state.lanes["restore"][:] = False
-        judge(state, self.rule)
-        self.solver.end_read(state, trained)
-        reopen(state, self.rule)
-        state.totals[:] = new_totals(self.problem.n_lanes)
-        self.directory.append_log(self._log_record(before, certifying_only))
-        state.read, state.window = state.read + 1, 0
-
-    def _pause(self) -> None:
-        """Between windows: save a checkpoint where it is time, and stop where that is wanted."""
-        signum = self.stop_requested()
-        if signum is not None:
-            self._checkpoint()
-            self.slots.close()
-            path = self.directory.path
-            raise Interrupted(f"stopped by a signal; 'streamcd resume {path}' goes on from here", signum)
-        if time.monotonic() - self.last_checkpoint >= self.config["checkpoint_every"]:
-            self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        self.rows.flush()
-        self.slots.sync()
-        arrays = self.state.to_arrays()
-        arrays["slots"] = self.slots.current
-        arrays["seconds"] = np.array(self._seconds())
-        arrays["bytes_read"] = np.array(self._bytes_read())
-        self.directory.write_state(arrays)
-        self.slots.mark_durable()
-        self.last_checkpoint = time.monotonic()
-
-    def _take_checkpoint(self) -> None:
-        arrays = self.directory.read_state()
-        if arrays is None:  # a new run: a kill at any later moment finds something to resume
-            self.slots.allocate()
-            self._checkpoint()
-            return
-        self.slots.restore(arrays.pop("slots"))
-        self.seconds_before = float(arrays.pop("seconds"))
-        self.bytes_before = int(arrays.pop("bytes_read"))
-        try:
-            self.state.take(arrays)
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"
-            ) from None
-
-    def _save_model(self) -> None:
-        from .model import Model
-
-        problem, options = self.problem, self.config["options"]
-        bias = options["bias"]
-        factors = problem.cost.max(axis=1) / problem.lanes[0].C
-        weights = {float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0}
-        Model(
-            weights=self.state.w[:-1],
-            intercept=self.state.w[-1] * problem.bias,
-            classes=problem.classes,
-            code=problem.code,
-            loss=problem.loss,
-            C=problem.lanes[0].C,
-            method=options["method"],
-            bias=bias if bias >= 0 else -1.0,
-            index_base=self.dataset.index_base,
-            label_kind=self.dataset.label_kind,
-            class_weight=weights,
-            fingerprint=self.dataset.fingerprint,
-            versions=_versions(),
-            certificate={
-                key: self._result().to_json()[key]
-                for key in ("primal_objective", "dual_objective", "gap", "converged")
-            },
-        ).save(self.directory.model_path)
-
-    def _largest_window_rows(self) -> int:
-        if self.plan.resident:
-            return self.dataset.n_rows
-        return max(self.plan.window_rows, int(np.diff(self.dataset.row_start).max(initial=1)))
-
-    # -- telling ------------------------------------------------------------------------------------------------------
-
-    def _seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.started
-
-    def _bytes_read(self) -> int:
-        of_dataset = self.stream.bytes_read if self.stream else 0
-        return self.bytes_before + of_dataset + self.slots.bytes_read
-
-    def _figures(self) -> dict[str, float]:
-        """Running sums, of which a log record gives the differences."""
-        read = self.stream.read_seconds if self.stream else 0.0
-        return {"total": time.monotonic(), "read": read, "bytes_read": self._bytes_read(), **self.meter}
-
-    def _report(self, n_windows: int, certifying_only: bool) -> None:
-        state, lanes = self.state, self.state.lanes
-        number = int(lanes["passes"].max()) + (0 if certifying_only else 1)
-        phase = f"certify after pass {number}" if certifying_only else f"pass {number}"
-        share = state.window / max(n_windows, 1)
-        n_entries = self.dataset.n_entries
-        note = "" if np.isnan(self._relative_estimate()) else f"gap about {self._relative_estimate():.1e}"
-        self.listener.progress(Progress(phase, int(share * n_entries), n_entries, "entries", note))
-
-    def _relative_estimate(self) -> float:
-        lanes = self.state.lanes
-        open_lanes = lanes["phase"] != DONE
-        if not open_lanes.any() or np.isnan(lanes["estimate"][open_lanes]).any():
-            return float("nan")
-        primal = np.maximum(lanes["estimated_primal"][open_lanes], 1e-300)
-        return float((lanes["estimate"][open_lanes] / primal).max())
-
-    def _log_record(self, before: Mapping[str, float], certifying_only: bool) -> dict[str, Any]:
-        lanes = self.state.lanes
-        spent = {name: figure - before[name] for name, figure in self._figures().items()}
-        bytes_read = int(spent.pop("bytes_read"))
-        return {
-            "read": self.state.read,
-            "kind": "certify" if certifying_only else "train",
-            "passes": int(lanes["passes"].max()),
-            "open_lanes": int((lanes["phase"] != DONE).sum()),
-            "objective_estimate": _finite(lanes["estimated_primal"].sum()),
-            "gap_estimate": _finite(lanes["estimate"].sum()),
-            "primal": _finite(lanes["primal"].sum()),
-            "dual": _finite(lanes["dual"].sum()),
-            "gap": _finite(lanes["gap"].sum()),
-            "violation": _finite(lanes["seen_violation"].max()),
-            "active_rows": int(lanes["n_active"].sum()),
-            "bytes_read": bytes_read,
-            "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
-        }
-
-    def _ending(self) -> str:
-        reason = REASONS[int(self.state.lanes["reason"].max())]
-        return f"{'converged' if self.state.lanes['converged'].all() else 'not converged'} by {reason}"
-
-    def _result(self) -> Result:
-        lanes = self.state.lanes
-        primal = np.where(lanes["primal"] == 0, 1.0, lanes["primal"])
-        relative = np.where(lanes["primal"] == 0, 0.0, lanes["gap"] / np.abs(primal))
-        return Result(
-            run=str(self.directory.path),
-            primal_objective=float(lanes["primal"].sum()),
-            dual_objective=float(lanes["dual"].sum()),
-            gap=float(relative.max()),
-            violation=float(lanes["violation"].max()),
-            converged=bool(lanes["converged"].all()),
-            stop_reason=REASONS[int(lanes["reason"].max())],
-            passes=int(lanes["passes"].max()),
-            seconds=self._seconds(),
-            bytes_read=self._bytes_read(),
-            peak_memory_bytes=peak_memory_bytes(),
-            n_features=self.problem.n_features,
-            n_rows=self.dataset.n_rows,
-            n_lanes=self.problem.n_lanes,
-            lanes=[
-                {
-                    "label": lane.label,
-                    "C": lane.C,
-                    "fold": None if lane.fold < 0 else lane.fold,
-                    "primal_objective": float(lanes["primal"][number]),
-                    "dual_objective": float(lanes["dual"][number]),
-                    "gap": float(relative[number]),
-                    "passes": int(lanes["passes"][number]),
-                    "converged": bool(lanes["converged"][number]),
-                }
-                for number, lane in enumerate(self.problem.lanes)
-            ],
-        )
-
-
-def _finite(number: float) -> float | None:
-    return float(number) if np.isfinite(number) else None
-
-
-class _RowStates:
-    """Brings the rows' dual variables of a window in from the slots, and back.
-
-    Of a resident dataset they stay in the arena, and `flush` writes what changed; else they go with every visit.
+    Attributes
+    ----------
+    directory : str
+        Where, inside the run; empty for the run itself.
+    lanes : range
+        Among all lanes of the run.
     """
 
-    def __init__(self, slots: checkpoint.SlotStore, solver: Solver, dataset: Dataset, resident: bool) -> None:
-        self._slots, self._solver = slots, solver
-        self._resident = resident
-        self._present = np.zeros(dataset.n_chunks, dtype=bool)
-        self._changed: dict[int, list[np.ndarray]] = {}
+    directory: str
+    lanes: range
 
-    def load(self, window: Window, state: State) -> None:
-        arena = window.arena
-        for chunk, start, stop in window.pieces():
-            if not self._present[chunk]:
-                if not self._slots.load(chunk, [arena.alpha[start:stop], arena.active[start:stop]]):
-                    self._solver.new_rows(arena, start, stop)
-                self._present[chunk] = self._resident
-            self._solver.restore_rows(state, arena, start, stop)
 
-    def save(self, window: Window) -> None:
-        arena = window.arena
-        for chunk, start, stop in window.pieces():
-            arrays: list[np.ndarray] = [arena.alpha[start:stop], arena.active[start:stop]]
-            if self._resident:
-                self._changed[chunk] = arrays
-            else:
-                self._slots.save(chunk, arrays)
+def lane_groups(problem: Problem, config: Mapping[str, Any]) -> list[Group]:
+    """The groups of a run, as its configuration decided."""
+    n_groups = config["n_groups"]
+    if n_groups == 1:
+        return [Group("", range(problem.n_lanes))]
+    block = problem.block_lanes if config["options"]["folds"] else 1
+    size = -(-(problem.n_lanes // block) // n_groups) * block
+    starts = range(0, problem.n_lanes, size)
+    return [
+        Group(f"group-{number:02d}", range(start, min(start + size, problem.n_lanes)))
+        for number, start in enumerate(starts)
+    ]
 
-    def flush(self) -> None:
-        for chunk, arrays in self._changed.items():
-            self._slots.save(chunk, arrays)
-        self._changed.clear()
+
+def train_groups(
+    directory: checkpoint.Run,
+    config: Mapping[str, Any],
+    dataset: Dataset,
+    listener: Listener,
+    stop_requested: StopRequested | None,
+    *,
+    run: str | None = None,
+    stage: str = "",
+) -> Outcome:
+    """Train all lanes of a configuration in a directory, group after group, from where each stands."""
+    problem = make_lanes(dataset, config["options"])
+    start = _EndedRun(dataset, problem, config["start_from"]) if "start_from" in config else None
+    outcomes = []
+    for group in lane_groups(problem, config):
+        part = directory.part(group.directory) if group.directory else directory
+        lanes = problem.subset(group.lanes)
+        name = (
+            f"lanes {group.lanes.start + 1}-{group.lanes.stop} of {problem.n_lanes}, "
+            if group.directory
+            else ""
+        )
+        task = Task(
+            dataset=dataset,
+            problem=lanes,
+            solver=make_solver(lanes, config["options"]["method"]),
+            plan=Plan(**config["plan"]),
+            rule=StopRule(**config["rule"]),
+            seed=config["options"]["seed"],
+            checkpoint_every=config["checkpoint_every"],
+            run=run or str(directory.path),
+            name=stage + name,
+            warm_start=None if start is None else start(lanes, group.lanes),
+        )
+        outcomes.append(Loop(part, task, listener, stop_requested).run())
+    return join_outcomes(outcomes)
+
+
+def carry_out(
+    directory: checkpoint.Run,
+    config: Mapping[str, Any],
+    dataset: Dataset,
+    listener: Listener,
+    stop_requested: StopRequested | None,
+    *,
+    model_path: Path | None = None,
+) -> Result:
+    """Train, write the models (into the run, or to `model_path`), and say how it ended."""
+    model_path = model_path or directory.model_path
+    problem = make_lanes(dataset, config["options"])
+    before = _trained_passes(directory.path, problem, config)
+    outcome = train_groups(directory, config, dataset, listener, stop_requested)
+    result = make_result(str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows)
+    if before == outcome.lanes["passes"].tolist() and model_path.exists():
+        listener.message(f"this run had ended by {result.stop_reason} and is left alone")
+    else:
+        save_models(model_path, directory.path, config, dataset, problem, result)
+    return result
+
+
+def _trained_passes(path: Path, problem: Problem, config: Mapping[str, Any]) -> list[int] | None:
+    """Passes of every lane at the last checkpoint; None where a group has none."""
+    passes: list[int] = []
+    for group in lane_groups(problem, config):
+        arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("lane_passes", "lane_phase"))
+        if arrays is None:
+            return None
+        passes += arrays["lane_passes"].tolist()
+    return passes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Warm starts
+
+
+class _EndedRun:
+    """The lanes of an ended run, from which groups of new lanes begin."""
+
+    def __init__(self, dataset: Dataset, problem: Problem, source: str) -> None:
+        path = Path(source)
+        config = checkpoint.read_config(path)
+        if "tune" in config:
+            path = path / "best" if (path / "best" / "state.npz").exists() else path / "folds"
+            config = checkpoint.read_config(path)
+        if config["fingerprint"] != dataset.fingerprint:
+            raise UsageError(
+                f"{source} was trained on another dataset (fingerprint {config['fingerprint']}, this one has "
+                f"{dataset.fingerprint}); dual variables belong to rows, so a warm start needs the same dataset"
+            )
+        if config["options"]["method"] != "dual":
+            raise UsageError(
+                f"{source} was not trained by a dual method; there are no dual variables to start from"
+            )
+        self._dataset, self._path, self._config = dataset, path, config
+        self._old = make_lanes(dataset, config["options"])
+        self._matrix = combination(self._old, problem)
+
+    def __call__(self, lanes: Problem, numbers: range) -> WarmStart:
+        parts = []
+        for group in lane_groups(self._old, self._config):
+            solver = make_solver(self._old.subset(group.lanes), self._config["options"]["method"])
+            parts.append((self._path / group.directory, solver, list(group.lanes)))
+        return WarmStart(self._dataset, lanes, self._matrix[:, list(numbers)], parts)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+
+
+def save_models(
+    model_path: Path, run: Path, config: Mapping[str, Any], dataset: Dataset, problem: Problem, result: Result
+) -> None:
+    """Write the model of every C from the groups' states, block by block; one C alone is the run's model."""
+    from .model import path_directory
+
+    per_model = problem.block_lanes
+    values = [problem.lanes[first].C for first in range(0, problem.n_lanes, per_model)]
+    for number, C in enumerate(values):
+        lanes = range(number * per_model, (number + 1) * per_model)
+        path = model_path if len(values) == 1 else path_directory(model_path, C)
+        if len(values) > 1:
+            model_path.mkdir(exist_ok=True)
+        _save_model(path, run, config, dataset, problem, lanes, result)
+
+
+def _save_model(
+    path: Path,
+    run: Path,
+    config: Mapping[str, Any],
+    dataset: Dataset,
+    problem: Problem,
+    lanes: range,
+    result: Result,
+) -> None:
+    from .model import Model
+
+    bias, C = config["options"]["bias"], problem.lanes[lanes.start].C
+    factors = problem.cost[:, list(lanes)].max(axis=1) / C
+    intercept = np.concatenate(
+        [block[-1:] for block in _weight_rows(run, config, problem, lanes, last=True)]
+    )[0]
+    Model(
+        weights=np.zeros(
+            (problem.n_features, intercept.size)
+        ),  # never touched: the rows are written from the state
+        intercept=intercept * problem.bias,
+        classes=problem.classes,
+        code=problem.code,
+        loss=problem.loss,
+        C=C,
+        method=config["options"]["method"],
+        bias=bias if bias >= 0 else -1.0,
+        index_base=dataset.index_base,
+        label_kind=dataset.label_kind,
+        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},
+        fingerprint=dataset.fingerprint,
+        versions=versions(),
+        certificate=_certificate(result, lanes),
+    ).save(path, rows=_weight_rows(run, config, problem, lanes, last=False))
+
+
+def _certificate(result: Result, lanes: range) -> dict[str, Any]:
+    mine = [result.lanes[lane] for lane in lanes]
+    return {
+        "primal_objective": sum(lane["primal_objective"] for lane in mine),
+        "dual_objective": sum(lane["dual_objective"] for lane in mine),
+        "gap": max(lane["gap"] for lane in mine),
+        "converged": all(lane["converged"] for lane in mine),
+    }
+
+
+def _weight_rows(
+    run: Path, config: Mapping[str, Any], problem: Problem, lanes: range, *, last: bool
+) -> Iterator[np.ndarray]:
+    """Rows of w of some lanes, gathered from the groups' states: those of the features, or the last one, the bias's."""
+    vectors = problem.lane_vectors
+    block_rows = max(1, _BLOCK_BYTES // (8 * problem.n_lanes * vectors))
+    sources, columns = [], []
+    for group in lane_groups(problem, config):
+        mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
+        if mine:
+            columns.append(np.concatenate([np.arange(lane * vectors, (lane + 1) * vectors) for lane in mine]))
+            sources.append(checkpoint.read_array_rows(run / group.directory / "state.npz", "w", block_rows))
+    start = 0
+    for blocks in zip(*sources, strict=True):
+        rows = np.hstack([block[:, chosen] for block, chosen in zip(blocks, columns, strict=True)])
+        start += rows.shape[0]
+        if last and start > problem.n_features:
+            yield rows
+        elif not last:
+            yield rows[: problem.n_features - start + rows.shape[0]]
+
+
+def read_code(path: str | Path, n_classes: int) -> np.ndarray:
+    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by blanks or commas.
+
+    Raises
+    ------
+    UsageError
+        Where it is not one; names the line.
+    """
+    lines = [line for line in Path(path).read_text().replace(",", " ").splitlines() if line.strip()]
+    rows: list[list[int]] = []
+    for number, line in enumerate(lines, start=1):
+        tokens = line.split()
+        if any(token not in ("-1", "0", "1", "+1") for token in tokens) or len(tokens) != len(
+            lines[0].split()
+        ):
+            raise UsageError(
+                f"{path}, line {number}: expected {len(lines[0].split())} entries of -1, 0, +1, found {line!r}"
+            )
+        rows.append([int(token) for token in tokens])
+    code = np.array(rows, dtype=np.int8)
+    if code.shape[0] != n_classes:
+        raise UsageError(
+            f"{path}: expected a line for each of the {n_classes} classes, found {code.shape[0]}"
+        )
+    return code
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all."""
+    from .dataset import write_file_atomically
+
+    write_file_atomically(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -1,0 +1,231 @@
+"""Search over C by cross-validation: all folds of all C as lanes of one run, scored in one read, then all rows.
+
+The training on all rows begins from the folds' dual variables (`warmstart`), which needs no read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import checkpoint, kernels
+from .dataset import Dataset, open_dataset
+from .errors import UsageError
+from .loop import StopRequested
+from .problems import Problem
+from .progress import Listener, Progress
+from .result import Outcome, Result, TuneResult, relative_gaps
+from .stream import Plan, Stream, Window
+from .train import (
+    carry_out,
+    lane_groups,
+    make_config,
+    make_lanes,
+    make_options,
+    make_solver,
+    refuse_existing,
+    stop_rule,
+    train_groups,
+    write_json,
+)
+
+_SCORE_BYTES = 1 << 22  # of decisions at a time
+
+
+def tune(
+    dataset: Dataset | str | Path,
+    run: str | Path,
+    *,
+    C: Sequence[float],
+    cv: int = 5,
+    loss: str = "squared_hinge",
+    method: str = "auto",
+    bias: float = -1.0,
+    tol: float | None = None,
+    eps: float | None = None,
+    max_passes: int = 1000,
+    class_weight: Mapping[float, float] | str | None = None,
+    code: np.ndarray | Sequence[Sequence[int]] | None = None,
+    memory: int | str = "1GB",
+    seed: int = 0,
+    checkpoint_every: float = 60.0,
+    force: bool = False,
+    listener: Listener | None = None,
+    stop_requested: StopRequested | None = None,
+) -> TuneResult:
+    """Choose C by cross-validation, and train with it on all rows.
+
+    Parameters
+    ----------
+    dataset : Dataset or path
+    run : path
+        Directory to be made: ``folds/`` and ``best/`` are runs in it, ``model/`` is the best one's.
+    C : sequence of float
+        The values to try.
+    cv : int
+        Folds, dealt by a hash of (seed, place in the source).
+    loss, method, bias, tol, eps, max_passes, class_weight, code, memory, seed, checkpoint_every, force
+        As in `train.train`.
+    listener, stop_requested
+        As in `train.train`.
+
+    Returns
+    -------
+    TuneResult
+
+    Raises
+    ------
+    UsageError, DatasetError, CheckpointError, LockError, Interrupted
+    """
+    if not 2 <= cv <= 100:
+        raise UsageError(f"cv: expected from 2 to 100 folds, found {cv}")
+    listener = listener or Listener()
+    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    values = sorted({float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))})
+    options = make_options(loss, method, values, bias, class_weight, code, seed, folds=cv)
+    config = make_config(
+        dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, None, listener
+    )
+    config["tune"] = {"cv": cv}
+    path = Path(run)
+    refuse_existing(path, config, force)
+    with checkpoint.create_run(path, force=force) as directory:
+        directory.write_config(config)
+        return carry_out_search(directory, config, dataset, listener, stop_requested)
+
+
+def carry_out_search(
+    directory: checkpoint.Run,
+    config: Mapping[str, Any],
+    dataset: Dataset,
+    listener: Listener,
+    stop_requested: StopRequested | None,
+) -> TuneResult:
+    """Train the folds, score them, train on all rows: each from where it stands."""
+    fold_config = {key: value for key, value in config.items() if key != "tune"}
+    folds = directory.part("folds")
+    folds.write_config(fold_config)
+    problem = make_lanes(dataset, config["options"])
+    run = str(directory.path)
+    outcome = train_groups(folds, fold_config, dataset, listener, stop_requested, run=run, stage="folds: ")
+    scores = _score(folds.path, fold_config, dataset, problem, listener)
+    best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
+    write_json(directory.path / "scores.json", {"scores": _as_json(scores), "best_C": best})
+    listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
+    result = _train_best(directory, config, dataset, best, listener, stop_requested)
+    return TuneResult(
+        **{**asdict(result), "run": run},
+        scores=_as_json(scores),
+        best_C=best,
+        folds=_summary(outcome),
+    )
+
+
+def _train_best(
+    directory: checkpoint.Run,
+    config: Mapping[str, Any],
+    dataset: Dataset,
+    best: float,
+    listener: Listener,
+    stop_requested: StopRequested | None,
+) -> Result:
+    part = directory.part("best")
+    if not (part.path / "config.json").exists():
+        options = {**config["options"], "C": [best], "folds": 0}
+        rule = stop_rule(config["rule"]["tol"], config["rule"]["eps"], config["rule"]["max_passes"])
+        every = config["checkpoint_every"]
+        best_config = make_config(dataset, options, rule, config["memory"], every, None, Listener())
+        part.write_config({**best_config, "start_from": str((directory.path / "folds").resolve())})
+    best_config = {**checkpoint.read_config(part.path), "rule": config["rule"]}
+    return carry_out(part, best_config, dataset, listener, stop_requested, model_path=directory.model_path)
+
+
+def _summary(outcome: Outcome) -> dict[str, Any]:
+    lanes = outcome.lanes
+    return {
+        "n_lanes": int(lanes["passes"].size),
+        "passes": int(lanes["passes"].max()),
+        "gap": float(relative_gaps(lanes).max()),
+        "converged": bool(lanes["converged"].all()),
+        "bytes_read": outcome.bytes_read,
+        "seconds": outcome.seconds,
+    }
+
+
+def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    return {f"{C:g}": {"folds": list(folds), "mean": float(np.mean(folds))} for C, folds in scores.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scores
+
+
+def _score(
+    path: Path, config: Mapping[str, Any], dataset: Dataset, problem: Problem, listener: Listener
+) -> dict[float, list[float]]:
+    """Accuracy of every C on each fold, by the lanes that left the fold out; one read for each group of lanes."""
+    correct: dict[tuple[float, int], int] = {}
+    count = np.zeros(problem.n_folds, dtype=np.int64)
+    for number, group in enumerate(lane_groups(problem, config)):
+        lanes = problem.subset(group.lanes)
+        arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
+        assert arrays is not None
+        layout = make_solver(lanes, config["options"]["method"]).layout
+        with Stream(
+            dataset, Plan(**config["plan"]), layout, config["options"]["seed"], n_folds=problem.n_folds
+        ) as stream:
+            done = 0
+            for window in stream.windows(0):
+                for start, stop in _row_blocks(window, arrays["w"].shape[1]):
+                    _count_correct(window, start, stop, arrays["w"], lanes, correct)
+                    if number == 0:
+                        count += np.bincount(window.arena.fold[start:stop], minlength=count.size)
+                done += window.n_entries
+                listener.progress(Progress("score the folds", done, dataset.n_entries, "entries"))
+    values = sorted({lane.C for lane in problem.lanes})
+    folds = range(problem.n_folds)
+    return {C: [correct.get((C, fold), 0) / max(int(count[fold]), 1) for fold in folds] for C in values}
+
+
+def _row_blocks(window: Window, n_columns: int) -> list[tuple[int, int]]:
+    rows = max(1, _SCORE_BYTES // (8 * n_columns))
+    return [
+        (first, min(first + rows, stop))
+        for _, start, stop in window.pieces()
+        for first in range(start, stop, rows)
+    ]
+
+
+def _count_correct(
+    window: Window,
+    start: int,
+    stop: int,
+    w: np.ndarray,
+    lanes: Problem,
+    correct: dict[tuple[float, int], int],
+) -> None:
+    """Add to `correct` how many rows of each fold are classified rightly by the lanes that left it out."""
+    arena = window.arena
+    decisions = np.empty((stop - start, w.shape[1]))
+    kernels.margins(arena.indptr[start : stop + 1], arena.feature, arena.value, w[:-1], decisions)
+    decisions += lanes.bias * w[-1]
+    code, fold = arena.code[start:stop], arena.fold[start:stop]
+    columns = lanes.block_lanes * lanes.lane_vectors
+    for number in range(0, lanes.n_lanes, lanes.block_lanes):
+        lane = lanes.lanes[number]
+        mine = fold == lane.fold
+        first = number * lanes.lane_vectors
+        block = decisions[mine, first : first + columns]
+        hits = int((predicted_classes(lanes, block) == code[mine]).sum())
+        correct[lane.C, lane.fold] = correct.get((lane.C, lane.fold), 0) + hits
+
+
+def predicted_classes(problem: Problem, decisions: np.ndarray) -> np.ndarray:
+    """Places of the predicted classes, from the decisions of one classifier's vectors, as a model decides."""
+    if problem.classes.size == 2 and decisions.shape[1] == 1:
+        return (decisions[:, 0] > 0).astype(np.int64)
+    return (decisions @ problem.code.T.astype(np.float64)).argmax(axis=1)

@@ -1,0 +1,147 @@
+"""Dual variables of one run as the beginning of another on the same rows: exact, and without reading the data.
+
+New lanes are combinations of old ones, alpha and w alike, so w stays ``w(alpha)``. From C to C' the factor is C'/C, which
+keeps every bound; from k folds to all rows it is 1/(k - 1), since each row was left out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from . import checkpoint
+from .dataset import Dataset
+from .errors import CheckpointError, UsageError
+from .problems import Problem, dual_terms
+from .solvers import Solver
+
+_BLOCK_ROWS = 1 << 14  # of w at a time
+
+
+def combination(old: Problem, new: Problem) -> np.ndarray:
+    """How new lanes are made of old ones, shape (old lanes, new lanes).
+
+    Raises
+    ------
+    UsageError
+        Where the old problem differs in more than C and folds.
+    """
+    same = {
+        "loss": old.loss == new.loss,
+        "bias": old.bias == new.bias,
+        "code matrix": np.array_equal(old.code, new.code),
+        "class weights": _same_factors(old, new),
+    }
+    different = [name for name, equal in same.items() if not equal]
+    if different:
+        raise UsageError(f"a warm start needs the same {', '.join(different)}; only C may differ")
+    if new.n_folds:
+        raise UsageError(
+            "a warm start cannot begin the training of folds; start from another run, or from nothing"
+        )
+    costs = np.array([lane.C for lane in old.lanes])
+    matrix = np.zeros((old.n_lanes, new.n_lanes))
+    for lane, target in enumerate(new.lanes):
+        nearest = costs[np.argmin(np.abs(np.log(costs / target.C)))]
+        place = lane % new.block_lanes
+        for number, source in enumerate(old.lanes):
+            if nearest == source.C and number % old.block_lanes == place:
+                matrix[number, lane] = target.C / source.C / max(old.n_folds - 1, 1)
+    return matrix
+
+
+def _same_factors(old: Problem, new: Problem) -> bool:
+    return np.allclose(old.cost[:, 0] / old.lanes[0].C, new.cost[:, 0] / new.lanes[0].C, rtol=1e-12)
+
+
+class WarmStart:
+    """The beginning of new lanes from an ended run.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    problem : Problem
+        The new lanes.
+    matrix : ndarray, shape (old lanes, new lanes)
+        See `combination`.
+    parts : sequence of (Path, Solver, lanes)
+        The directories of the old run's groups of lanes, their solvers, and the old lanes they hold.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        problem: Problem,
+        matrix: np.ndarray,
+        parts: Sequence[tuple[Path, Solver, Sequence[int]]],
+    ) -> None:
+        self._dataset, self._problem = dataset, problem
+        self._parts = [
+            _Part(dataset, path, solver, matrix[list(lanes)], problem) for path, solver, lanes in parts
+        ]
+
+    def chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
+        """Dual variables of a chunk's rows, shape (rows, alpha_width of the new lanes)."""
+        pieces = [part.chunk_alpha(chunk, n_rows) for part in self._parts]
+        return np.ascontiguousarray(sum(pieces[1:], start=pieces[0]))
+
+    def dual_terms(self, chunk: int, alpha: np.ndarray) -> np.ndarray:
+        """Sum of the dual's terms over a chunk's rows, per lane; reads the labels, not the entries."""
+        problem, dataset = self._problem, self._dataset
+        label, weight = dataset.read_rows(chunk, ("label", "weight"))
+        code = np.searchsorted(problem.classes, label)
+        if problem.loss == "crammer_singer":
+            own = np.zeros(alpha.shape[1] // problem.classes.size)
+            for lane in range(own.size):
+                block = alpha[:, lane * problem.classes.size : (lane + 1) * problem.classes.size]
+                own[lane] = block[
+                    np.arange(code.size), code
+                ].sum()  # Σ_m alpha = 0, so -Σ_{m ≠ y} alpha is this
+            return own
+        cost = problem.cost[code] * weight[:, None]
+        terms = [dual_terms(problem.loss, alpha[:, lane], cost[:, lane]) for lane in range(problem.n_lanes)]
+        return np.array([term.sum() for term in terms])
+
+    def fill_weights(self, w: np.ndarray) -> None:
+        """Write w of the new lanes into `w`, shape (n_features + 1, vectors)."""
+        w[:] = 0.0
+        for part in self._parts:
+            part.add_weights(w)
+
+
+class _Part:
+    """The lanes of one directory of the old run."""
+
+    def __init__(
+        self, dataset: Dataset, path: Path, solver: Solver, matrix: np.ndarray, problem: Problem
+    ) -> None:
+        self._path, self._layout = path, solver.layout
+        self._halves = 2 if problem.loss == "log_loss" else 1
+        self._matrix = np.kron(matrix, np.eye(problem.lane_vectors))
+        arrays = checkpoint.read_arrays(path / "state.npz", ("slots",))
+        if arrays is None:
+            raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume' the run first")
+        self._slots = checkpoint.SlotStore(
+            path / "dual", dataset.chunk_part, np.diff(dataset.row_start), solver.layout.state_bytes
+        )
+        self._slots.restore(arrays["slots"])
+
+    def chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
+        alpha = np.zeros((n_rows, self._layout.alpha_width))
+        flags = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
+        if not self._slots.load(chunk, [alpha, flags]):
+            raise CheckpointError(
+                f"{self._path}: the run has not visited all rows; 'streamcd resume' it first"
+            )
+        width = alpha.shape[1] // self._halves
+        return np.hstack(
+            [alpha[:, half * width : (half + 1) * width] @ self._matrix for half in range(self._halves)]
+        )
+
+    def add_weights(self, w: np.ndarray) -> None:
+        start = 0
+        for rows in checkpoint.read_array_rows(self._path / "state.npz", "w", _BLOCK_ROWS):
+            w[start : start + rows.shape[0]] += rows @ self._matrix
+            start += rows.shape[0]
