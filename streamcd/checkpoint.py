@@ -212,6 +212,9 @@ class Run:
 
     def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace ``state.npz``: temporary name, sync, rename; remembers how long the log is."""
+        if self._log_bytes:
+            with open(self.log_path, "rb") as log:
+                os.fsync(log.fileno())
         partial = self.state_path.with_name("state.npz.partial")
         with open(partial, "wb") as file:
             np.savez(file, **{**arrays, "log_bytes": np.int64(self._log_bytes)})  # type: ignore[arg-type]
@@ -255,8 +258,8 @@ class Run:
 
     def _cut_log(self, n_bytes: int) -> None:
         with open(self.log_path, "ab") as file:
-            file.truncate(n_bytes)
-        self._log_bytes = n_bytes
+            self._log_bytes = min(n_bytes, file.tell())
+            file.truncate(self._log_bytes)
 
 
 def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray] | None:

@@ -586,7 +586,9 @@ class _Conversion:
                 lambda: _read_entries(writer.path),
                 n_features=shape.n_features,
                 n_rows=shape.n_rows,
-                memory_bytes=self.plan.statistics_bytes,
+                memory_bytes=self.plan.statistics_bytes
+                + self.plan.sort_bytes,  # no rows are in memory any more
+                scratch=self.work / "features",
             )
         )
         if shape.original is not None:

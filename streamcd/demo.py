@@ -318,7 +318,9 @@ class _Demo:
         # the package that runs now, installed or not
         paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-        process = subprocess.Popen(command, cwd=self.directory, stdout=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.Popen(
+            command, cwd=self.directory, stdout=subprocess.PIPE, text=True, env=environment
+        )
         try:
             yield process
         finally:

@@ -1,7 +1,8 @@
 """Statistics of every feature, in bounded memory and with the same bits however little memory there is.
 
 Sums run over the entries in the order of the dataset. Where the sums of all features fit in memory they are made while
-the shards are written; else the shards are read again, once for each range of features that fits.
+the shards are written; else the shards are read again, once for each range of features that fits, and where features are
+few in a wide space of indices (hashes, say), their entries are sorted into files of ranges first.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -10,6 +11,9 @@ the shards are written; else the shards are read again, once for each range of f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numba import njit
@@ -20,8 +24,10 @@ STATISTICS_BYTES = 40
 _PIECE_FEATURES = 1 << 16
 """Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""
 
-_MAX_RANGES = 16
-"""Above so many passes for ranges of a fixed width, the features that occur are looked for first."""
+_MAX_RANGES = 8
+"""Above so many passes for ranges of a fixed width, entries are scattered to files first."""
+
+_N_RANGES = 256
 
 Entries = Iterable[tuple[np.ndarray, np.ndarray]]
 
@@ -84,7 +90,7 @@ class RangeStatistics:
 
 
 def feature_statistics(
-    read_entries: Callable[[], Entries], *, n_features: int, n_rows: int, memory_bytes: int
+    read_entries: Callable[[], Entries], *, n_features: int, n_rows: int, memory_bytes: int, scratch: Path
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """Statistics by reading the entries again, as often as the memory makes it necessary.
 
@@ -94,6 +100,8 @@ def feature_statistics(
         Gives (feature, value) of all entries, chunk by chunk, in the dataset's order.
     n_features, n_rows : int
     memory_bytes : int
+    scratch : Path
+        A directory for temporary files, made where they are needed.
 
     Yields
     ------
@@ -109,27 +117,76 @@ def feature_statistics(
                 statistics.add(feature, value)
             yield from statistics.columns(n_rows)
         return
-    last = -1
-    # a search holds its list, the same list merged with a chunk's features, and a sorted copy: 24 bytes more
+    # a wide space with few features in it: ranges of about as many features each, and in them those that occur
+    ends = _range_ends(read_entries(), memory_bytes)
+    for path in _scatter(read_entries(), ends, scratch):
+        yield from _occurring_statistics(partial(_read_records, path), n_rows, memory_bytes)
+        path.unlink()
+
+
+def _occurring_statistics(
+    read_entries: Callable[[], Entries], n_rows: int, memory_bytes: int
+) -> Iterator[Mapping[str, np.ndarray]]:
+    # looking for features holds their list, the same merged with a chunk's features, and a sorted copy
     width = max(memory_bytes // (STATISTICS_BYTES + 32), 1)
-    while (features := _next_features(read_entries, last, width)).size:
+    last = -1
+    while (features := _next_features(read_entries(), last, width)).size:
         statistics = RangeStatistics(0, features.size)
         for feature, value in read_entries():
             position = np.minimum(np.searchsorted(features, feature), features.size - 1)
             statistics.add(np.where(features[position] == feature, position, -1), value)
         yield from statistics.columns(n_rows, features)
         last = int(features[-1])
+        if features.size < width:
+            break
 
 
-def _next_features(read_entries: Callable[[], Entries], last: int, count: int) -> np.ndarray:
+def _next_features(entries: Entries, last: int, count: int) -> np.ndarray:
     """The `count` smallest distinct features above `last`."""
     smallest = np.empty(0, np.int64)
-    for feature, _ in read_entries():
+    for feature, _ in entries:
         limit = smallest[-1] if smallest.size == count else np.iinfo(np.int64).max
         new = np.unique(feature[(feature > last) & (feature <= limit)]).astype(np.int64)
         if new.size:
             smallest = np.union1d(smallest, new)[:count].copy()
     return smallest
+
+
+def _range_ends(entries: Entries, memory_bytes: int) -> np.ndarray:
+    """Last features of ranges that hold about as many distinct features each, by a sample of the entries."""
+    limit = max(min(memory_bytes // 32, 1 << 20), _N_RANGES)
+    sample, step = np.empty(0, np.int64), 1
+    for feature, _ in entries:
+        sample = np.union1d(sample, feature[::step])
+        while sample.size > limit:  # thinner from here on, and so is what there is
+            sample, step = sample[::2].copy(), 2 * step
+    return (
+        sample[np.linspace(0, sample.size - 1, _N_RANGES).astype(np.int64)[1:-1]] if sample.size else sample
+    )
+
+
+def _scatter(entries: Entries, ends: np.ndarray, scratch: Path) -> list[Path]:
+    """Write entries to a file for each range of features, each in the order in which they come."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    paths = [scratch / f"range-{number:03x}" for number in range(len(ends) + 1)]
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(path, "wb")) for path in paths]
+        for feature, value in entries:
+            number = np.searchsorted(ends, feature)
+            order = np.argsort(number, kind="stable")
+            records = np.empty(len(feature), [("feature", np.int64), ("value", np.float64)])
+            records["feature"], records["value"] = feature[order], value[order]
+            stops = np.searchsorted(number[order], np.arange(len(paths)), side="right")
+            for file, start, stop in zip(files, np.append(0, stops[:-1]), stops, strict=True):
+                if stop > start:
+                    file.write(records[start:stop].data.cast("B"))
+    return paths
+
+
+def _read_records(path: Path) -> Entries:
+    with open(path, "rb") as file:
+        while (records := np.fromfile(file, [("feature", np.int64), ("value", np.float64)], 1 << 16)).size:
+            yield records["feature"].copy(), records["value"].copy()
 
 
 def in_groups(pieces: Iterable[Mapping[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:

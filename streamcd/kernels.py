@@ -287,7 +287,7 @@ def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolera
     if loss == LOG_LOSS:
         rest = alpha[i, n_lanes + lane]
         phi, _, dual_old = _log_terms(t, c, old, rest)
-        gradient = projected = _log_gradient(t, old, rest)
+        gradient = projected = abs(_log_gradient(t, old, rest))  # its largest size is what LIBLINEAR stops by
     else:
         phi, _, dual_old = _svc_terms(loss, t, c, old)
         gradient, projected = _svc_projected_gradient(loss, t, c, old)
@@ -486,7 +486,7 @@ def _certify_row(i, lane, n_lanes, t, c, alpha, loss, totals):
     a = alpha[i, lane]
     if loss == LOG_LOSS:
         phi, primal, dual = _log_terms(t, c, a, alpha[i, n_lanes + lane])
-        projected = _log_gradient(t, a, alpha[i, n_lanes + lane])
+        projected = abs(_log_gradient(t, a, alpha[i, n_lanes + lane]))
     else:
         phi, primal, dual = _svc_terms(loss, t, c, a)
         _, projected = _svc_projected_gradient(loss, t, c, a)
@@ -748,7 +748,8 @@ def crammer_singer_visit(
             for m in range(n_classes):
                 active[i, first + m] = 0
             continue
-        totals[lane, N_ACTIVE] += 1
+        if n_left == n_classes:
+            totals[lane, N_ACTIVE] += 1  # of a row with classes taken out the rest is not known to be solved
         if largest - smallest <= _NO_STEP:
             continue
         totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)

@@ -362,6 +362,7 @@ class Sorter:
             yield rows, self._ordered(rows)[0]
         while self._buckets:
             yield from self._sorted_bucket(self._buckets.pop(0))
+        self._arena = None  # its memory is free for what comes next
 
     def _sorted_bucket(self, bucket: _Bucket) -> Iterator[tuple[Rows, np.ndarray]]:
         assert self._arena is not None

@@ -388,14 +388,16 @@ def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("memory_bytes", [80, 400, 5000, 10**6])
-def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes: int) -> None:
+def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     chunks = [
         (rng.integers(0, 2**40, 200) % rng.integers(1, 900, 200), rng.standard_normal(200)) for _ in range(20)
     ]
 
     def statistics(n_bytes: int, n_features: int) -> list[dict[str, np.ndarray]]:
-        pieces = feature_statistics(lambda: chunks, n_features=n_features, n_rows=70, memory_bytes=n_bytes)
+        pieces = feature_statistics(
+            lambda: chunks, n_features=n_features, n_rows=70, memory_bytes=n_bytes, scratch=tmp_path
+        )
         return list(in_groups(pieces))
 
     expected = statistics(10**6, 900)
