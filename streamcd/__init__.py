@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .train import Result as Result
     from .train import resume as resume
     from .train import train as train
+    from .tune import tune as tune
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _PUBLIC = {
     "predict": ("predict", "predict"),
     "resume": ("train", "resume"),
     "train": ("train", "train"),
+    "tune": ("tune", "tune"),
 }
 
 __all__ = [*_PUBLIC, "__version__"]

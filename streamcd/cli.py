@@ -6,7 +6,6 @@ Everything beyond click is imported where it is used: ``--help`` is fast, and a 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,19 +18,16 @@ import click
 from . import __version__, console
 from .errors import DatasetError, Interrupted, UsageError
 from .memory import format_size
-
-LIBLINEAR_TYPES: dict[int, tuple[str, str]] = {
-    0: ("log_loss", "primal"),
-    1: ("squared_hinge", "dual"),
-    2: ("squared_hinge", "primal"),
-    3: ("hinge", "dual"),
-    4: ("crammer_singer", "dual"),
-    7: ("log_loss", "dual"),
-}
-"""LIBLINEAR's ``-s`` numbers as (loss, method)."""
-
-LOSSES = ("squared_hinge", "hinge", "log_loss", "crammer_singer")
-METHODS = ("auto", "dual", "primal")
+from .options import (
+    Costs,
+    Seconds,
+    checked_training_options,
+    cost_option,
+    json_option,
+    memory_option,
+    quiet_option,
+    training_options,
+)
 
 
 class _Program(click.Group):
@@ -101,73 +97,6 @@ def _stop_requests() -> Iterator[Callable[[], int | None]]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Options that several commands share
-
-
-def _as_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Print one JSON object on standard output, and all else on standard error."
-    return click.option("--json", "as_json", is_flag=True, help=text)(command)
-
-
-def _quiet(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--quiet", is_flag=True, help="No progress and no messages; warnings and errors only."
-    )(command)
-
-
-def _memory(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB."
-    return click.option("--memory", default="1GB", show_default=True, metavar="SIZE", help=text)(command)
-
-
-class _Seconds(click.ParamType):
-    """A length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", str(value).strip())
-        if not match:
-            self.fail(f"expected a time such as 60s, 5m or 1h, found {value!r}.", param, ctx)
-        return (
-            float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
-        )
-
-
-class _Cost(click.ParamType):
-    """One C, or a list of them with commas between."""
-
-    name = "C"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | list[float]:
-        try:
-            numbers = [float(text) for text in str(value).split(",")]
-        except ValueError:
-            self.fail(f"expected a number, found {value!r}.", param, ctx)
-        return numbers[0] if len(numbers) == 1 else numbers
-
-
-class _ClassWeight(click.ParamType):
-    """``balanced``, or ``LABEL=WEIGHT,…``."""
-
-    name = "weights"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "balanced" or not isinstance(value, str):
-            return value
-        try:
-            pairs = [pair.split("=") for pair in value.split(",")]
-            weights = {float(label): float(weight) for label, weight in pairs}
-        except ValueError:
-            self.fail(f"expected 'balanced' or LABEL=WEIGHT,LABEL=WEIGHT, found {value!r}.", param, ctx)
-        if len(weights) != len(pairs):
-            self.fail(f"expected each label once, found {value!r}.", param, ctx)
-        return weights
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -194,7 +123,7 @@ def cli() -> None:
     show_default=True,
     help="What SRC holds.",
 )
-@_memory
+@memory_option
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that convert.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of the rows.")
 @click.option(
@@ -249,8 +178,8 @@ def cli() -> None:
     help="Decoded size of a row group, the unit of reading.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing dataset.")
-@_quiet
-@_as_json
+@quiet_option
+@json_option
 def convert(
     sources: tuple[str, ...],
     dataset: str,
@@ -282,7 +211,7 @@ def convert(
 
 @cli.command()
 @click.argument("dataset")
-@_as_json
+@json_option
 def info(dataset: str, as_json: bool) -> None:
     """Say what a dataset holds, without reading the data.
 
@@ -322,8 +251,8 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
 
 @cli.command()
 @click.argument("dataset")
-@_quiet
-@_as_json
+@quiet_option
+@json_option
 def verify(dataset: str, quiet: bool, as_json: bool) -> None:
     """Check every checksum and invariant of a dataset; exit status 2 where something is wrong.
 
@@ -359,84 +288,26 @@ def verify(dataset: str, quiet: bool, as_json: bool) -> None:
 @cli.command()
 @click.argument("dataset")
 @click.argument("run")
-@click.option(
-    "--loss",
-    type=click.Choice(LOSSES),
-    help="Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2 "
-    "(the default), hinge max(0, 1-t), log_loss log(1 + exp(-t)), crammer_singer max over m of "
-    "w_m·x - w_y·x + [m != y].",
-)
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    help="dual: coordinate descent on the dual variables, row by row. auto (the default) chooses, and says why.",
-)
-@click.option(
-    "-s",
-    "solver_type",
-    type=int,
-    metavar="N",
-    help="LIBLINEAR's number for a loss and a method: 1 squared_hinge dual, 3 hinge dual, 7 log_loss dual, "
-    "4 crammer_singer, 2 squared_hinge primal, 0 log_loss primal.",
-)
+@training_options
 @click.option(
     "-C",
     "--C",
     "C",
-    type=_Cost(),
+    type=Costs(),
     default="1.0",
     show_default=True,
-    help="Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss.",
+    help="Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
+    "same passes, and each keeps its model.",
 )
 @click.option(
-    "--bias",
-    type=float,
-    default=-1.0,
-    show_default=True,
-    help="Append a constant feature of this value to every row; its weight is penalised like the others. "
-    "Negative: none.",
+    "--start-from",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="RUN",
+    help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no read.",
 )
-@click.option(
-    "--tol", type=float, help="Stop at this relative duality gap, (primal - dual) / primal.  [default: 1e-3]"
-)
-@click.option(
-    "-e",
-    "eps",
-    type=float,
-    metavar="EPS",
-    help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
-    "max PG - min PG, |max PG|, |min PG| <= EPS.",
-)
-@click.option("--max-passes", type=int, default=1000, show_default=True, help="Passes over the data at most.")
-@click.option(
-    "--class-weight",
-    type=_ClassWeight(),
-    metavar="balanced|LABEL=W,...",
-    help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
-    "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class).",
-)
-@_memory
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of visits.")
-@click.option(
-    "--checkpoint-every",
-    type=_Seconds(),
-    default="60s",
-    show_default=True,
-    help="Time between checkpoints, from which 'resume' goes on.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing run.")
-@_quiet
-@_as_json
-def train(
-    dataset: str,
-    run: str,
-    loss: str | None,
-    method: str | None,
-    solver_type: int | None,
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+@quiet_option
+@json_option
+def train(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Train a linear classifier on a dataset, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
@@ -447,45 +318,48 @@ def train(
       streamcd train data run --loss hinge -C 0.1 --memory 1GB
       streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
     """
-    loss, method = _loss_and_method(loss, method, solver_type)
-    if options["tol"] is not None and options["eps"] is not None:
-        raise UsageError("--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule")
+    options = checked_training_options(options)
     from .train import train as train_model
 
     with console.Console(quiet) as listener, _stop_requests() as stop_requested:
-        result = train_model(
-            dataset,
-            run,
-            loss=loss,
-            method=method,
-            listener=listener,
-            stop_requested=stop_requested,
-            **options,
-        )
+        result = train_model(dataset, run, listener=listener, stop_requested=stop_requested, **options)
         _warn_unconverged(listener, result)
     _print_result(result, as_json)
 
 
-def _loss_and_method(loss: str | None, method: str | None, solver_type: int | None) -> tuple[str, str]:
-    if solver_type is None:
-        return loss or "squared_hinge", method or "auto"
-    if loss is not None or method is not None:
-        raise UsageError(
-            "-s names loss and method by LIBLINEAR's number: give it, or --loss and --method, not both"
-        )
-    if solver_type in LIBLINEAR_TYPES:
-        return LIBLINEAR_TYPES[solver_type]
-    reasons = {
-        5: "L1-regularised",
-        6: "L1-regularised",
-        11: "regression",
-        12: "regression",
-        13: "regression",
-        21: "one-class",
-    }
-    reason = reasons.get(solver_type, "unknown to LIBLINEAR")
-    known = ", ".join(str(number) for number in sorted(LIBLINEAR_TYPES))
-    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised classifiers: {known}")
+@cli.command()
+@click.argument("dataset")
+@click.argument("run")
+@training_options
+@click.option(
+    "-C",
+    "--C",
+    "C",
+    type=Costs(),
+    required=True,
+    help="The costs to try, with commas between: 0.01,0.1,1,10.",
+)
+@click.option(
+    "--cv", type=int, default=5, show_default=True, metavar="K", help="Folds of the cross-validation."
+)
+@quiet_option
+@json_option
+def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Choose C by cross-validation, and train with the best on all rows.
+
+    All folds of all C are trained in the same passes over the data; the last training begins where they ended.
+
+    \b
+    Example:
+      streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
+    """
+    options = checked_training_options(options)
+    from .tune import tune as tune_model
+
+    with console.Console(quiet) as listener, _stop_requests() as stop_requested:
+        result = tune_model(dataset, run, listener=listener, stop_requested=stop_requested, **options)
+        _warn_unconverged(listener, result)
+    _print_result(result, as_json)
 
 
 @cli.command()
@@ -494,9 +368,9 @@ def _loss_and_method(loss: str | None, method: str | None, solver_type: int | No
     "--max-passes", type=int, metavar="N", help="Passes over the data at most, from the start of the run."
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
-@click.option("--checkpoint-every", type=_Seconds(), help="Time between checkpoints.")
-@_quiet
-@_as_json
+@click.option("--checkpoint-every", type=Seconds(), help="Time between checkpoints.")
+@quiet_option
+@json_option
 def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Go on with a run from its last checkpoint, also where it ended without convergence.
 
@@ -541,6 +415,31 @@ def _print_result(result: Any, as_json: bool) -> None:
         ("model", os.path.join(result.run, "model")),
     ]
     console.print_table(f"run {result.run}: {result.n_rows:,} rows, {result.n_features:,} features", rows)
+    if hasattr(result, "scores"):
+        _print_scores(result)
+    elif len({lane["C"] for lane in result.lanes}) > 1:
+        header = ["C", "label", "primal objective", "relative gap", "passes"]
+        console.print_grid("models", header, [_lane_cells(lane) for lane in result.lanes])
+
+
+def _print_scores(result: Any) -> None:
+    rows = []
+    for C, score in result.scores.items():
+        folds = score["folds"]
+        rows.append([C, f"{score['mean']:.4f}", f"{min(folds):.4f}", f"{max(folds):.4f}"])
+    title = f"accuracy on {len(folds)} folds, best C = {result.best_C:g}"
+    console.print_grid(title, ["C", "mean", "worst", "best"], rows)
+
+
+def _lane_cells(lane: dict[str, Any]) -> list[str]:
+    label = "" if lane["label"] is None else f"{lane['label']:.17g}"
+    return [
+        f"{lane['C']:g}",
+        label,
+        f"{lane['primal_objective']:.8g}",
+        f"{lane['gap']:.2g}",
+        f"{lane['passes']:,}",
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -550,10 +449,11 @@ def _print_result(result: Any, as_json: bool) -> None:
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE")
 @click.argument("model", metavar="RUN|MODEL")
-@_memory
-@_quiet
-@_as_json
-def evaluate(data: str, model: str, memory: str, quiet: bool, as_json: bool) -> None:
+@cost_option
+@memory_option
+@quiet_option
+@json_option
+def evaluate(data: str, model: str, C: float | None, memory: str, quiet: bool, as_json: bool) -> None:
     """Compare a model's predictions with the labels of a dataset or of libsvm text.
 
     \b
@@ -563,7 +463,7 @@ def evaluate(data: str, model: str, memory: str, quiet: bool, as_json: bool) -> 
     from .predict import evaluate as evaluate_model
 
     with console.Console(quiet) as listener:
-        result = evaluate_model(data, model, memory=memory, listener=listener)
+        result = evaluate_model(data, model, C=C, memory=memory, listener=listener)
     if as_json:
         console.print_json(result)
         return
@@ -597,10 +497,11 @@ def evaluate(data: str, model: str, memory: str, quiet: bool, as_json: bool) -> 
 @click.option(
     "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."
 )
-@_memory
-@_quiet
-@_as_json
-def predict(data: str, model: str, out: str, proba: bool, memory: str, quiet: bool, as_json: bool) -> None:
+@cost_option
+@memory_option
+@quiet_option
+@json_option
+def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **options: Any) -> None:
     """Predict the rows of a dataset or of libsvm text, in the order of the source.
 
     \b
@@ -616,7 +517,7 @@ def predict(data: str, model: str, out: str, proba: bool, memory: str, quiet: bo
 
     with console.Console(quiet) as listener:
         target = sys.stdout if out == "-" else out
-        result = predict_rows(data, model, target, proba=proba, memory=memory, listener=listener)
+        result = predict_rows(data, model, target, listener=listener, **options)
     if as_json:
         console.print_json({**result, "out": out})
     elif out != "-":
@@ -634,8 +535,9 @@ def predict(data: str, model: str, out: str, proba: bool, memory: str, quiet: bo
     show_default=True,
     help="liblinear: the text that LIBLINEAR's predict loads.",
 )
-@_as_json
-def export(model: str, file: str, target_format: str, as_json: bool) -> None:
+@cost_option
+@json_option
+def export(model: str, file: str, target_format: str, C: float | None, as_json: bool) -> None:
     """Write a model in LIBLINEAR's text format; LIBLINEAR then predicts the same.
 
     \b
@@ -644,7 +546,7 @@ def export(model: str, file: str, target_format: str, as_json: bool) -> None:
     """
     from .model import export_liblinear, load_model
 
-    found = load_model(model)
+    found = load_model(model, C)
     with console.Console() as listener:
         export_liblinear(found, file, listener)
     n_bytes = os.path.getsize(file)
@@ -659,7 +561,7 @@ def export(model: str, file: str, target_format: str, as_json: bool) -> None:
 @cli.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.argument("model")
-@_as_json
+@json_option
 def import_model(file: str, model: str, as_json: bool) -> None:
     """Read a model from LIBLINEAR's text format into a model directory.
 
@@ -693,8 +595,8 @@ def import_model(file: str, model: str, as_json: bool) -> None:
     metavar="DIR",
     help="Work in this directory, and leave all files there.",
 )
-@_quiet
-@_as_json
+@quiet_option
+@json_option
 def demo(keep: str | None, quiet: bool, as_json: bool) -> None:
     """Show it at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
 

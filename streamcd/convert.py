@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from .dataset import MAX_CLASSES, Dataset, DatasetWriter, open_dataset, sync_directory
 from .errors import DataError, EnvironmentFailure, UsageError
-from .features import STATISTICS_BYTES, RangeStatistics, feature_statistics, in_groups
+from .features import STATISTICS_BYTES, RangeStatistics, feature_statistics, in_groups, sorted_distinct
 from .memory import format_size, parse_size, require
 from .progress import Listener, Progress
 from .shuffle import Rows, Sorter, concatenate
@@ -384,7 +384,7 @@ class _DistinctFeatures:
         self._n_new = 0
 
     def add(self, index: np.ndarray) -> None:
-        new = np.unique(index)
+        new = sorted_distinct(index)
         self._new.append(new)
         self._n_new += new.size
         # merged only when there are as many new ones as old ones: the work stays in proportion
@@ -392,7 +392,7 @@ class _DistinctFeatures:
             self.merge()
 
     def merge(self) -> np.ndarray:
-        self._sorted = np.unique(np.concatenate([self._sorted, *self._new]))
+        self._sorted = sorted_distinct(self._sorted, *self._new)
         self._new, self._n_new = [], 0
         # merging holds the old list, the new one and a sorted copy of both
         needed = 4 * self._sorted.nbytes

@@ -155,11 +155,11 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
     return shift
 
 
-def _loaded(model: Model | str | os.PathLike[str], budget: int) -> Model:
+def _loaded(model: Model | str | os.PathLike[str], C: float | None, budget: int) -> Model:
     if isinstance(model, Model):
         return model
-    require(budget, {"the model": weights_bytes(model)})  # before it is read
-    return load_model(model)
+    require(budget, {"the model": weights_bytes(model, C)})  # before it is read
+    return load_model(model, C)
 
 
 def predict(
@@ -168,6 +168,7 @@ def predict(
     out: str | os.PathLike[str] | TextIO,
     *,
     proba: bool = False,
+    C: float | None = None,
     memory: int | str = "1GB",
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -184,6 +185,8 @@ def predict(
         ``decision_<label>``) and with `proba` ``probability_<label>``; or a stream that gets the labels, one a line.
     proba : bool
         Add probabilities; for models trained with the logistic loss.
+    C : float, optional
+        Which model of a run that was trained with several.
     memory : int or str
         Bound on the process's resident memory.
     listener : Listener, optional
@@ -198,7 +201,7 @@ def predict(
     ModelError, DatasetError, DataError, UsageError
     """
     budget = parse_size(memory)
-    model = _loaded(model, budget)
+    model = _loaded(model, C, budget)
     if proba:
         model.log_probabilities(np.empty((0, model.n_vectors)))  # refuses before any work
         if not isinstance(out, str | os.PathLike):
@@ -382,6 +385,7 @@ def evaluate(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
     *,
+    C: float | None = None,
     memory: int | str = "1GB",
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -393,6 +397,8 @@ def evaluate(
         As for `predict`. Rows with a label that the model does not know count as errors.
     model : Model or path
         A path names a model or a run.
+    C : float, optional
+        Which model of a run that was trained with several.
     memory : int or str
         Bound on the process's resident memory.
     listener : Listener, optional
@@ -410,7 +416,7 @@ def evaluate(
     """
     listener = listener or Listener()
     budget = parse_size(memory)
-    model = _loaded(model, budget)
+    model = _loaded(model, C, budget)
     decisions = _Decisions(data, model, budget, listener)
     with RocArea(decisions.left) as roc:
         evaluation = _Evaluation(model, roc)

@@ -247,11 +247,9 @@ class CrammerSingerSolver:
         kept = state.lanes
         seen = violation(state.totals)
         for lane in trained:
-            if (
-                kept["shrunk"][lane]
-                and not kept["restore"][lane]
-                and seen[lane] < kept["shrink_tolerance"][lane]
-            ):
+            # a lane that goes on to a certificate is left as it is: a read at fixed w does not write rows' states back
+            open_lane = kept["phase"][lane] == TRAIN and kept["shrunk"][lane] and not kept["restore"][lane]
+            if open_lane and seen[lane] < kept["shrink_tolerance"][lane]:
                 kept["restore"][lane] = True
                 kept["shrunk"][lane] = False
                 kept["shrink_tolerance"][lane] *= 0.5

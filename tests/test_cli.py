@@ -19,10 +19,11 @@ from click.testing import CliRunner, Result
 from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
 from streamcd import cli as cli_module
-from streamcd.cli import LIBLINEAR_TYPES, LOSSES, METHODS, cli
+from streamcd.cli import cli
 from streamcd.console import Console, describe_progress, explain
 from streamcd.errors import DataError, Interrupted, LockError
 from streamcd.model import load_model
+from streamcd.options import LIBLINEAR_TYPES, LOSSES, METHODS
 from streamcd.progress import Listener, Progress
 from streamcd.solvers import SOLVERS
 
@@ -215,6 +216,51 @@ def test_class_weights_reach_the_model(data, tmp_path):
     )
 
 
+def test_a_path_over_c_keeps_a_model_for_each(data, text, tmp_path):
+    trained = run_json("train", data, tmp_path / "path", "-C", "0.1,1", "--tol", "1e-6")
+    assert [lane["C"] for lane in trained["lanes"]] == [0.1, 1.0]
+    assert "-C" in refused("evaluate", data, tmp_path / "path")
+    for lane in trained["lanes"]:
+        found = run_json("evaluate", data, tmp_path / "path", "-C", lane["C"])
+        assert found["primal_objective"] == pytest.approx(lane["primal_objective"], rel=1e-9)
+    assert "models" in run("resume", tmp_path / "path").stdout
+    assert "no model for C = 3" in refused(
+        "predict", text, tmp_path / "path", "-C", 3, "-o", tmp_path / "p.parquet"
+    )
+    assert run("export", tmp_path / "path", tmp_path / "m.txt", "-C", 1).exit_code == 0
+
+
+def test_tuning_scores_each_c_and_trains_the_best(data, tmp_path):
+    tuned = run_json("tune", data, tmp_path / "tuned", "-C", "0.001,1", "--cv", 4)
+    assert set(tuned["scores"]) == {"0.001", "1"}
+    assert tuned["best_C"] in (0.001, 1)
+    assert tuned["best_C"] == load_model(tmp_path / "tuned").C
+    assert "best C" in run("tune", data, tmp_path / "again", "-C", "0.001,1").stdout
+
+
+def test_a_code_matrix_comes_from_a_file(small_problem, tmp_path):
+    (tmp_path / "text").write_text(libsvm_text(*small_problem("multiclass")))
+    assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
+    (tmp_path / "code").write_text("1 1 0\n-1, 0, 1\n\n0 -1 -1\n0 1 -1\n")
+    trained = run_json("train", tmp_path / "data", tmp_path / "run", "--code", tmp_path / "code")
+    assert trained["n_lanes"] == 3
+    assert load_model(tmp_path / "run").code.tolist() == [[1, 1, 0], [-1, 0, 1], [0, -1, -1], [0, 1, -1]]
+    for content, message in (
+        ("1 2\n", "-1, 0 and 1"),
+        ("1 1\n-1\n", "equally long"),
+        ("x\n", "-1, 0 and 1"),
+        ("", "a line per"),
+    ):
+        (tmp_path / "code").write_text(content)
+        assert message in refused("train", tmp_path / "data", tmp_path / "run2", "--code", tmp_path / "code")
+
+
+def test_training_starts_from_another_run(data, trained, tmp_path):
+    started = run_json("train", data, tmp_path / "next", "-C", 1.1, "--tol", "1e-6", "--start-from", trained)
+    alone = run_json("train", data, tmp_path / "alone", "-C", 1.1, "--tol", "1e-6")
+    assert started["primal_objective"] == pytest.approx(alone["primal_objective"], rel=2e-6)
+
+
 def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
     found = run("train", data, tmp_path / "run", "--tol", "1e-12", "--max-passes", 1, "--json")
     assert found.exit_code == 0
@@ -244,6 +290,9 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["train", "DATA", "RUN", "--class-weight", "one"], "LABEL=WEIGHT"),
         (["train", "DATA", "RUN", "--class-weight", "1=1,1=2"], "each label once"),
         (["train", "DATA", "RUN", "--checkpoint-every", "soon"], "expected a time"),
+        (["train", "DATA", "RUN", "--code", "nowhere"], "no such file"),
+        (["tune", "DATA", "RUN"], "Missing option '-C'"),
+        (["tune", "DATA", "RUN", "-C", "1,2", "--cv", "1"], "folds"),
         (["train", "DATA", "RUN", "--memory", "much"], "400MB"),
         (["train", "DATA", "RUN", "--memory", "50MB"], "needed"),
         (["train", "nowhere", "RUN"], "nowhere"),

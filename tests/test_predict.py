@@ -237,6 +237,7 @@ def test_a_dataset_with_another_base_is_matched_by_index_or_refused(small_proble
 # Evaluation
 
 
+@pytest.mark.filterwarnings("ignore:A single label was found")
 @pytest.mark.parametrize("name", ["random", "empty_row", "one_class", "separable", "unscaled", "multiclass"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_evaluation_agrees_with_plain_numpy_and_scikit_learn(

@@ -1,0 +1,373 @@
+"""The slow truth: plain-loop twins of the kernels, objectives in plain numpy, and optima by other people's solvers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+import scipy.sparse as sp
+
+from streamcd import checkpoint
+from streamcd.dataset import Dataset
+from streamcd.kernels import DUAL, GAP, LOSS, N_ACTIVE, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+
+LIBLINEAR_NUMBERS = {"squared_hinge": 1, "hinge": 3, "log_loss": 7, "crammer_singer": 4}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Objectives of weights, from the formulas alone
+
+
+def augmented(x: sp.csr_array, bias: float) -> np.ndarray:
+    """Rows as a dense array with the constant feature; without one where `bias` is negative."""
+    dense = np.asarray(x.todense(), dtype=np.float64)
+    return dense if bias < 0 else np.hstack([dense, np.full((dense.shape[0], 1), bias)])
+
+
+def signs_of(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """y in every lane, shape (rows, lanes): one-vs-rest, or one lane where there are two classes."""
+    if classes.size == 2:
+        return np.where(y == classes[1], 1.0, -1.0)[:, None]
+    return np.where(y[:, None] == classes[None, :], 1.0, -1.0)
+
+
+def loss_values(loss: str, t: np.ndarray) -> np.ndarray:
+    """Loss of margins ``t = y w·x``."""
+    if loss == "log_loss":
+        return np.logaddexp(0.0, -t)
+    slack = np.maximum(1.0 - t, 0.0)
+    return slack if loss == "hinge" else slack**2
+
+
+def primal_objectives(
+    loss: str, x: np.ndarray, y: np.ndarray, w: np.ndarray, cost: np.ndarray | float
+) -> np.ndarray:
+    """Primal objective of every lane.
+
+    Parameters
+    ----------
+    x : ndarray, shape (rows, d)
+        Dense, the bias's column included where there is one.
+    w : ndarray, shape (d, vectors)
+    cost : float or ndarray, shape (rows,)
+    """
+    classes = np.unique(y)
+    cost = np.broadcast_to(np.asarray(cost, dtype=np.float64), y.shape)
+    scores = x @ w
+    if loss == "crammer_singer":
+        place = np.searchsorted(classes, y)
+        rows = np.arange(y.size)
+        margin = scores - scores[rows, place][:, None] + 1.0
+        margin[rows, place] = 0.0
+        return np.array([0.5 * np.sum(w * w) + cost @ margin.max(axis=1)])
+    t = signs_of(y, classes) * scores
+    return 0.5 * np.sum(w * w, axis=0) + cost @ loss_values(loss, t)
+
+
+def run_weights(run: Path, bias: float = -1.0) -> np.ndarray:
+    """Weights of a run's model, shape (d [+ 1], vectors), with the bias's weight where there is one."""
+    from streamcd.model import load_model
+
+    model = load_model(run)
+    return model.weights if bias < 0 else np.vstack([model.weights, model.intercept / bias])
+
+
+def run_dual(run: Path, dataset: Dataset, alpha_width: int, n_flags: int) -> tuple[np.ndarray, np.ndarray]:
+    """Dual variables (rows, alpha_width) and active flags (rows, n_flags) of a run's last checkpoint."""
+    with np.load(run / "state.npz") as archive:
+        slots = archive["slots"]
+    store = checkpoint.SlotStore(
+        run / "dual", dataset.chunk_part, np.diff(dataset.row_start), 8 * alpha_width + n_flags
+    )
+    store.restore(slots)
+    alpha, active = np.zeros((dataset.n_rows, alpha_width)), np.zeros((dataset.n_rows, n_flags), np.uint8)
+    for chunk in range(dataset.n_chunks):
+        rows = slice(dataset.row_start[chunk], dataset.row_start[chunk + 1])
+        assert store.load(chunk, [alpha[rows], active[rows]]), f"chunk {chunk} was never saved"
+    store.close()
+    return alpha, active
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Optima by other solvers
+
+
+def liblinear(
+    loss: str, x: sp.csr_array, y: np.ndarray, *, C: float = 1.0, bias: float = -1.0, eps: float = 1e-8,
+    options: str = "",
+) -> np.ndarray:  # fmt: skip
+    """Weights that LIBLINEAR ends with, shape (d [+ 1], vectors), classes ascending, of two the larger positive."""
+    from liblinear import liblinearutil
+
+    arguments = f"-s {LIBLINEAR_NUMBERS[loss]} -c {C!r} -e {eps!r} -B {bias!r} -q {options}"
+    matrix = sp.csr_matrix(x)
+    model = liblinearutil.train(liblinearutil.problem(y, matrix, bias), liblinearutil.parameter(arguments))
+    labels = model.get_labels()
+    n_vectors = 1 if len(labels) == 2 and loss != "crammer_singer" else len(labels)
+    n_features = x.shape[1] + (bias >= 0)
+    # LIBLINEAR knows no features beyond the last that occurs; their weights are 0
+    known = model.nr_feature + (bias >= 0)
+    found = np.array(model.w[: known * n_vectors]).reshape(known, n_vectors)
+    w = np.zeros((n_features, n_vectors))
+    w[: model.nr_feature] = found[: model.nr_feature]
+    if bias >= 0:
+        w[-1] = found[-1]
+    if n_vectors == 1:
+        return w if labels[0] > labels[1] else -w
+    return np.ascontiguousarray(w[:, np.argsort(labels)])
+
+
+def exact_optimum(
+    loss: str, x: np.ndarray, y: np.ndarray, cost: np.ndarray | float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (d, lanes) and objectives (lanes,) at the optimum of small problems, by general-purpose methods.
+
+    Newton's method on the primal for the smooth losses, an interior-point method on the dual for hinge.
+    """
+    cost = np.broadcast_to(np.asarray(cost, dtype=np.float64), y.shape)
+    columns = []
+    for sign in signs_of(y, np.unique(y)).T:
+        signed = x * sign[:, None]
+        columns.append(_hinge_optimum(signed, cost) if loss == "hinge" else _newton(loss, signed, cost))
+    w = np.array(columns).T
+    return w, primal_objectives(loss, x, y, w, cost)
+
+
+def _newton(loss: str, signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    w = np.zeros(signed.shape[1])
+
+    def objective(w: np.ndarray) -> float:
+        return float(0.5 * w @ w + cost @ loss_values(loss, signed @ w))
+
+    for _ in range(500):
+        t = signed @ w
+        if loss == "log_loss":
+            p = 1.0 / (1.0 + np.exp(np.clip(t, -700, 700)))
+            slope, curvature = -p, p * (1.0 - p)
+        else:
+            slope, curvature = -2.0 * np.maximum(1.0 - t, 0.0), 2.0 * (t < 1.0)
+        gradient = w + signed.T @ (cost * slope)
+        hessian = np.eye(w.size) + signed.T @ (signed * (cost * curvature)[:, None])
+        step = np.linalg.solve(hessian, gradient)
+        size = 1.0
+        while size > 1e-10 and objective(w - size * step) > objective(w) - 1e-4 * size * float(
+            gradient @ step
+        ):
+            size *= 0.5
+        w = w - size * step
+        if np.abs(size * step).max() <= 1e-14 * max(1.0, np.abs(w).max()):
+            break
+    return w
+
+
+def _hinge_optimum(signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """``min ½‖Xᵀa‖² - Σa`` over ``0 <= a <= cost`` by a primal-dual interior-point method; returns ``Xᵀa``."""
+    used = cost > 0
+    rows, upper = signed[used], cost[used]
+    gram = rows @ rows.T
+    # the room above is kept as a variable of its own: computed as upper - a it would lose its digits
+    a, room, lower_price, upper_price = 0.5 * upper, 0.5 * upper, np.ones(upper.size), np.ones(upper.size)
+    for _ in range(300):
+        target = 0.1 * float(a @ lower_price + room @ upper_price) / (2 * a.size)
+        residual = gram @ a - 1.0 - lower_price + upper_price
+        slope = residual + lower_price - target / a - upper_price + target / room
+        step = -np.linalg.solve(gram + np.diag(lower_price / a + upper_price / room), slope)
+        lower_step = (target - lower_price * step) / a - lower_price
+        upper_step = (target + upper_price * step) / room - upper_price
+        values, steps = (a, room, lower_price, upper_price), (step, -step, lower_step, upper_step)
+        size = 1.0
+        for value, change in zip(values, steps, strict=True):
+            falling = change < 0
+            size = min(size, 0.99 * float((-value[falling] / change[falling]).min(initial=np.inf)))
+        a, room, lower_price, upper_price = (v + size * s for v, s in zip(values, steps, strict=True))
+        w = rows.T @ a
+        primal = 0.5 * w @ w + upper @ np.maximum(1 - rows @ w, 0)
+        if primal - (a.sum() - 0.5 * w @ w) <= 1e-12 * primal:
+            break
+    return w
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Twins of the kernels: one row and one lane after another, dense rows, straight from the formulas
+
+
+class Twin:
+    """State of dual coordinate descent for single-margin losses, as plain as can be.
+
+    Parameters
+    ----------
+    loss : str
+    x : ndarray, shape (rows, d + 1)
+        Dense, with the bias's column (zeros where there is none).
+    y, cost : ndarray, shape (rows, lanes)
+    alpha : ndarray, shape (rows, lanes); `rest` is C - alpha, used by the logistic loss
+    """
+
+    def __init__(
+        self, loss: str, x: np.ndarray, y: np.ndarray, cost: np.ndarray, alpha: np.ndarray, w: np.ndarray
+    ) -> None:
+        self.loss, self.x, self.y, self.cost = loss, x, y, cost
+        self.alpha, self.rest, self.w = alpha.copy(), cost - alpha, w.copy()
+        self.active = np.ones(alpha.shape, dtype=np.uint8)
+        self.high, self.low = np.inf, -np.inf
+        self.totals = np.zeros((alpha.shape[1], N_TOTALS))
+        self.totals[:, VIOLATION_MAX], self.totals[:, VIOLATION_MIN] = -np.inf, np.inf
+
+    def visit(self, order: np.ndarray) -> None:
+        """Each row once, each lane in turn."""
+        for i in order:
+            for lane in range(self.alpha.shape[1]):
+                if self.active[i, lane] and self.cost[i, lane] > 0:
+                    self._visit_row(i, lane)
+
+    def certify(self, order: np.ndarray) -> np.ndarray:
+        """Sums at fixed w; returns ``Σ y alpha x``."""
+        w_alpha = np.zeros_like(self.w)
+        for i in order:
+            for lane in range(self.alpha.shape[1]):
+                if self.cost[i, lane] <= 0:
+                    continue
+                gap, primal, dual = self.terms(i, lane)
+                self.totals[lane, GAP] += gap
+                self.totals[lane, LOSS] += primal
+                self.totals[lane, DUAL] += dual
+                self.totals[lane, N_VISITED] += 1
+                self._see(lane, self.projected(i, lane)[1])
+                w_alpha[:, lane] += self.y[i, lane] * self.alpha[i, lane] * self.x[i]
+        return w_alpha
+
+    def terms(self, i: int, lane: int) -> tuple[float, float, float]:
+        """phi, the primal loss, and the dual's terms of a row."""
+        c, a, t = self.cost[i, lane], self.alpha[i, lane], self._margin(i, lane)
+        if self.loss == "log_loss":
+            rest = self.rest[i, lane]
+            primal = c * float(np.logaddexp(0, -t))
+            dual = _x_log_x(c) - _x_log_x(a) - _x_log_x(rest)
+            return primal - dual + a * t, primal, dual
+        slack = max(1 - t, 0.0)
+        diagonal = 0.5 / c if self.loss == "squared_hinge" else 0.0
+        primal = c * slack if self.loss == "hinge" else c * slack**2
+        dual = a - 0.5 * diagonal * a**2
+        return primal + 0.5 * diagonal * a**2 - a * (1 - t), primal, dual
+
+    def projected(self, i: int, lane: int) -> tuple[float, float]:
+        """G and the projected gradient."""
+        c, a, t = self.cost[i, lane], self.alpha[i, lane], self._margin(i, lane)
+        if self.loss == "log_loss":
+            gradient = float(np.log(a / self.rest[i, lane])) + t
+            return gradient, gradient
+        gradient = t - 1 + (0.5 / c * a if self.loss == "squared_hinge" else 0.0)
+        upper = c if self.loss == "hinge" else np.inf
+        if a == 0:
+            return gradient, min(gradient, 0.0)
+        return gradient, max(gradient, 0.0) if a == upper else gradient
+
+    def _margin(self, i: int, lane: int) -> float:
+        return float(self.y[i, lane] * (self.x[i] @ self.w[:, lane]))
+
+    def _see(self, lane: int, projected: float) -> None:
+        self.totals[lane, VIOLATION_MAX] = max(self.totals[lane, VIOLATION_MAX], projected)
+        self.totals[lane, VIOLATION_MIN] = min(self.totals[lane, VIOLATION_MIN], projected)
+
+    def _visit_row(self, i: int, lane: int) -> None:
+        before = self.terms(i, lane)
+        self.totals[lane, GAP] += before[0]
+        self.totals[lane, N_VISITED] += 1
+        gradient, projected = self.projected(i, lane)
+        if projected == 0 and ((self.alpha[i, lane] == 0 and gradient > self.high) or gradient < self.low):
+            self.active[i, lane] = 0
+            return
+        self.totals[lane, N_ACTIVE] += 1
+        self._see(lane, projected)
+        if abs(projected) <= 1e-12:
+            return
+        old = self.alpha[i, lane]
+        self.alpha[i, lane], self.rest[i, lane] = self._minimiser(i, lane, gradient)
+        self.w[:, lane] += (self.alpha[i, lane] - old) * self.y[i, lane] * self.x[i]
+        self.totals[lane, DUAL] += self.terms(i, lane)[2] - before[2]
+
+    def _minimiser(self, i: int, lane: int, gradient: float) -> tuple[float, float]:
+        c, q, old = self.cost[i, lane], float(self.x[i] @ self.x[i]), self.alpha[i, lane]
+        if self.loss == "log_loss":
+            t = self._margin(i, lane)
+
+            def slope(u: float) -> float:  # of the dual along this variable, alpha = c / (1 + exp(-u))
+                return u + q * (c / (1 + np.exp(-u)) - old) + t
+
+            u = scipy.optimize.brentq(slope, -700, 700, xtol=1e-14, rtol=8.9e-16)
+            return c / (1 + np.exp(-u)), c / (1 + np.exp(u))
+        diagonal = 0.5 / c if self.loss == "squared_hinge" else 0.0
+        upper = c if self.loss == "hinge" else np.inf
+        new = upper if q + diagonal == 0 else min(max(old - gradient / (q + diagonal), 0.0), upper)
+        return new, c - new
+
+
+def _x_log_x(x: float) -> float:
+    return x * float(np.log(x)) if x > 0 else 0.0
+
+
+def crammer_singer_subproblem(b: np.ndarray, q: float, upper: np.ndarray) -> np.ndarray:
+    """``min ½ q Σ a² + b·a`` over ``a <= upper, Σ a = 0``: ``a = min(upper, (beta - b) / q)``, beta by bisection."""
+
+    def excess(beta: float) -> float:
+        return float(np.minimum(upper, (beta - b) / q).sum())
+
+    low, high = float((b - 1e3 * (1 + q)).min()), float((b + q * upper).max()) + 1.0
+    while excess(low) > 0:
+        low -= 1e3 * (1 + q)
+    beta = scipy.optimize.brentq(excess, low, high, xtol=1e-15, rtol=8.9e-16, maxiter=500)
+    return np.minimum(upper, (beta - b) / q)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arrays as kernels take them
+
+
+def kernel_rows(
+    x: sp.csr_array, code: np.ndarray, weight: np.ndarray | None = None
+) -> tuple[np.ndarray, ...]:
+    """indptr, feature, value, code, weight, fold, in the types that datasets have."""
+    n_rows = x.shape[0]
+    return (
+        x.indptr.astype(np.int64),
+        x.indices.astype(np.int32),
+        x.data.astype(np.float32),
+        code.astype(np.int32),
+        np.ones(n_rows) if weight is None else weight.astype(np.float64),
+        np.full(n_rows, 255, dtype=np.uint8),
+    )
+
+
+def new_totals(n_lanes: int) -> np.ndarray:
+    """Sums before the first row."""
+    totals = np.zeros((n_lanes, N_TOTALS))
+    totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN] = -np.inf, np.inf
+    return totals
+
+
+def slow_shuffle(n: int, key: int) -> list[int]:
+    """What `kernels.shuffle` makes of 0 … n - 1, in Python's own integers."""
+    word = 2**64 - 1
+
+    def mix(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & word
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & word
+        return z ^ (z >> 31)
+
+    order, state = list(range(n)), key
+    for i in range(n - 1, 0, -1):
+        state = (state + 0x9E3779B97F4A7C15) & word
+        j = (mix(state) >> 32) * (i + 1) >> 32
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+def slow_margins(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """x·w by one loop per row and vector."""
+    out: Any = np.zeros((x.shape[0], w.shape[1]))
+    for i in range(x.shape[0]):
+        for m in range(w.shape[1]):
+            out[i, m] = sum(x[i, j] * w[j, m] for j in range(x.shape[1]))
+    return out

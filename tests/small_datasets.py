@@ -1,0 +1,186 @@
+"""Small made problems, and datasets of a chosen cut written straight from arrays, without `convert`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+from streamcd.stream import Plan
+
+Rows = tuple[sp.csr_array, np.ndarray]
+"""Rows and their labels; values are exact in float32, so that a dataset holds the very same numbers."""
+
+
+def random_rows(n_rows: int = 200, n_features: int = 20, *, seed: int = 0, density: float = 0.3) -> Rows:
+    """Two noisy classes -1 and +1."""
+    rng = np.random.default_rng(seed)
+    dense = rng.standard_normal((n_rows, n_features)) * (rng.random((n_rows, n_features)) < density)
+    y = np.where(dense @ rng.standard_normal(n_features) + 0.7 * rng.standard_normal(n_rows) > 0, 1.0, -1.0)
+    return _float32(dense), y
+
+
+def empty_rows() -> Rows:
+    """Rows without any entry, in both classes."""
+    x, y = random_rows(60, 8, seed=1)
+    dense = x.toarray()
+    dense[[0, 20, 21, 59]] = 0
+    y[[0, 20]], y[[21, 59]] = -1.0, 1.0
+    return _float32(dense), y
+
+
+def empty_columns() -> Rows:
+    """Features that no row has: the first, one in the middle, the last."""
+    x, y = random_rows(60, 8, seed=2)
+    dense = x.toarray()
+    dense[:, [0, 4, 7]] = 0
+    return _float32(dense), y
+
+
+def duplicate_rows() -> Rows:
+    """Every row three times, once with the other label."""
+    x, y = random_rows(25, 6, seed=3)
+    return _float32(np.vstack([x.toarray()] * 3)), np.concatenate([y, y, -y])
+
+
+def separable() -> Rows:
+    """A plane leaves no row on its wrong side."""
+    x, _ = random_rows(80, 6, seed=4, density=0.9)
+    return x, np.where(x @ np.arange(1.0, 7.0) > 0, 2.0, 1.0)
+
+
+def unscaled() -> Rows:
+    """Features that differ by a factor of a thousand."""
+    x, y = random_rows(80, 5, seed=5, density=0.9)
+    return _float32(x.toarray() * np.array([1e-2, 1.0, 1.0, 3.0, 10.0])), y
+
+
+def label_sorted(n_rows: int = 150) -> Rows:
+    """All rows of one class, then all of the other."""
+    x, y = random_rows(n_rows, 12, seed=6)
+    order = np.argsort(y, kind="stable")
+    return sp.csr_array(x[order]), y[order]
+
+
+def multiclass(n_classes: int = 4, n_rows: int = 160) -> Rows:
+    """Several classes with unequal counts and labels that are not 0, 1, 2, …"""
+    rng = np.random.default_rng(7)
+    dense = rng.standard_normal((n_rows, 9)) * (rng.random((n_rows, 9)) < 0.6)
+    score = dense @ rng.standard_normal((9, n_classes)) + 0.5 * rng.standard_normal((n_rows, n_classes))
+    score[:, 0] += 0.7
+    return _float32(dense), score.argmax(axis=1) * 3.0 - 4.0
+
+
+NAMED = {
+    "random": random_rows,
+    "empty_rows": empty_rows,
+    "empty_columns": empty_columns,
+    "duplicate_rows": duplicate_rows,
+    "separable": separable,
+    "unscaled": unscaled,
+    "label_sorted": label_sorted,
+}
+"""Problems of two classes, named by what is special about them."""
+
+
+def _float32(dense: np.ndarray) -> sp.csr_array:
+    return sp.csr_array(dense.astype(np.float32).astype(np.float64))
+
+
+def write_dataset(
+    path: Path,
+    rows: Rows,
+    *,
+    n_chunks: int = 5,
+    weight: np.ndarray | None = None,
+    value_dtype: type = np.float32,
+    index_dtype: type = np.int32,
+    n_shards: int = 1,
+    source: np.ndarray | None = None,
+    **manifest: Any,
+) -> Dataset:
+    """Write rows as they lie, cut into chunks of (nearly) equal numbers of rows, and open the result.
+
+    Parameters
+    ----------
+    n_chunks, n_shards : int
+        A shard is full after ``n_chunks / n_shards`` chunks, as nearly as entries allow.
+    weight : ndarray, shape (rows,), optional
+    source : ndarray of int64, shape (rows,), optional
+        Places in the input; 0, 1, … by default.
+    **manifest
+        Fields of the manifest other than those that follow from the rows.
+    """
+    x, y = rows
+    x = sp.csr_array(x)
+    x.sort_indices()
+    entry_bytes = np.dtype(value_dtype).itemsize + np.dtype(index_dtype).itemsize
+    writer = DatasetWriter(
+        path,
+        index_dtype=index_dtype,
+        value_dtype=value_dtype,
+        row_dtype=np.int32,
+        weighted=weight is not None,
+        shard_bytes=max(1, x.nnz * entry_bytes // n_shards) if n_shards > 1 else 1 << 40,
+    )
+    source = np.arange(y.size) if source is None else source
+    bounds = np.linspace(0, y.size, n_chunks + 1).astype(int)
+    indptr = x.indptr.astype(np.int64)
+    for start, stop in itertools.pairwise(bounds.tolist()):
+        first, last = indptr[start], indptr[stop]
+        writer.write_chunk(
+            source[start:stop],
+            y[start:stop],
+            None if weight is None else weight[start:stop],
+            indptr[start : stop + 1] - first,
+            x.indices[first:last],
+            x.data[first:last],
+        )
+    writer.write_features([feature_statistics(x)])
+    classes, counts = np.unique(y, return_counts=True)
+    fields = {
+        "n_features": x.shape[1],
+        "index_base": 1,
+        "classes": classes.tolist(),
+        "class_counts": counts.tolist(),
+        "label_kind": "integer",
+        "seed": 0,
+        "source": [{"name": "made", "bytes": 0}],
+    }
+    writer.close(**(fields | manifest))
+    return open_dataset(path)
+
+
+def feature_statistics(x: sp.csr_array) -> dict[str, np.ndarray]:
+    """Columns of ``features.parquet``, of the features that occur."""
+    columns = sp.csc_array(x)
+    n_entries = np.diff(columns.indptr)
+    present = np.flatnonzero(n_entries)
+    n_rows = max(x.shape[0], 1)
+    return {
+        "feature": present,
+        "n_entries": n_entries[present],
+        "min": columns.min(axis=0).toarray().reshape(-1)[present],
+        "max": columns.max(axis=0).toarray().reshape(-1)[present],
+        "mean": np.asarray(columns.sum(axis=0)).reshape(-1)[present] / n_rows,
+        "mean_square": np.asarray((columns * columns).sum(axis=0)).reshape(-1)[present] / n_rows,
+    }
+
+
+def windows_of(dataset: Dataset, n_chunks: int | None, *, resident: bool = False) -> Plan:
+    """A plan whose windows hold so many chunks (all with None)."""
+    largest = int(np.diff(dataset.row_start).max())
+    rows = dataset.n_rows if n_chunks is None else n_chunks * largest
+    return Plan(window_entries=max(dataset.n_entries, 1), window_rows=rows, resident=resident)
+
+
+def repeated(rows: Rows, times: Sequence[int] | np.ndarray) -> Rows:
+    """Row i so many times."""
+    x, y = rows
+    places = np.repeat(np.arange(y.size), times)
+    return sp.csr_array(x[places]), y[places]

@@ -1,0 +1,407 @@
+"""Kernels against their slow twins, against finite differences, and against the plain objectives."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.sparse as sp
+from reference import Twin, crammer_singer_subproblem, kernel_rows, new_totals, slow_margins, slow_shuffle
+from small_datasets import multiclass, random_rows
+
+from streamcd import kernels
+from streamcd.kernels import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+from streamcd.problems import LOSSES, crammer_singer_primal, dual_objective, primal_objective
+
+BINARY = ["hinge", "squared_hinge", "log_loss"]
+BIASES = [0.0, 1.5]
+NO_FOLD = np.array([-1], dtype=np.int64)
+COMPARED = [GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE]  # not the inner Newton steps
+
+
+class Lanes:
+    """A small problem as the dual kernels take it, and its twin.
+
+    With ``n_lanes == 1`` the one-lane kernels are called. Row 3 is empty, row 4 has weight 0, and the last lane leaves the
+    rows of fold 2 out.
+    """
+
+    def __init__(self, loss: str, n_lanes: int, bias: float, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        x, y = random_rows(40, 6, seed=seed) if n_lanes == 1 else multiclass(n_lanes, 60)
+        dense = x.toarray()
+        dense[3] = 0
+        self.x = sp.csr_array(dense)
+        self.n_rows, self.n_features = dense.shape
+        self.loss, self.n_lanes, self.bias = loss, n_lanes, bias
+        self.classes, code = np.unique(y, return_inverse=True)
+        weight = rng.uniform(0.5, 2.0, self.n_rows)
+        weight[4] = 0.0
+        self.rows = kernel_rows(self.x, code, weight)
+        self.rows[5][:] = np.arange(self.n_rows) % 3
+        self.lane_fold = np.full(n_lanes, -1)
+        if n_lanes > 1:
+            self.lane_fold[-1] = 2
+            self.sign = 2.0 * np.eye(n_lanes) - 1
+        else:
+            self.sign = np.array([[-1.0], [1.0]])
+        self.cost = rng.uniform(0.3, 3.0, self.sign.shape)
+        row_cost = self.cost[code] * weight[:, None] * (self.rows[5][:, None] != self.lane_fold[None, :])
+        start = rng.uniform(0.2, 0.8, row_cost.shape) * row_cost
+        if loss != "log_loss":
+            start[rng.random(start.shape) < 0.3] = 0.0
+            at_bound = rng.random(start.shape) < 0.2
+            start[at_bound] = row_cost[at_bound]
+        augmented = np.hstack([dense, np.full((self.n_rows, 1), bias)])
+        signs = self.sign[code]
+        w = augmented.T @ (signs * start)
+        self.twin = Twin(loss, augmented, signs, row_cost, start, w)
+        self.alpha = np.hstack([start, row_cost - start]) if loss == "log_loss" else start.copy()
+        self.active = np.ones((self.n_rows, n_lanes), dtype=np.uint8)
+        self.w, self.totals = np.ascontiguousarray(w).reshape(-1), new_totals(n_lanes)
+        self.scratch = (np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64))
+
+    def visit(self, order: np.ndarray) -> None:
+        thresholds = [np.full(self.n_lanes, number) for number in (self.twin.high, self.twin.low, 1e-13)]
+        problem = (self.bias, self.sign, self.cost, self.lane_fold, LOSSES[self.loss])
+        arguments = (order, *self.rows, self.alpha, self.active, self.w, *problem, *thresholds, self.totals)
+        if self.n_lanes == 1:
+            kernels.dual_visit(*arguments)
+        else:
+            kernels.dual_visit_lanes(*arguments, *self.scratch)
+
+    def certify(self, order: np.ndarray) -> np.ndarray:
+        problem = (self.bias, self.sign, self.cost, self.lane_fold, LOSSES[self.loss])
+        w_alpha = np.zeros_like(self.w)
+        arguments = (order, *self.rows, self.alpha, self.w, *problem, w_alpha, self.totals)
+        if self.n_lanes == 1:
+            kernels.dual_certify(*arguments)
+        else:
+            kernels.dual_certify_lanes(*arguments, *self.scratch)
+        return w_alpha
+
+    def assert_same(self, tolerance: float) -> None:
+        shape = self.twin.w.shape
+        np.testing.assert_allclose(self.w.reshape(shape), self.twin.w, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            self.alpha[:, : self.n_lanes], self.twin.alpha, rtol=tolerance, atol=tolerance
+        )
+        used = self.twin.cost > 0
+        np.testing.assert_array_equal(self.active[used], self.twin.active[used])
+        np.testing.assert_allclose(
+            self.totals[:, COMPARED], self.twin.totals[:, COMPARED], rtol=tolerance, atol=tolerance
+        )
+
+
+def _tolerance(loss: str) -> float:
+    return 1e-9 if loss == "log_loss" else 1e-12  # the twin solves the one-dimensional problem by bisection
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("n_lanes", [1, 3, 6])
+@pytest.mark.parametrize("loss", BINARY)
+def test_a_visit_changes_what_its_slow_twin_changes(loss: str, n_lanes: int, bias: float) -> None:
+    """Weights, dual variables, active flags and sums, with shrinking on in the second pass."""
+    problem = Lanes(loss, n_lanes, bias)
+    rng = np.random.default_rng(1)
+    for high, low in ((np.inf, -np.inf), (0.05, -0.05), (0.0, 0.0)):
+        problem.twin.high, problem.twin.low = high, low
+        order = rng.permutation(problem.n_rows)
+        order = order[problem.active[order].any(axis=1)]  # as `active_rows` chooses them
+        problem.visit(order)
+        problem.twin.visit(order)
+        problem.assert_same(_tolerance(loss))
+    if loss != "log_loss":
+        assert (problem.active == 0).any(), "nothing was shrunk: the test shows nothing about it"
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("n_lanes", [1, 3])
+@pytest.mark.parametrize("loss", BINARY)
+def test_a_certifying_read_sums_what_its_slow_twin_sums(loss: str, n_lanes: int, bias: float) -> None:
+    problem = Lanes(loss, n_lanes, bias)
+    problem.twin.w += 0.1  # away from w(alpha): a certificate holds at any w
+    problem.w += 0.1
+    w_alpha = problem.certify(np.arange(problem.n_rows))
+    expected = problem.twin.certify(np.arange(problem.n_rows))
+    np.testing.assert_allclose(w_alpha.reshape(expected.shape), expected, rtol=1e-12, atol=1e-12)
+    problem.assert_same(1e-11)
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_lanes_of_one_visit_are_each_a_visit_of_their_own(loss: str) -> None:
+    """Training some lanes leaves the others exactly as they were, and each ends where it ends when trained alone."""
+    together, apart = Lanes(loss, 6, 1.0), Lanes(loss, 6, 1.0)
+    order = np.random.default_rng(2).permutation(together.n_rows)
+    together.visit(order)
+    before = apart.w.copy().reshape(-1, 6)
+    for lane in (4, 0, 2):
+        apart.scratch = (np.array([lane]), *apart.scratch[1:])
+        apart.visit(order)
+    w, alone = together.w.reshape(-1, 6), apart.w.reshape(-1, 6)
+    np.testing.assert_allclose(alone[:, [0, 2, 4]], w[:, [0, 2, 4]], rtol=1e-12, atol=1e-13)
+    np.testing.assert_array_equal(alone[:, [1, 3, 5]], before[:, [1, 3, 5]])
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("loss", BINARY)
+def test_gap_as_a_sum_over_rows_is_primal_minus_dual(loss: str, bias: float) -> None:
+    """At w = w(alpha), by the plain objectives; every row's term is at least 0."""
+    problem = Lanes(loss, 1, bias)
+    w = problem.twin.w[:, 0]
+    t = problem.twin.y[:, 0] * (problem.twin.x @ w)
+    cost, alpha = problem.twin.cost[:, 0], problem.twin.alpha[:, 0]
+    problem.certify(np.arange(problem.n_rows))
+    primal, dual = primal_objective(loss, w, t, cost), dual_objective(loss, w, alpha, cost)
+    squared = 0.5 * w @ w
+    assert problem.totals[0, LOSS] + squared == pytest.approx(primal, rel=1e-12)
+    assert problem.totals[0, DUAL] - squared == pytest.approx(dual, rel=1e-12)
+    assert problem.totals[0, GAP] == pytest.approx(primal - dual, rel=1e-11)
+    for i in np.flatnonzero(cost):
+        row = Lanes(loss, 1, bias)
+        row.certify(np.array([i]))
+        assert row.totals[0, GAP] >= -1e-13
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_projected_gradient_is_the_slope_of_the_dual(loss: str) -> None:
+    """By central differences of the plain dual objective, at variables off their bounds."""
+    problem = Lanes(loss, 1, 1.0)
+    x, cost, alpha = problem.twin.x, problem.twin.cost[:, 0], problem.twin.alpha[:, 0]
+    y = problem.twin.y[:, 0]
+
+    def dual(a: np.ndarray) -> float:
+        return dual_objective(loss, x.T @ (y * a), a, cost)
+
+    inside = np.flatnonzero((alpha > 0) & (alpha < cost) & (np.abs(x).sum(axis=1) > 0))
+    assert inside.size > 10
+    for i in inside:
+        step = 1e-5 * cost[i] * np.eye(alpha.size)[i]
+        slope = -(dual(alpha + step) - dual(alpha - step)) / (2e-5 * cost[i])
+        one = Lanes(loss, 1, 1.0)
+        one.certify(np.array([i]))
+        assert one.totals[0, VIOLATION_MAX] == pytest.approx(slope, rel=1e-6, abs=1e-6)
+        assert one.totals[0, VIOLATION_MIN] == one.totals[0, VIOLATION_MAX]
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_a_step_is_the_minimum_of_the_dual_along_its_variable(loss: str) -> None:
+    for i in range(10):
+        problem = Lanes(loss, 1, 0.0, seed=3)
+        twin = problem.twin
+        if twin.cost[i, 0] <= 0:
+            continue
+        before, y, x = twin.alpha[:, 0].copy(), twin.y[:, 0], twin.x
+        cost = twin.cost[:, 0]
+        problem.visit(np.array([i]))
+
+        def along(a: float, i: int = i, before=before, x=x, y=y, cost=cost) -> float:
+            alpha = before.copy()
+            alpha[i] = a
+            return -dual_objective(loss, x.T @ (y * alpha), alpha, cost)
+
+        upper = cost[i] if loss != "squared_hinge" else 100.0
+        found = scipy.optimize.minimize_scalar(
+            along, bounds=(0.0, upper), method="bounded", options={"xatol": 1e-12}
+        )
+        assert along(problem.alpha[i, 0]) <= found.fun + 1e-12 * abs(found.fun)
+
+
+def test_an_empty_row_ends_where_its_loss_is_constant() -> None:
+    """alpha = U under hinge, the closed form under squared hinge, C/2 under logistic: no term is left in the gap."""
+    for loss, expected in (("hinge", 1.0), ("squared_hinge", 2.0), ("log_loss", 0.5)):
+        problem = Lanes(loss, 1, 0.0)
+        cost = problem.twin.cost[3, 0]
+        problem.visit(np.array([3]))
+        assert problem.alpha[3, 0] == pytest.approx(expected * cost, rel=1e-9)
+        problem.totals = new_totals(1)
+        problem.certify(np.array([3]))
+        assert problem.totals[0, GAP] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("C", [1e-4, 1.0, 1e5])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_logistic_steps_stay_finite_and_keep_their_digits_at_both_bounds(C: float, scale: float) -> None:
+    """C - alpha is kept, not computed: it never becomes 0, and both halves add up to C."""
+    x, y = random_rows(30, 4, seed=8, density=0.9)
+    x = sp.csr_array((x * scale).astype(np.float32).astype(np.float64))
+    rows = kernel_rows(x, (y > 0).astype(int))
+    cost = np.full((2, 1), C)
+    alpha = np.full((30, 2), min(1e-3 * C, 1e-8))
+    alpha[:, 1] = C - alpha[:, 0]
+    signs, active = np.array([[-1.0], [1.0]]), np.ones((30, 1), dtype=np.uint8)
+    w = np.append(x.T @ (y * alpha[:, 0]), 0.0)
+    for _ in range(30):
+        kernels.dual_visit(
+            np.arange(30), *rows, alpha, active, w, 0.0, signs, cost, NO_FOLD, kernels.LOG_LOSS,
+            np.array([np.inf]), np.array([-np.inf]), np.array([1e-10]), new_totals(1),
+        )  # fmt: skip
+        assert np.isfinite(w).all()
+        assert (alpha > 0).all()
+        np.testing.assert_allclose(alpha.sum(axis=1), C, rtol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Crammer–Singer
+
+
+class Classes:
+    """A small multiclass problem as the kernels of Crammer–Singer take it; in columns ``first: first + k`` of more."""
+
+    def __init__(self, bias: float, first: int = 0, n_columns: int = 4) -> None:
+        rng = np.random.default_rng(5)
+        x, y = multiclass(4, 50)
+        dense = x.toarray()
+        dense[3] = 0
+        x = sp.csr_array(dense)
+        self.code = np.unique(y, return_inverse=True)[1]
+        self.rows = kernel_rows(x, self.code, rng.uniform(0.5, 2.0, 50))
+        self.c = self.rows[4] * 0.7
+        self.x = np.hstack([dense, np.full((50, 1), bias)])
+        self.bias, self.first, self.n_columns = bias, first, n_columns
+        self.cost = np.full((4, n_columns // 4), 0.7)
+        self.lane_fold = np.full(n_columns // 4, -1)
+        self.alpha, self.active = np.zeros((50, n_columns)), np.ones((50, n_columns), dtype=np.uint8)
+        self.w = np.zeros(10 * n_columns)
+        self.totals = new_totals(n_columns // 4)
+
+    def visit(self, order: np.ndarray) -> None:
+        kernels.crammer_singer_visit(
+            order, *self.rows, self.alpha, self.active, self.w, self.bias, self.cost, self.lane_fold,
+            self.first // 4, self.first, self.n_columns, self.totals, *np.empty((3, 4)),
+        )  # fmt: skip
+
+    def certify(self) -> np.ndarray:
+        w_alpha = np.zeros_like(self.w)
+        kernels.crammer_singer_certify(
+            np.arange(50), *self.rows, self.alpha, self.w, self.bias, self.cost, self.lane_fold,
+            self.first // 4, self.first, self.n_columns, w_alpha, self.totals, np.empty(4),
+        )  # fmt: skip
+        return w_alpha
+
+    def own(self, columns: np.ndarray) -> np.ndarray:
+        return columns.reshape(-1, self.n_columns)[:, self.first : self.first + 4]
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize(("first", "n_columns"), [(0, 4), (4, 12)])
+def test_a_crammer_singer_visit_solves_each_rows_problem(bias: float, first: int, n_columns: int) -> None:
+    """Over the active classes, against bisection; other columns stay untouched; w stays w(alpha)."""
+    problem = Classes(bias, first, n_columns)
+    rng = np.random.default_rng(6)
+    for _ in range(4):
+        for i in rng.permutation(50):
+            if i == 3:
+                continue
+            before = problem.own(problem.alpha)[i].copy()
+            w = problem.own(problem.w).copy()
+            problem.visit(np.array([i]))
+            after = problem.own(problem.alpha)[i]
+            live = problem.own(problem.active)[i].astype(bool)
+            assert after.sum() == pytest.approx(0, abs=1e-12)
+            if not live.any():
+                np.testing.assert_array_equal(after, before)
+                continue
+            upper = np.where(np.arange(4) == problem.code[i], problem.c[i], 0.0)
+            assert (after <= upper + 1e-15).all()
+            q = float(problem.x[i] @ problem.x[i])
+            b = problem.x[i] @ w + (np.arange(4) != problem.code[i]) - q * before
+            best = crammer_singer_subproblem(b, q, upper)
+
+            def value(a: np.ndarray, q: float = q, b: np.ndarray = b) -> float:
+                return float(0.5 * q * a @ a + b @ a)
+
+            if live.all():
+                np.testing.assert_allclose(after, best, atol=1e-10)
+            assert value(best) - 1e-12 <= value(after) <= value(before) + 1e-12
+    others = np.delete(problem.w.reshape(-1, n_columns), np.s_[first : first + 4], axis=1)
+    assert not others.any()
+    np.testing.assert_allclose(
+        problem.own(problem.w), problem.x.T @ problem.own(problem.alpha), rtol=1e-11, atol=1e-12
+    )
+    assert (problem.own(problem.active) == 0).any(), "no class was shrunk: the test shows nothing about it"
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_crammer_singer_gap_over_rows_is_primal_minus_dual(bias: float) -> None:
+    problem = Classes(bias)
+    for _ in range(3):
+        problem.visit(np.arange(50))
+    problem.totals = new_totals(1)
+    w_alpha = problem.certify().reshape(10, 4)
+    w, alpha = problem.w.reshape(10, 4), problem.alpha
+    np.testing.assert_allclose(w_alpha, problem.x.T @ alpha, rtol=1e-12, atol=1e-12)
+    primal = crammer_singer_primal(w, problem.x @ w, problem.code, problem.c)
+    outside = np.arange(4)[None, :] != problem.code[:, None]
+    dual = -0.5 * np.sum(w * w) - alpha[outside].sum()
+    assert problem.totals[0, LOSS] + 0.5 * np.sum(w * w) == pytest.approx(primal, rel=1e-12)
+    assert problem.totals[0, DUAL] - 0.5 * np.sum(w * w) == pytest.approx(dual, rel=1e-12)
+    assert problem.totals[0, GAP] == pytest.approx(primal - dual, rel=1e-10)
+    margin = problem.x @ w + outside
+    upper = np.where(outside, 0.0, problem.c[:, None])
+    free = np.where(alpha < upper, margin, np.inf).min(axis=1)
+    worst = (margin.max(axis=1) - free)[np.arange(50) != 3].max()
+    assert problem.totals[0, VIOLATION_MAX] == pytest.approx(worst, rel=1e-12)
+
+
+def test_an_empty_row_leaves_nothing_in_the_gap_of_crammer_singer() -> None:
+    problem = Classes(0.0)
+    problem.visit(np.array([3]))
+    assert problem.alpha[3].sum() == pytest.approx(0)
+    assert np.abs(problem.alpha[3]).max() == pytest.approx(problem.c[3])
+    assert not problem.w.any()
+    only = np.zeros(50)
+    only[3] = 1.0
+    problem.rows[4][:] *= only
+    problem.totals = new_totals(1)
+    problem.certify()
+    assert problem.totals[0, GAP] == pytest.approx(0, abs=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Order, active rows, margins
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 100, 1000])
+def test_shuffle_is_its_slow_twin_bit_for_bit(n: int) -> None:
+    for key in (0, 1, 2**63 + 11, 2**64 - 1):
+        order = np.arange(n)
+        kernels.shuffle(order, np.uint64(key))
+        assert order.tolist() == slow_shuffle(n, key)
+
+
+def test_shuffle_is_uniform() -> None:
+    """Chi-square over all orders of four, 12,000 draws; the bound is exceeded once in 10⁶ by a fair shuffle."""
+    counts = dict.fromkeys(itertools.permutations(range(4)), 0)
+    for draw in range(12_000):
+        order = np.arange(4)
+        kernels.shuffle(order, np.uint64(draw * 0x9E3779B97F4A7C15 % 2**64))
+        counts[tuple(order.tolist())] += 1
+    chi_square = sum((count - 500) ** 2 / 500 for count in counts.values())
+    assert chi_square < 69.0
+
+
+def test_active_rows_are_those_active_in_any_of_the_lanes() -> None:
+    active = (np.random.default_rng(0).random((30, 4)) < 0.3).astype(np.uint8)
+    start, stop = np.array([3, 10, 20]), np.array([7, 20, 29])
+    lanes, order = np.array([1, 3]), np.empty(30, dtype=np.int64)
+    n = kernels.active_rows(start, stop, active, lanes, order)
+    expected = [
+        i
+        for first, last in zip(start, stop, strict=True)
+        for i in range(first, last)
+        if active[i, 1] or active[i, 3]
+    ]
+    assert order[:n].tolist() == expected
+
+
+def test_margins_are_products_and_unknown_features_are_counted() -> None:
+    x, _ = random_rows(20, 7, seed=9)
+    w = np.random.default_rng(0).standard_normal((5, 3))
+    indptr, feature, value = kernel_rows(x, np.zeros(20))[:3]
+    out = np.empty((20, 3))
+    ignored = kernels.margins(indptr, feature, value, w, out)
+    assert ignored == (feature >= 5).sum()
+    np.testing.assert_allclose(out, slow_margins(x.toarray()[:, :5], w), rtol=1e-12, atol=1e-12)

@@ -1,0 +1,240 @@
+"""Several problems in one visit of a row: paths over C, code matrices, folds, groups, and beginnings from other runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from small_datasets import multiclass, random_rows, write_dataset
+
+import streamcd
+from streamcd.errors import ModelError, UsageError
+from streamcd.problems import make_problem
+from streamcd.stream import deal_folds
+from streamcd.train import read_code, train
+from streamcd.tune import tune
+
+LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
+
+
+def lanes_of(result: Any) -> dict[tuple[Any, float], dict[str, Any]]:
+    return {(lane["label"], lane["C"]): lane for lane in result.lanes}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_C_of_a_path_ends_where_its_own_run_ends(tmp_path: Path, loss: str) -> None:
+    data = write_dataset(tmp_path / "data", multiclass())
+    path = train(data, tmp_path / "path", loss=loss, C=[0.1, 1.0, 3.0], tol=1e-6, max_passes=20_000)
+    assert path.converged
+    for C in (0.1, 1.0, 3.0):
+        single = train(data, tmp_path / f"single-{C}", loss=loss, C=C, tol=1e-6, max_passes=20_000)
+        for key, lane in lanes_of(single).items():
+            together = lanes_of(path)[key]
+            allowed = 1e-6 * (lane["primal_objective"] + together["primal_objective"])
+            assert abs(lane["primal_objective"] - together["primal_objective"]) <= allowed
+        model = streamcd.load_model(path.run, C=C)
+        assert model.C == C
+        np.testing.assert_allclose(model.weights, single.model.weights, atol=0.02)
+
+
+def test_a_path_without_a_best_C_asks_which(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    result = train(data, tmp_path / "run", C=[0.1, 1.0])
+    with pytest.raises(ModelError, match="name one with -C"):
+        streamcd.load_model(result.run)
+    with pytest.raises(ModelError, match=r"no model for C = 0\.5; it has 0\.1, 1"):
+        streamcd.load_model(result.run, C=0.5)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_groups_of_lanes_end_where_all_lanes_together_end(
+    tmp_path: Path, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
+    together = train(data, tmp_path / "together", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
+    train_module = sys.modules["streamcd.train"]
+    group = train_module._group_lanes
+
+    def three(*arguments: Any) -> Any:
+        return 2, group(*arguments)[1]
+
+    monkeypatch.setattr(train_module, "_group_lanes", three)
+    apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
+    assert apart.n_lanes == together.n_lanes
+    assert apart.primal_objective == pytest.approx(together.primal_objective, rel=2e-6)
+    for C in (0.5, 2.0):
+        np.testing.assert_allclose(
+            streamcd.load_model(apart.run, C=C).weights,
+            streamcd.load_model(together.run, C=C).weights,
+            atol=0.02,
+        )
+
+
+def test_lanes_that_do_not_fit_the_memory_go_in_groups_and_a_lane_that_does_not_is_refused(
+    tmp_path: Path,
+) -> None:
+    rows = multiclass(n_classes=6)
+    wide = sp.csr_array((rows[0].data, rows[0].indices, rows[0].indptr), shape=(rows[0].shape[0], 1_000_000))
+    data = write_dataset(tmp_path / "data", (wide, rows[1]))
+    result = train(data, tmp_path / "run", memory="360MB", max_passes=3)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["n_groups"] == 2
+    assert (result.n_lanes, result.model.weights.shape) == (6, (1_000_000, 6))
+    with pytest.raises(UsageError, match=r"weights .* needed"):
+        train(data, tmp_path / "small", memory="310MB")
+
+
+def test_a_code_matrix_trains_the_classes_that_it_names(tmp_path: Path) -> None:
+    x, y = multiclass(n_classes=3)
+    data = write_dataset(tmp_path / "data", (x, y))
+    classes = np.unique(y)
+    one_vs_one = [[1, 1, 0], [-1, 0, 1], [0, -1, -1]]
+    result = train(data, tmp_path / "run", code=one_vs_one, tol=1e-7, max_passes=20_000)
+    for lane, (positive, negative) in enumerate([(0, 1), (0, 2), (1, 2)]):
+        mine = np.isin(y, classes[[positive, negative]])
+        pair = write_dataset(
+            tmp_path / f"pair-{lane}", (sp.csr_array(x[mine]), (y[mine] == classes[positive]) * 1.0)
+        )
+        alone = train(pair, tmp_path / f"alone-{lane}", tol=1e-7, max_passes=20_000)
+        assert result.lanes[lane]["primal_objective"] == pytest.approx(alone.primal_objective, rel=1e-6)
+    accuracy = streamcd.evaluate(tmp_path / "data", result.model)["accuracy"]
+    assert accuracy > 0.6
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ([[1, 1], [-1, 1]], "column 2 .* one side only"),
+        ([[1], [-1], [0]], "row for each of 2 classes"),
+        ([[1, -1], [-1, 1], [0, 0]], "row 3 .* all zeros"),
+    ],
+)
+def test_a_code_matrix_that_cannot_work_is_refused(code: list[list[int]], message: str) -> None:
+    classes = np.arange(3.0) if message.startswith("row 3") else np.arange(2.0)
+    with pytest.raises(UsageError, match=message):
+        make_problem(
+            loss="hinge",
+            classes=classes,
+            class_counts=np.ones(classes.size),
+            n_features=2,
+            code=np.array(code),
+        )
+
+
+def test_a_code_file_is_read_or_its_line_named(tmp_path: Path) -> None:
+    path = tmp_path / "code.txt"
+    path.write_text("+1 -1\n-1, 1\n")
+    np.testing.assert_array_equal(read_code(path, 2), [[1, -1], [-1, 1]])
+    path.write_text("1 -1\n-1 2\n")
+    with pytest.raises(UsageError, match="line 2"):
+        read_code(path, 2)
+    path.write_text("1 -1\n-1 1\n")
+    with pytest.raises(UsageError, match="each of the 3 classes"):
+        read_code(path, 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Beginnings
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_warm_start_begins_with_w_of_alpha_and_saves_passes(tmp_path: Path, loss: str) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(), n_chunks=4)
+    first = train(data, tmp_path / "first", loss=loss, C=1.0, tol=1e-8, max_passes=50_000)
+    again = train(
+        data, tmp_path / "again", loss=loss, C=1.0, tol=1e-5, start_from=first.run, max_passes=50_000
+    )
+    cold = train(data, tmp_path / "cold", loss=loss, C=1.0, tol=1e-5, max_passes=50_000)
+    assert again.passes <= 2 < cold.passes
+    other = train(
+        data, tmp_path / "other", loss=loss, C=1.3, tol=1e-6, start_from=first.run, max_passes=50_000
+    )
+    plain = train(data, tmp_path / "plain", loss=loss, C=1.3, tol=1e-6, max_passes=50_000)
+    assert other.primal_objective == pytest.approx(plain.primal_objective, rel=2e-6)
+    log = [json.loads(line) for line in (tmp_path / "again" / "log.jsonl").read_text().splitlines()]
+    # the sum of the dual's terms was right from the start, else the first estimate of the primal would be off
+    assert log[0]["objective_estimate"] == pytest.approx(first.primal_objective, rel=1e-4)
+
+
+def test_a_warm_start_refuses_what_it_cannot_continue(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    other = write_dataset(tmp_path / "other", random_rows(seed=1))
+    train(data, tmp_path / "run", loss="hinge")
+    for options, message in (
+        ({"loss": "squared_hinge"}, "same loss"),
+        ({"loss": "hinge", "bias": 1.0}, "same bias"),
+        ({"loss": "hinge", "class_weight": {1.0: 2.0}}, "same class weights"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            train(data, tmp_path / "new", start_from=tmp_path / "run", **options)
+    with pytest.raises(UsageError, match="another dataset"):
+        train(other, tmp_path / "new", loss="hinge", start_from=tmp_path / "run")
+    assert not (tmp_path / "new").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cross-validation
+
+
+def test_folds_are_dealt_by_the_place_in_the_source_evenly() -> None:
+    fold = deal_folds(np.arange(100_000), 0, 5)
+    assert np.bincount(fold, minlength=5) == pytest.approx(20_000, rel=0.03)
+    assert (deal_folds(np.arange(100_000), 1, 5) != fold).mean() > 0.7
+    shuffled = np.random.default_rng(0).permutation(100_000)
+    np.testing.assert_array_equal(deal_folds(shuffled, 0, 5), fold[shuffled])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("make", [random_rows, multiclass])
+def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: str, make: Any) -> None:
+    x, y = make()
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=4)
+    result = tune(
+        data, tmp_path / "tune", C=[0.05, 1.0], cv=3, loss=loss, tol=1e-6, max_passes=50_000, seed=3
+    )
+    fold = deal_folds(np.arange(y.size), 3, 3)
+    folds = json.loads((tmp_path / "tune" / "folds" / "log.jsonl").read_text().splitlines()[-1])
+    assert folds["open_lanes"] == 0
+    for C in (0.05, 1.0):
+        for number in range(3):
+            rest = write_dataset(
+                tmp_path / f"{C}-{number}", (sp.csr_array(x[fold != number]), y[fold != number])
+            )
+            single = train(rest, tmp_path / f"run-{C}-{number}", loss=loss, C=C, tol=1e-6, max_passes=50_000)
+            held_out = sp.csr_array(x[fold == number])
+            decisions = held_out @ single.model.weights
+            close = (np.abs(decisions) < 1e-4).any(axis=1).sum()
+            hits = (single.model.labels(decisions) == y[fold == number]).sum()
+            score = result.scores[f"{C:g}"]["folds"][number] * (fold == number).sum()
+            assert abs(score - hits) <= close
+    assert result.best_C == max((0.05, 1.0), key=lambda C: (result.scores[f"{C:g}"]["mean"], -C))
+    final = train(data, tmp_path / "final", loss=loss, C=result.best_C, tol=1e-6, max_passes=50_000)
+    assert result.primal_objective == pytest.approx(final.primal_objective, rel=2e-6)
+    np.testing.assert_allclose(streamcd.load_model(result.run).weights, final.model.weights, atol=0.02)
+
+
+def test_an_interrupted_search_goes_on_to_the_same_model(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(), n_chunks=4)
+    whole = tune(data, tmp_path / "whole", C=[0.1, 1.0], cv=3, tol=1e-6, max_passes=5_000)
+    for stop_after in (3, 60, 200):
+        asked = iter(range(10_000))
+        run = tmp_path / f"stopped-{stop_after}"
+        with contextlib.suppress(streamcd.StreamcdError):
+            tune(
+                data,
+                run,
+                C=[0.1, 1.0],
+                cv=3,
+                tol=1e-6,
+                max_passes=5_000,
+                stop_requested=lambda asked=asked, limit=stop_after: 15 if next(asked) > limit else None,
+            )
+        resumed = streamcd.resume(run)
+        assert resumed.to_json()["scores"] == whole.scores
+        weights = (Path(resumed.run) / "model" / "weights.npy").read_bytes()
+        assert weights == (tmp_path / "whole" / "model" / "weights.npy").read_bytes()

@@ -1,0 +1,424 @@
+"""Every solver of the registry ends at the optimum that other people's solvers find, however the data is cut and read."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from reference import (
+    augmented,
+    exact_optimum,
+    liblinear,
+    primal_objectives,
+    run_dual,
+    run_weights,
+)
+from small_datasets import (
+    NAMED,
+    Rows,
+    label_sorted,
+    multiclass,
+    random_rows,
+    repeated,
+    windows_of,
+    write_dataset,
+)
+
+from streamcd.dataset import Dataset
+from streamcd.errors import UsageError
+from streamcd.solvers import SOLVERS
+from streamcd.train import Result, train
+
+LOSSES = [loss for loss, method in SOLVERS if method == "dual"]
+BINARY = [loss for loss in LOSSES if loss != "crammer_singer"]
+TOL = 1e-6
+
+
+def optimum(loss: str, rows: Rows, *, C: float = 1.0, bias: float = -1.0) -> np.ndarray:
+    """Objective of every lane at the optimum, by someone else's method."""
+    x, y = rows
+    dense = augmented(x, bias)
+    if loss == "crammer_singer":
+        return primal_objectives(loss, dense, y, liblinear(loss, x, y, C=C, bias=bias, eps=1e-9), C)
+    return exact_optimum(loss, dense, y, C)[1]
+
+
+def assert_optimal(
+    result: Result, rows: Rows, best: np.ndarray, *, C: float = 1.0, bias: float = -1.0, loss: str,
+    cost: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    """The model's objective, worked out again from its weights, is the optimum as closely as the run says it is.
+
+    Neither converged nor not is assumed: what has to hold is that the true distance is at most the certified gap.
+    """
+    x, y = rows
+    w = run_weights(Path(result.run), bias)
+    primal = primal_objectives(loss, augmented(x, bias), y, w, C if cost is None else cost)
+    assert len(result.lanes) == primal.size
+    for lane, found, least in zip(result.lanes, primal, best, strict=True):
+        slack = 1e-8 * least  # of the reference itself, and of the weights' last renewal
+        assert found == pytest.approx(lane["primal_objective"], rel=1e-8)
+        assert found >= least - slack
+        assert lane["dual_objective"] <= least + slack
+        certified = lane["primal_objective"] - lane["dual_objective"]
+        assert lane["gap"] * lane["primal_objective"] == pytest.approx(certified, rel=1e-3, abs=1e-9 * least)
+        assert found - least <= certified + slack
+    assert result.primal_objective == pytest.approx(primal.sum(), rel=1e-8)
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """``fit(dataset, loss=…, windows=2)`` trains in a fresh run directory with windows of so many chunks."""
+    count = 0
+
+    def run(dataset: Dataset, *, windows: int | None = 2, resident: bool = True, **options: Any) -> Result:
+        nonlocal count
+        count += 1
+        options = {"tol": TOL, "max_passes": 3000, "memory": "2GB"} | options
+        if "eps" in options:
+            del options["tol"]
+        plan = windows_of(dataset, windows, resident=resident)
+        return train(dataset, tmp_path / f"run{count}", plan=plan, **options)
+
+    return run
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The optimum
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_reaches_the_optimum_of_small_problems(
+    fit: Callable[..., Result], tmp_path: Path, loss: str, name: str
+) -> None:
+    rows = NAMED[name]()
+    bias = 2.0 if name in ("random", "empty_rows") else -1.0
+    max_passes = 200 if name == "unscaled" else 3000
+    result = fit(write_dataset(tmp_path / "data", rows), loss=loss, bias=bias, max_passes=max_passes)
+    assert_optimal(result, rows, optimum(loss, rows, bias=bias), loss=loss, bias=bias)
+    assert result.converged or name == "unscaled"  # which takes thousands of passes
+    assert result.converged == (result.gap <= TOL)
+
+
+@pytest.mark.parametrize("bias", [-1.0, 1.0])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_reaches_the_optimum_of_several_classes(
+    fit: Callable[..., Result], tmp_path: Path, loss: str, bias: float
+) -> None:
+    rows = multiclass()
+    result = fit(write_dataset(tmp_path / "data", rows), loss=loss, C=0.1, bias=bias)
+    assert_optimal(result, rows, optimum(loss, rows, C=0.1, bias=bias), C=0.1, loss=loss, bias=bias)
+    assert result.converged
+    assert result.n_lanes == (1 if loss == "crammer_singer" else 4)
+    if loss != "crammer_singer":
+        assert [lane["label"] for lane in result.lanes] == [-4, -1, 2, 5]
+
+
+def real_rows(path: Path, n_rows: int) -> Rows:
+    from sklearn.datasets import load_svmlight_file
+
+    with lzma.open(path) as file:
+        x, y = load_svmlight_file(file, zero_based=False)
+    order = np.random.default_rng(0).permutation(y.size)[:n_rows]
+    x = sp.csr_array(x[order])
+    x.data = x.data.astype(np.float32).astype(np.float64)
+    x.eliminate_zeros()
+    return x, y[order]
+
+
+@pytest.mark.parametrize("name", ["heart_scale", "a9a", "dna.scale"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_worse_than_liblinear_on_real_data(
+    fit: Callable[..., Result], real_data: Callable[[str], Path], tmp_path: Path, loss: str, name: str
+) -> None:
+    """At most LIBLINEAR's objective with a tight tolerance, by the gap allowed; and never below the optimum."""
+    rows = real_rows(real_data(name), 400)
+    C = 0.1
+    result = fit(write_dataset(tmp_path / "data", rows, n_chunks=12), loss=loss, C=C, windows=3)
+    peer = primal_objectives(loss, augmented(rows[0], -1), rows[1], liblinear(loss, *rows, C=C, eps=1e-9), C)
+    assert result.converged
+    for lane, objective in zip(result.lanes, peer, strict=True):
+        assert lane["primal_objective"] <= objective * (1 + TOL)
+    assert_optimal(result, rows, optimum(loss, rows, C=C), C=C, loss=loss)
+
+
+def test_crammer_singer_of_two_classes_is_half_of_hinge(fit: Callable[..., Result], tmp_path: Path) -> None:
+    """With v = w_y - w_other the two problems are the same, at twice the C and half the objective."""
+    rows = random_rows()
+    dataset = write_dataset(tmp_path / "data", rows)
+    result = fit(dataset, loss="crammer_singer", C=0.5)
+    best = exact_optimum("hinge", augmented(rows[0], -1), rows[1], 1.0)[1][0]
+    assert result.converged
+    assert result.primal_objective == pytest.approx(0.5 * best, rel=2 * TOL)
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    x, y = random_rows()
+    dataset = write_dataset(tmp_path / "data", (x, np.ones_like(y)))
+    with pytest.raises(UsageError, match="two classes"):
+        train(dataset, tmp_path / "run")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# However the data is cut
+
+
+CUTS = [(1, 1), (3, 1), (3, 2), (3, None), (50, None), (50, 4), (50, 1)]
+# many windows make many steps in Python, and the smallest take the most passes: one loss stands for the others
+CUT_LOSSES = [
+    pytest.param(*cut, loss, marks=[pytest.mark.slow] if cut in CUTS[-2:] and loss != "squared_hinge" else [])
+    for loss in LOSSES
+    for cut in CUTS
+]
+
+
+@pytest.mark.parametrize(("n_chunks", "windows", "loss"), CUT_LOSSES)
+def test_chunks_and_windows_do_not_move_the_optimum(
+    fit: Callable[..., Result], tmp_path: Path, loss: str, n_chunks: int, windows: int | None
+) -> None:
+    rows = random_rows(200, 10, seed=11)
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=n_chunks)
+    result = fit(dataset, loss=loss, C=0.1, windows=windows, resident=False)
+    assert result.converged
+    assert_optimal(result, rows, optimum(loss, rows, C=0.1), C=0.1, loss=loss)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_sorted_by_label_train_in_about_as_many_passes(
+    fit: Callable[..., Result], tmp_path: Path, loss: str
+) -> None:
+    """Many small chunks in a window mix the classes, even where no chunk holds both."""
+    rows = label_sorted(600)
+    mixed = np.random.default_rng(0).permutation(rows[1].size)
+    shuffled = sp.csr_array(rows[0][mixed]), rows[1][mixed]
+    passes = [
+        fit(write_dataset(tmp_path / name, data, n_chunks=60), loss=loss, C=0.1, windows=12, tol=1e-3).passes
+        for name, data in (("sorted", rows), ("shuffled", shuffled))
+    ]
+    assert passes[0] <= 2 * passes[1] + 3
+
+
+@pytest.mark.parametrize("problem", ["random", "multiclass"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_out_of_core_is_resident_bit_for_bit(
+    fit: Callable[..., Result], tmp_path: Path, loss: str, problem: str
+) -> None:
+    """Same windows, one read from disk again and again, the other kept: same weights, dual variables and flags."""
+    rows = multiclass() if problem == "multiclass" else random_rows()
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=8, n_shards=3)
+    assert dataset.n_shards == 3
+    # several tolerances: what a certificate that fails leaves behind has to be the same too
+    for tol, windows in ((1e-2, 1), (1e-2, 3), (1e-4, 3)):
+        streamed, resident = (
+            fit(dataset, loss=loss, tol=tol, windows=windows, resident=kept, C=2.0, max_passes=100)
+            for kept in (False, True)
+        )
+        assert weight_bytes(streamed) == weight_bytes(resident)
+        assert streamed.passes == resident.passes
+        assert streamed.dual_objective == resident.dual_objective
+        for one, other in zip(
+            dual_of(streamed, dataset, loss), dual_of(resident, dataset, loss), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+
+
+def weight_bytes(result: Result) -> bytes:
+    return (Path(result.run) / "model" / "weights.npy").read_bytes()
+
+
+def dual_of(result: Result, dataset: Dataset, loss: str) -> tuple[np.ndarray, np.ndarray]:
+    assert dataset.classes is not None
+    n_lanes = dataset.classes.size if loss == "crammer_singer" or dataset.classes.size > 2 else 1
+    width = 2 * n_lanes if loss == "log_loss" else n_lanes
+    return run_dual(Path(result.run), dataset, width, n_lanes)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_weights_are_those_of_the_dual_variables_on_disk(
+    fit: Callable[..., Result], tmp_path: Path, loss: str
+) -> None:
+    """The weights of a finished run are ``Σ y alpha x``, and alpha is feasible: the certificate can be made again."""
+    rows = multiclass()
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=6)
+    result = fit(dataset, loss=loss, bias=1.0)
+    alpha, _ = dual_of(result, dataset, loss)
+    x, y = augmented(rows[0], 1.0), rows[1]
+    member = y[:, None] == np.unique(y)[None, :]
+    w = run_weights(Path(result.run), 1.0)
+    if loss == "crammer_singer":
+        np.testing.assert_allclose(w, x.T @ alpha, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(alpha.sum(axis=1), 0, atol=1e-12)
+        assert (alpha <= member + 1e-15).all()
+        dual = -0.5 * np.sum(w * w) - alpha[~member].sum()
+    else:
+        signs, rest = np.where(member, 1.0, -1.0), 1.0 - alpha[:, :4]
+        np.testing.assert_allclose(w, x.T @ (signs * alpha[:, :4]), rtol=1e-9, atol=1e-10)
+        assert (alpha >= 0).all()
+        if loss == "log_loss":
+            np.testing.assert_allclose(alpha[:, 4:], rest, rtol=1e-6, atol=1e-12)
+            terms = -alpha[:, :4] * np.log(alpha[:, :4]) - alpha[:, 4:] * np.log(alpha[:, 4:])
+        else:
+            assert loss != "hinge" or (alpha <= 1).all()
+            terms = alpha - (0.25 * alpha**2 if loss == "squared_hinge" else 0.0)
+        dual = terms.sum() - 0.5 * np.sum(w * w)
+    assert dual == pytest.approx(result.dual_objective, rel=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Seeds
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_same_seed_same_bits_other_seed_same_optimum(
+    fit: Callable[..., Result], tmp_path: Path, loss: str
+) -> None:
+    rows = random_rows()
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=8)
+    first, again, other = (fit(dataset, loss=loss, C=0.1, seed=seed) for seed in (1, 1, 2))
+    assert weight_bytes(first) == weight_bytes(again)
+    assert weight_bytes(first) != weight_bytes(other)
+    assert first.primal_objective == pytest.approx(other.primal_objective, rel=2 * TOL)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lanes
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_every_lane_ends_where_its_own_run_ends(
+    fit: Callable[..., Result], tmp_path: Path, loss: str
+) -> None:
+    """One-vs-rest in one visit of a row against as many separate runs of two classes."""
+    x, y = multiclass(5, 200)
+    together = fit(write_dataset(tmp_path / "data", (x, y)), loss=loss, bias=1.0, C=0.05)
+    w = run_weights(Path(together.run), 1.0)
+    assert together.n_lanes == 5
+    for lane in together.lanes:
+        own = np.where(y == lane["label"], 1.0, -1.0)
+        dataset = write_dataset(tmp_path / f"data{lane['label']}", (x, own))
+        alone = fit(dataset, loss=loss, bias=1.0, C=0.05)
+        allowed = 2 * TOL * alone.primal_objective
+        assert lane["primal_objective"] == pytest.approx(alone.primal_objective, abs=allowed)
+        column = w[:, [np.flatnonzero(np.unique(y) == lane["label"])[0]]]
+        # ½‖w - w*‖² is at most the gap
+        distance = np.linalg.norm(column - run_weights(Path(alone.run), 1.0))
+        assert distance <= 2 * np.sqrt(2 * allowed)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# C, weights, LIBLINEAR's stopping rule
+
+
+@pytest.mark.parametrize("C", [0.01, 1.0, 1000.0])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_certified_from_small_to_large_C(
+    fit: Callable[..., Result], tmp_path: Path, loss: str, C: float
+) -> None:
+    """Converged or not: the distance to the optimum is within the gap that the run says it reached."""
+    rows = NAMED["empty_rows"]()
+    dataset = write_dataset(tmp_path / "data", rows)
+    result = fit(dataset, loss=loss, C=C, windows=None, resident=True, max_passes=500, tol=1e-4)
+    assert result.converged or C == 1000.0
+    assert_optimal(result, rows, optimum(loss, rows, C=C), C=C, loss=loss)
+
+
+@pytest.mark.parametrize("name", ["random", "unscaled", "separable"])
+@pytest.mark.parametrize("C", [1e-4, 1e-2, 1e2, 1e5])
+def test_logistic_loss_has_no_nan_at_any_C(
+    fit: Callable[..., Result], tmp_path: Path, name: str, C: float
+) -> None:
+    rows = NAMED[name]()
+    dataset = write_dataset(tmp_path / "data", rows)
+    result = fit(dataset, loss="log_loss", C=C, windows=None, resident=True, max_passes=300, tol=1e-4)
+    assert np.isfinite([result.primal_objective, result.dual_objective, result.gap, result.violation]).all()
+    assert_optimal(result, rows, optimum("log_loss", rows, C=C), C=C, loss="log_loss")
+
+
+@pytest.mark.parametrize("make", [random_rows, multiclass])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_weight_two_is_the_row_twice_and_weight_zero_no_row(
+    fit: Callable[..., Result], tmp_path: Path, loss: str, make: Callable[[], Rows]
+) -> None:
+    rows = make()
+    weight = np.random.default_rng(4).integers(0, 4, rows[1].size)
+    weighted = fit(write_dataset(tmp_path / "a", rows, weight=weight.astype(float)), loss=loss, C=0.1)
+    copies = fit(write_dataset(tmp_path / "b", repeated(rows, weight)), loss=loss, C=0.1)
+    assert weighted.converged
+    assert copies.converged
+    assert weighted.primal_objective == pytest.approx(copies.primal_objective, rel=2 * TOL)
+    assert_optimal(weighted, rows, optimum(loss, repeated(rows, weight), C=0.1), loss=loss, cost=0.1 * weight)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_fractional_weights_multiply_C(fit: Callable[..., Result], tmp_path: Path, loss: str) -> None:
+    """All weights 0.5 at C = 2 is C = 1."""
+    rows = random_rows()
+    halves = write_dataset(tmp_path / "a", rows, weight=np.full(rows[1].size, 0.5))
+    result = fit(halves, loss=loss, C=0.8)
+    assert_optimal(result, rows, optimum(loss, rows, C=0.4), C=0.4, loss=loss)
+
+
+@pytest.mark.parametrize("make", [random_rows, multiclass])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_class_weight_multiplies_the_cost_of_the_labels_rows(
+    fit: Callable[..., Result], tmp_path: Path, loss: str, make: Callable[[], Rows]
+) -> None:
+    """In every lane; a class weight of 3 is each of its rows three times."""
+    rows = make()
+    label = float(np.unique(rows[1])[0])
+    result = fit(write_dataset(tmp_path / "data", rows), loss=loss, C=0.1, class_weight={label: 3.0})
+    times = np.where(rows[1] == label, 3, 1)
+    assert_optimal(result, rows, optimum(loss, repeated(rows, times), C=0.1), loss=loss, cost=0.1 * times)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_balanced_classes_weigh_the_same(fit: Callable[..., Result], tmp_path: Path, loss: str) -> None:
+    """Factors rows / (classes · rows of the class): the same as giving them one by one."""
+    rows = multiclass()
+    labels, counts = np.unique(rows[1], return_counts=True)
+    factors = counts.sum() / (labels.size * counts)
+    dataset = write_dataset(tmp_path / "data", rows)
+    balanced = fit(dataset, loss=loss, C=0.1, max_passes=20, class_weight="balanced")
+    explicit = fit(
+        dataset, loss=loss, C=0.1, max_passes=20, class_weight=dict(zip(labels, factors, strict=True))
+    )
+    assert weight_bytes(balanced) == weight_bytes(explicit)
+
+
+@pytest.mark.parametrize("eps", [0.1, 1e-3])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_eps_rule_ends_as_near_to_the_optimum_as_liblinears(
+    fit: Callable[..., Result], tmp_path: Path, loss: str, eps: float
+) -> None:
+    """The same rule on the same problem: both stop at violations of the same size, in about as many passes."""
+    rows = random_rows(300, 15, seed=12)
+    C = 0.1
+    dataset = write_dataset(tmp_path / "data", rows)
+    result = fit(dataset, loss=loss, C=C, eps=eps, windows=None)
+    assert result.converged
+    assert result.stop_reason == "violation"
+    # measured at the end at fixed weights; the rule saw each row at its own moment of the last pass
+    assert result.violation <= 3 * eps
+    best = optimum(loss, rows, C=C).sum()
+    peer = primal_objectives(
+        loss, augmented(rows[0], -1), rows[1], liblinear(loss, *rows, C=C, eps=eps), C
+    ).sum()
+    assert result.primal_objective - best <= 10 * (peer - best) + 1e-9 * best
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_eps_rule_holds_over_all_rows_not_the_shrunk_ones(
+    fit: Callable[..., Result], tmp_path: Path, loss: str
+) -> None:
+    """Many seeds on a problem that shrinks a lot; each ends with a small violation over the full set."""
+    dataset = write_dataset(tmp_path / "data", multiclass())
+    for seed in range(3):
+        result = fit(dataset, loss=loss, eps=1e-2, seed=seed, C=0.1, windows=3)
+        assert result.stop_reason == "violation"
+        assert result.violation <= 3e-2
