@@ -155,6 +155,21 @@ class Dataset:
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
     @property
+    def n_items(self) -> int:
+        """Of the row layout the rows (see `stream.Table`)."""
+        return self.n_rows
+
+    @property
+    def item_start(self) -> np.ndarray:
+        """As `row_start`."""
+        return self.row_start
+
+    @property
+    def unit_start(self) -> None:
+        """Every chunk travels by itself."""
+        return None
+
+    @property
     def entry_bytes(self) -> int:
         """Decoded bytes of one entry."""
         return self.index_dtype.itemsize + self.value_dtype.itemsize
