@@ -15,25 +15,25 @@ from small_datasets import random_rows, write_dataset
 PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 
 # A module may import from those above it in this list, never from one below or beside it.
-LAYERS = """
-errors
-progress
-memory
-kernels ordering ranking options
-dataset sources shuffle
-console problems svmlight
-features checkpoint stream synthetic
-model
-solvers export
-convert predict stopping warmstart
-result
-loop
-train
-tune
-demo
-cli
-__init__ __main__
-""".split("\n")
+LAYERS = [
+    "errors",
+    "progress",
+    "memory",
+    "kernels ordering ranking options",
+    "dataset sources shuffle",
+    "console problems svmlight",
+    "features checkpoint stream synthetic",
+    "model",
+    "solvers export",
+    "convert predict stopping warmstart",
+    "result",
+    "loop",
+    "train",
+    "tune",
+    "demo",
+    "cli",
+    "__init__ __main__",
+]
 
 # `resume` hands a search over to the module that carries searches out, which needs the training of one run.
 UPWARD = {("train", "tune")}

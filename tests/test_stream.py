@@ -125,7 +125,7 @@ def test_a_read_can_be_left_and_begun_anywhere(dataset: Dataset, resident: bool)
 
 
 def test_a_chunk_larger_than_the_plan_is_a_window_of_its_own(tmp_path: Path) -> None:
-    x, y = random_rows(40, 9, seed=32)
+    x, _ = random_rows(40, 9, seed=32)
     x = sp.csr_array(np.vstack([x.toarray(), np.ones((1, 9))] * 2).astype(np.float32).astype(float))
     dataset = write_dataset(tmp_path / "data", (x, np.tile([1.0, -1.0], 41)), n_chunks=4)
     other = open_dataset(dataset.path)
@@ -218,6 +218,7 @@ def larger(tmp_path: Path) -> Dataset:
 def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset) -> None:
     """From the least budget that will do to one that holds everything; more memory never makes smaller windows."""
     plans: list[Plan] = []
+    least = 0
     for room in range(0, 1_500_000, 10_000):
         try:
             plan = make_plan(larger, RESERVED_BYTES + room, 10_000, LAYOUT)
@@ -229,7 +230,7 @@ def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset) -> None:
         if plans and not plan.resident:
             # of what was added since the least budget, all goes into the windows
             assert needed - arena_bytes(larger, plans[0]) > 0.9 * (room - least) - 1000
-        else:
+        elif not plans:
             least = room
         plans.append(plan)
     resident = [plan.resident for plan in plans]
