@@ -36,7 +36,7 @@ class PrimalSolver:
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
-        # drawn with replacement, the coordinates of one window would not be uniform over those of another
+        # in one window that holds all of them, independent draws are Algorithm 3 itself
         whole = max(dataset.n_entries, 1)
         self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
         per_row = 2 * 8 * problem.n_lanes + 2 + 8 * dataset.weighted + (problem.n_folds > 0)
@@ -115,7 +115,8 @@ class PrimalSolver:
         return places
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
-        """The first pass has summed up the gradient at w = 0."""
+        """The first pass has summed up the gradient at w = 0; the scores of a read at fixed w have served."""
+        state.rows.pop("fresh", None)  # keeps checkpoints small
         norm = state.lanes["start_norm"]
         norm[trained] = np.where(np.isnan(norm[trained]), _start_norm(state)[trained], norm[trained])
 
@@ -161,9 +162,6 @@ class PrimalSolver:
     def settle(self, state: State, lane: int) -> None:
         """Go on from the scores that the read at fixed w has computed."""
         state.rows["score"][:, lane] = state.rows["fresh"][:, lane]
-        if not np.setdiff1d(state.phase(CERTIFY), lane).size:
-            # nothing of it is needed before the next certificate: keep checkpoints small
-            state.rows["fresh"] = np.zeros((0, self.problem.n_lanes))
 
     def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
         """From the scores; exact but for their drift."""

@@ -436,6 +436,7 @@ class Stream:
         self._loader = _Loader(self.table, layout.decoder(self.table, seed, n_folds))
         self._arenas = _make_arenas(self.table, plan, layout)
         self._resident = _ResidentMap(self.table) if plan.resident else None
+        self._hinted: np.ndarray | None = None
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: tuple[tuple[int, int, bool], queue.SimpleQueue[Any]] | None = None
         self._next_arena = 0
@@ -542,17 +543,21 @@ class Stream:
         entries = np.diff(self.table.entry_start)[chunks]
         if self._resident is not None:
             item_starts, entry_starts, missing = self._resident.places(chunks)
-            for position in np.flatnonzero(missing):
-                self._loader.load(
-                    arena, int(chunks[position]), item_starts[position], entry_starts[position], verify
-                )
-            self._resident.mark(chunks)
-            return item_starts, int(entries.sum())
-        items = np.diff(self.table.item_start)[chunks]
-        item_starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
+            hint = hint[self._resident.places(hint)[2]]
+        else:
+            items = np.diff(self.table.item_start)[chunks]
+            item_starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
+            missing = np.ones(chunks.size, dtype=bool)
+        if chunks is not self._hinted:  # the first window of a read
+            self._loader.expect(chunks[missing])
         self._loader.expect(hint)
-        for chunk, item_start, entry_start in zip(chunks.tolist(), item_starts, entry_starts, strict=True):
-            self._loader.load(arena, chunk, int(item_start), int(entry_start), verify)
+        self._hinted = hint
+        for place in np.flatnonzero(missing).tolist():
+            self._loader.load(
+                arena, int(chunks[place]), int(item_starts[place]), int(entry_starts[place]), verify
+            )
+        if self._resident is not None:
+            self._resident.mark(chunks)
         return item_starts, int(entries.sum())
 
 
