@@ -8,6 +8,8 @@ certificate.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from . import kernels, primal_kernels
@@ -225,6 +227,17 @@ class OnlineSolver(PrimalSolver):
     """
 
     with_replacement = True
+
+
+PRIMAL_SOLVERS: dict[tuple[str, str], Callable[[Problem, Dataset, int], PrimalSolver]] = {
+    ("squared_hinge", "primal"): PrimalSolver,
+    ("squared_hinge", "online"): OnlineSolver,
+    ("log_loss", "primal"): PrimalSolver,
+    ("log_loss", "online"): OnlineSolver,
+}
+"""Solver of each (loss, method), beside `solvers.SOLVERS`."""
+
+PRIMAL_METHODS = ("primal", "online")
 
 
 def _sides(state: State) -> np.ndarray:

@@ -7,7 +7,7 @@ indptr : (columns + 1,) int64   entries of column c are ``indptr[c]:indptr[c + 1
 feature : (columns,) int64      the feature of each
 row, value : (entries,)         0-based row, and the value
 w : ((d + 1) * lanes,) float64  weights, row-major; the last ones belong to the bias
-score : (n * lanes,) float64    ``z = w·x`` of every row and lane, row-major; margins are ``t = y z``, residuals ``b = 1 - t``
+score : (n * lanes,) float64    ``z = w·x`` of every row and lane, row-major; the margin is ``t = y z``, ``b = 1 - t``
 code : (n,) uint16              index of the row's label among the classes
 weight : (n,) float64           weight of the row; empty where all are 1
 fold : (n,) uint8               fold of the row; empty where there are none
