@@ -41,9 +41,11 @@ class PrimalSolver:
         # in one window that holds all of them, independent draws are Algorithm 3 itself
         whole = max(dataset.n_entries, 1)
         self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
-        per_row = 2 * 8 * problem.n_lanes + 2 + 8 * dataset.weighted + (problem.n_folds > 0)
+        per_row = 2 * 8 * problem.n_lanes + _kind_dtype(problem.classes.size, problem.n_folds).itemsize
+        per_row += 8 * dataset.weighted
         self.state_bytes = 2 * 8 * (problem.n_features + 1) * problem.n_lanes + dataset.n_rows * per_row
-        self._rows: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._rows: tuple[np.ndarray, np.ndarray] | None = None
+        self._signed = _signed_costs(problem)
 
     def new_state(self) -> State:
         """w = 0, and so are the scores."""
@@ -69,7 +71,7 @@ class PrimalSolver:
         """Certify lanes at their fixed w, then train the others."""
         problem = self.problem
         certifying, training = state.phase(CERTIFY), state.phase(TRAIN)
-        costs = (problem.sign, problem.cost, problem.lane_fold, problem.loss_code, problem.bias)
+        costs = (problem.loss_code, problem.bias, problem.free_bias)
         score = state.rows["score"].reshape(-1)
         if certifying.size:
             if window.number == 0:
@@ -80,7 +82,6 @@ class PrimalSolver:
                 score,
                 *self._row_arrays(),
                 *costs,
-                problem.free_bias,
                 _sides(state),
                 certifying,
                 state.rows["fresh"].reshape(-1),
@@ -93,7 +94,6 @@ class PrimalSolver:
                 score,
                 *self._row_arrays(),
                 *costs,
-                problem.free_bias,
                 np.isnan(state.lanes["start_norm"]),
                 training,
                 state.totals,
@@ -135,7 +135,7 @@ class PrimalSolver:
                 state.rows["fresh"].reshape(-1),
                 0,
                 *self._row_arrays(),
-                *self._signs(),
+                self.problem.loss_code,
                 _sides(state),
                 lanes,
                 sums,
@@ -171,7 +171,7 @@ class PrimalSolver:
         score = state.rows["score"].reshape(-1)
         side = np.ones((2, self.problem.n_lanes))
         primal_kernels.row_terms(
-            score, score, 0, *self._row_arrays(), *self._signs(), side, np.array([lane]), sums
+            score, score, 0, *self._row_arrays(), self.problem.loss_code, side, np.array([lane]), sums
         )
         w = state.w[: -1 if self.problem.free_bias else None, lane]
         return 0.5 * float(w @ w) + float(sums[lane, LOSS_SUM])
@@ -191,7 +191,7 @@ class PrimalSolver:
         # the multiplier of a free bias asks for Σ y alpha = 0: the heavier side is scaled down to the lighter one
         sums = np.zeros((2, n_lanes))
         primal_kernels.side_sums(
-            rows["score"].reshape(-1), 0, *self._row_arrays(), *self._signs(), lanes, sums
+            rows["score"].reshape(-1), 0, *self._row_arrays(), self.problem.loss_code, lanes, sums
         )
         least = sums.min(axis=0)
         for name, side in (("side_minus", sums[0]), ("side_plus", sums[1])):
@@ -202,15 +202,11 @@ class PrimalSolver:
         arena = window.arena
         return order, arena.indptr, arena.feature, arena.row, arena.value, state.w.reshape(-1)
 
-    def _signs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        problem = self.problem
-        return problem.sign, problem.cost, problem.lane_fold, problem.loss_code
-
     def _row_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Class, weight and fold of every row; the two latter empty where there are none."""
+        """Kind and weight of every row (the latter empty where all are 1), and ``y C`` of every kind and lane."""
         if self._rows is None:
             self._rows = _read_rows(self._dataset, self._seed, self.problem.n_folds)
-        return self._rows
+        return *self._rows, self._signed
 
     def _smaller_side(self) -> np.ndarray:
         """Share of the rows of a lane that are on its smaller side."""
@@ -248,18 +244,29 @@ def _start_norm(state: State) -> np.ndarray:
     return np.sqrt(np.maximum(state.totals[:, DUAL], 0.0))
 
 
-def _read_rows(dataset: Dataset, seed: int, n_folds: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _signed_costs(problem: Problem) -> np.ndarray:
+    """y C of a row by ``class * folds + fold`` and lane; 0 where the lane leaves the row out."""
+    signed = problem.sign * problem.cost
+    if not problem.n_folds:
+        return np.ascontiguousarray(signed)
+    kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
+    return np.ascontiguousarray((signed[:, None, :] * kept).reshape(-1, problem.n_lanes))
+
+
+def _kind_dtype(n_classes: int, n_folds: int) -> np.dtype:
+    return np.dtype(np.uint16 if n_classes * max(n_folds, 1) <= 1 << 16 else np.uint32)
+
+
+def _read_rows(dataset: Dataset, seed: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Kind and weight of all rows; see `primal_kernels`."""
     assert dataset.classes is not None
-    n_rows = dataset.n_rows
-    code = np.empty(n_rows, dtype=np.uint16)
-    weight = np.empty(n_rows if dataset.weighted else 0)
-    fold = np.empty(n_rows if n_folds else 0, dtype=np.uint8)
+    kind = np.empty(dataset.n_rows, dtype=_kind_dtype(dataset.classes.size, n_folds))
+    weight = np.empty(dataset.n_rows if dataset.weighted else 0)
     for chunk in range(dataset.n_chunks):
         start, stop = int(dataset.row_start[chunk]), int(dataset.row_start[chunk + 1])
         label, weights, source = dataset.read_rows(chunk, ("label", "weight", "source"))
-        code[start:stop] = np.searchsorted(dataset.classes, label)
+        code = np.searchsorted(dataset.classes, label)
+        kind[start:stop] = code * n_folds + deal_folds(source, seed, n_folds) if n_folds else code
         if dataset.weighted:
             weight[start:stop] = weights
-        if n_folds:
-            fold[start:stop] = deal_folds(source, seed, n_folds)
-    return code, weight, fold
+    return kind, weight
