@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from .predict import evaluate as evaluate
     from .predict import predict as predict
     from .progress import Listener as Listener
+    from .resume import resume as resume
     from .train import Result as Result
-    from .train import resume as resume
     from .train import train as train
+    from .transpose import make_columns as make_columns
     from .tune import tune as tune
 
 __version__ = "0.1.0"
@@ -34,9 +35,10 @@ _PUBLIC = {
     "convert": ("convert", "convert"),
     "evaluate": ("predict", "evaluate"),
     "load_model": ("model", "load_model"),
+    "make_columns": ("transpose", "make_columns"),
     "open": ("dataset", "open_dataset"),
     "predict": ("predict", "predict"),
-    "resume": ("train", "resume"),
+    "resume": ("resume", "resume"),
     "train": ("train", "train"),
     "tune": ("tune", "tune"),
 }

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from . import kernels
 from .dataset import MAX_OPEN_PARTS, Dataset, manifest_fingerprint
@@ -25,6 +24,7 @@ from .parquet import (
     OpenParts,
     TableWriter,
     file_checksum,
+    read_table,
     reading,
     schema,
     sync_directory,
@@ -181,6 +181,17 @@ class Columns:
         parts = sum(part["entries_bytes"] + part["index_bytes"] for part in self.manifest["parts"])
         return int(parts + self.manifest["chunks"]["bytes"])
 
+    def info(self) -> dict[str, Any]:
+        """What there is to know without reading the entries."""
+        return {
+            "n_features": self.n_items,
+            "n_entries": self.n_entries,
+            "n_shards": self.n_shards,
+            "n_chunks": self.n_chunks,
+            "bytes": self.bytes_on_disk(),
+            "fingerprint": self.fingerprint,
+        }
+
     def close(self) -> None:
         """Close all files; the next read opens them again."""
         self._parts.close()
@@ -208,8 +219,7 @@ def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
     with reading(chunks_path):
         if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
             raise DatasetError(f"{chunks_path}: checksum differs from the manifest's; {_AGAIN}")
-        table = pq.read_table(chunks_path, use_threads=False)
-    return Columns(dataset, manifest, {name: table.column(name).to_numpy() for name in table.column_names})
+    return Columns(dataset, manifest, read_table(chunks_path))
 
 
 def _read_manifest(dataset: Dataset) -> dict[str, Any]:
