@@ -643,14 +643,13 @@ class _RowDecoder:
     ) -> None:
         label, n_entries = rows["label"], rows["n_entries"]
         row_stop = row_start + label.size
-        ends = arena.indptr[row_start + 1 : row_stop + 1]
-        np.cumsum(n_entries, out=ends)
-        if label.size and (n_entries.min() < 0 or ends[-1] != self._n_entries(chunk)):
+        ends = _ends(n_entries, entry_start)
+        if label.size and (n_entries.min() < 0 or ends[-1] != entry_start + self._n_entries(chunk)):
             raise DatasetError(
                 f"{self.dataset.place(chunk)}: the rows' counts of entries do not fit the entries"
             )
-        ends += entry_start
         arena.indptr[row_start] = entry_start
+        arena.indptr[row_start + 1 : row_stop + 1] = ends
         classes = self.dataset.classes
         assert classes is not None
         code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
@@ -676,6 +675,17 @@ class _RowDecoder:
         return int(self.dataset.entry_start[chunk + 1] - self.dataset.entry_start[chunk])
 
 
+def _ends(n_entries: np.ndarray, start: int) -> np.ndarray:
+    """Where items end in an arena.
+
+    Written there at one stroke: of resident data the last end is the start of the next chunk's first item as well, which
+    may be in training at this moment.
+    """
+    ends = np.cumsum(n_entries, dtype=np.int64)
+    ends += start
+    return ends
+
+
 class _ColumnDecoder:
     """Chunks of the column layout into a `ColumnArena`."""
 
@@ -696,13 +706,19 @@ class _ColumnDecoder:
         arena.row[entry_start : entry_start + row.size] = row
         arena.value[entry_start : entry_start + value.size] = value
         if columns.item_start[chunk + 1] == columns.item_start[chunk]:
-            arena.indptr[start] = entry_start + row.size  # a further piece: its feature ends later
-            return
+            return  # a further piece: where its feature ends was said with the first
         stop = start + listed.size
+        ends = _ends(n_entries, entry_start)
+        ends[-1] = entry_start + self._rest_of_unit(chunk)
         arena.feature[start:stop] = listed
         arena.indptr[start] = entry_start
-        np.cumsum(n_entries, out=arena.indptr[start + 1 : stop + 1])
-        arena.indptr[start + 1 : stop + 1] += entry_start
+        arena.indptr[start + 1 : stop + 1] = ends
+
+    def _rest_of_unit(self, chunk: int) -> int:
+        """Entries from the chunk's first one to the end of the last chunk that belongs to it."""
+        columns = self._columns
+        behind = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
+        return int(columns.entry_start[behind] - columns.entry_start[chunk])
 
 
 def _page_cache_too_small(table: Table) -> bool:

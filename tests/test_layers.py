@@ -26,7 +26,7 @@ LAYERS = [
     "features checkpoint stream synthetic transpose advice",
     "model",
     "solvers export",
-    "convert predict stopping warmstart",
+    "convert predict stopping warmstart primal",
     "result",
     "loop",
     "train",
