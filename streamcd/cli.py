@@ -278,7 +278,7 @@ def info(dataset: str, as_json: bool) -> None:
     from .dataset import open_dataset
 
     opened = open_dataset(dataset)
-    method, reason = advise_method(opened, "squared_hinge")
+    method, reason = advise_method(opened, "squared_hinge", 1.0)
     result = {
         **opened.info(),
         "columns": has_columns(opened),

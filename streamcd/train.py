@@ -110,7 +110,7 @@ def train(
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if method == "auto":
         method = (
-            "dual" if start_from is not None else chosen_method(dataset, loss, unpenalized_bias, listener)
+            "dual" if start_from is not None else chosen_method(dataset, loss, C, unpenalized_bias, listener)
         )
     options = make_options(loss, method, C, bias, class_weight, code, seed)
     options["unpenalized_bias"] = bool(unpenalized_bias)

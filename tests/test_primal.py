@@ -445,6 +445,25 @@ def test_auto_says_why_and_builds_nothing(tmp_path: Path) -> None:
     assert not (dataset.path / "columns").exists()
 
 
+def test_auto_takes_the_primal_where_the_rule_says_so(tmp_path: Path) -> None:
+    """Many rows a feature and a large C; without a column layout it trains by the dual, and says what is missing."""
+    messages: list[str] = []
+
+    class Told(Listener):
+        def message(self, text: str) -> None:
+            messages.append(text)
+
+    dataset = write_dataset(tmp_path / "data", random_rows(300, 5, density=0.9))
+    for C, layout, method in ((0.1, False, "dual"), (100.0, False, "dual"), (100.0, True, "primal")):
+        if layout:
+            make_columns(dataset)
+        messages.clear()
+        run = tmp_path / f"run-{C}-{layout}"
+        train(dataset, run, C=C, max_passes=3, listener=Told())
+        assert json.loads((run / "config.json").read_text())["options"]["method"] == method
+        assert any("streamcd columns" in text for text in messages) == (C > 1 and not layout)
+
+
 def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
     dataset = columns_of(tmp_path / "data", random_rows())
     with pytest.raises(UsageError, match="no solver for hinge"):
