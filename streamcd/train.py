@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
+from .conditioning import advice
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
@@ -444,6 +445,9 @@ def carry_out(
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
     else:
         save_models(model_path, directory.path, config, dataset, problem, result)
+    if not result.converged:
+        for line in advice(dataset, max(config["options"]["C"])):
+            listener.warning(line)
     return result
 
 
@@ -545,6 +549,7 @@ def _save_model(
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=_certificate(result, lanes),
+        scaling=dataset.read_scaling(),
     ).save(path, rows=_weight_rows(run, config, problem, lanes, last=False))
 
 
