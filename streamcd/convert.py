@@ -294,8 +294,8 @@ def _has_content(path: Path) -> bool:
 def _plan(options: _Options) -> _Plan:
     """Share out the memory; the shares are fractions of what the interpreter and the writer leave."""
     needs = {
-        # copied from the sorted rows, scaled, cast, encoded, compressed
-        "chunks being written": 12 * options.chunk_bytes,
+        # copied from the sorted rows, cast, encoded, compressed; and scaled
+        "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
         "blocks being read": _LEAST_BYTES,
         "scales of the features": _scales_in_memory(options.like),
     }
@@ -310,6 +310,11 @@ def _plan(options: _Options) -> _Plan:
         statistics_bytes=left // 4,
         map_bytes=in_map,
     )
+
+
+def _is_scaled(options: _Options) -> bool:
+    like = options.like is not None and options.like.scaling.changes_values
+    return like or options.scale != "none" or options.normalize != "none"
 
 
 def _scales_in_memory(like: _Like | None) -> int:
