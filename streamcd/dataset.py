@@ -29,7 +29,7 @@ from .parquet import (
     write_file_atomically,
 )
 from .progress import Listener, Progress
-from .scaling import Scaling, scales_digest
+from .scaling import Scaling
 
 FORMAT = "streamcd-dataset"
 FORMAT_VERSION = 1
@@ -599,9 +599,7 @@ class DatasetWriter:
 
         It holds ``feature`` and ``scale``, the divisor; features that are not in it kept their values.
         """
-        digest = ""
         if scaling.scales is not None:
-            digest = scales_digest(scaling.scales)
             writer = TableWriter(self.path / "scaling.parquet", _SCALES_SCHEMA, self._compression)
             for start in range(0, scaling.scales.size, _SCALES_GROUP):
                 block = scaling.scales[start : start + _SCALES_GROUP]
@@ -609,7 +607,7 @@ class DatasetWriter:
                 if places.size:
                     writer.write(feature=places + start, scale=block[places])
             self._scales["scales"] = writer.close()
-        self._scales["scaling"] = replace(scaling, digest=digest).to_json()
+        self._scales["scaling"] = scaling.to_json()
 
     def finish_parts(self) -> None:
         """Close the last part; afterwards all shards can be read, and no chunk can be written."""

@@ -152,7 +152,7 @@ def _chunk_bytes(dataset: Dataset, *, scaled: bool) -> int:
 
 def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
     """What is to be done to a dataset's values for the model; None where they are as those it was trained on."""
-    if dataset.scaling.same_as(model.scaling):
+    if dataset.scaling == model.scaling:
         return None
     if dataset.scaling.changes_values:
         same_options = dataset.scaling.options() == model.scaling.options()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,9 @@ NORMALIZATIONS = ("none", "l2")
 _DIGEST_FEATURES = 1 << 16  # at a time; a constant, since the digest depends on it
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Scaling:
-    """A transformation of rows, features first.
+    """A transformation of rows, features first. Two are equal where they do the same to every row.
 
     Attributes
     ----------
@@ -35,12 +35,12 @@ class Scaling:
     scales : ndarray of float64, shape (n_features,), or None
         The divisors; None where there are none, or where they have not been read.
     digest : str
-        Of the divisors; tells whether two scalings are the same without reading them.
+        Of the divisors, made from them where it is not given; stands for them where scalings are compared.
     """
 
     scale: str = "none"
     normalize: str = "none"
-    scales: np.ndarray | None = None
+    scales: np.ndarray | None = field(default=None, compare=False)
     digest: str = ""
 
     @property
@@ -48,10 +48,9 @@ class Scaling:
         """Whether it does anything."""
         return self.scale != "none" or self.normalize != "none"
 
-    def same_as(self, other: Scaling) -> bool:
-        """Whether both do the same to every row."""
-        mine, others = (self.scale, self.normalize, self.digest), (other.scale, other.normalize, other.digest)
-        return mine == others
+    def __post_init__(self) -> None:
+        if self.scales is not None and not self.digest:
+            object.__setattr__(self, "digest", scales_digest(self.scales))
 
     def options(self) -> str:
         """The options of ``convert`` that ask for it."""
