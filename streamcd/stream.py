@@ -205,7 +205,9 @@ class Plan:
 _ORDER_BYTES = 8
 
 
-def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: Layout) -> Plan:
+def make_plan(
+    dataset: Dataset, budget: int, model_bytes: int, layout: Layout, *, rows_bytes: int = 0
+) -> Plan:
     """Divide the memory budget.
 
     Parameters
@@ -216,6 +218,8 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: Layout) -
     model_bytes : int
         What the solver's state takes (weights and their like).
     layout : Layout
+    rows_bytes : int
+        What the solver keeps in memory of all rows.
 
     Raises
     ------
@@ -227,6 +231,7 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: Layout) -
     item_bytes = layout.item_bytes + _ORDER_BYTES
     overhead = {
         "weights": model_bytes,
+        "scores of all rows": rows_bytes,
         "reading": _reading_bytes(table),
         "chunk table": 40 * table.n_chunks,
     }

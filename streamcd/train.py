@@ -14,6 +14,7 @@ import numpy as np
 from . import checkpoint
 from .advice import chosen_method
 from .columns import open_columns
+from .conditioning import advice
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
@@ -266,7 +267,9 @@ def _group_lanes(
         if plan is not None:
             return n_groups, plan
         try:
-            found = make_plan(dataset, budget, solver.state_bytes + _SAVE_BYTES, solver.layout)
+            found = make_plan(
+                dataset, budget, solver.state_bytes + _SAVE_BYTES, solver.layout, rows_bytes=solver.rows_bytes
+            )
         except UsageError:
             if size == 1:
                 raise
@@ -424,6 +427,9 @@ def carry_out(
             _save_model(path, directory.path, config, dataset, problem, lanes, certificate)
     elif before == outcome.lanes["passes"].tolist():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
+    if not result.converged:
+        for line in advice(dataset, max(config["options"]["C"])):
+            listener.warning(line)
     return result
 
 
@@ -526,6 +532,7 @@ def _save_model(
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=certificate,
+        scaling=dataset.read_scaling(),
     ).save(path, rows=_weight_rows(run, config, problem, lanes, last=False))
 
 
