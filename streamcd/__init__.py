@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .resume import resume as resume
     from .train import Result as Result
     from .train import train as train
+    from .transpose import make_columns as make_columns
     from .tune import tune as tune
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ _PUBLIC = {
     "convert": ("convert", "convert"),
     "evaluate": ("predict", "evaluate"),
     "load_model": ("model", "load_model"),
+    "make_columns": ("transpose", "make_columns"),
     "open": ("dataset", "open_dataset"),
     "predict": ("predict", "predict"),
     "resume": ("resume", "resume"),

@@ -121,6 +121,32 @@ def active_rows(row_start, row_stop, active, lanes, order):
     return n
 
 
+@njit(cache=True, nogil=True)
+def draw(candidates, key, order):
+    """Fill `order` with independent uniform draws from `candidates`, with replacement, as a function of `key` alone."""
+    state = np.uint64(key)
+    for i in range(order.size):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        # high bits times range: unbiased up to size / 2**32
+        place = ((_mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
+        order[i] = candidates[np.int64(place)]
+
+
+@njit(cache=True, nogil=True)
+def add_entry_hashes(row, feature, value_bits, sums):
+    """Add two independent 64-bit hashes of every entry (row, feature, bits of the value) to `sums` (2,) uint64, modulo 2^64.
+
+    The sums are those of a set of entries, whatever their order.
+    """
+    first, second = sums[0], sums[1]
+    for k in range(row.size):
+        place = _mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
+        entry = _mix(place) ^ np.uint64(value_bits[k])
+        first += _mix(entry)
+        second += _mix(entry * np.uint64(0xD6E8FEB86659FD93) + _mix(place + np.uint64(0x632BE59BD9B4E019)))
+    sums[0], sums[1] = first, second
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One row against one lane of weights
 

@@ -21,7 +21,7 @@ LIBLINEAR_TYPES: dict[int, tuple[str, str]] = {
 """LIBLINEAR's ``-s`` numbers as (loss, method)."""
 
 LOSSES = ("squared_hinge", "hinge", "log_loss", "crammer_singer")
-METHODS = ("auto", "dual", "primal")
+METHODS = ("auto", "dual", "primal", "online")
 
 Command = Callable[..., Any]
 
@@ -148,7 +148,9 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     click.option(
         "--method",
         type=click.Choice(METHODS),
-        help="dual: coordinate descent on the dual variables, row by row. auto (the default) chooses.",
+        help="dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, in a "
+        "new random order each pass; online: likewise, features drawn with replacement; both for squared_hinge and "
+        "log_loss, and need 'streamcd columns'. auto (the default) chooses, and says why.",
     ),
     click.option(
         "-s",
@@ -167,6 +169,11 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         "Negative: none.",
     ),
     click.option(
+        "--unpenalized-bias",
+        is_flag=True,
+        help="Leave the bias's weight out of ½‖w‖². By --method primal or online only.",
+    ),
+    click.option(
         "--tol",
         type=float,
         help="Stop at this relative duality gap, (primal - dual) / primal.  [default: 1e-3]",
@@ -177,7 +184,8 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         type=float,
         metavar="EPS",
         help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
-        "max PG - min PG, |max PG|, |min PG| <= EPS.",
+        "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
+        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖.",
     ),
     click.option(
         "--max-passes", type=int, default=1000, show_default=True, help="Passes over the data at most."

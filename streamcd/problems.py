@@ -58,6 +58,8 @@ class Problem:
     bias : float
         Value of the constant feature appended to every row; 0 for none.
     n_features : int
+    free_bias : bool
+        Whether the bias's weight is not penalised; for primal methods only.
     """
 
     loss: str
@@ -69,6 +71,7 @@ class Problem:
     lane_fold: np.ndarray
     bias: float
     n_features: int
+    free_bias: bool = False
 
     @property
     def n_lanes(self) -> int:
@@ -160,6 +163,7 @@ def make_problem(
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | None = None,
     folds: int = 0,
+    free_bias: bool = False,
 ) -> Problem:
     """Lay out the lanes: for every C, for every fold left out (or none), one lane per column of the code matrix.
 
@@ -176,12 +180,16 @@ def make_problem(
         One-vs-rest by default.
     folds : int
         0 trains on all rows; f > 0 makes f lanes of each, each leaving one fold out.
+    free_bias : bool
+        Whether the bias's weight is not penalised.
 
     Raises
     ------
     UsageError
     """
     _check(loss, classes, C, bias)
+    if free_bias and bias <= 0:
+        raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
     if code is None:
         identity = np.eye(classes.size, dtype=np.int8)
         code = identity if loss == "crammer_singer" else one_vs_rest_code(classes.size)
@@ -209,6 +217,7 @@ def make_problem(
         lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
         bias=max(float(bias), 0.0),
         n_features=n_features,
+        free_bias=bool(free_bias),
     )
 
 

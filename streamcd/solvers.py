@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from . import kernels
 from .kernels import DUAL, GAP, LOSS, N_STEPS, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
 from .problems import Problem
-from .stream import Arena, RowLayout, Window
+from .stream import RowArena, RowLayout, Window
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """What a lane does during a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at a fixed w, or rest."""
@@ -35,6 +35,8 @@ class State:
         Sums of the unfinished read (see `kernels`).
     lanes : dict of str to ndarray, each of shape (lanes,)
         What is kept per lane: phase, thresholds, sums, the last certificate.
+    rows : dict of str to ndarray
+        What a solver over columns keeps per row.
     read, window : int
         The next window to visit.
     """
@@ -43,6 +45,7 @@ class State:
     w_alpha: np.ndarray
     totals: np.ndarray
     lanes: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: dict[str, np.ndarray] = field(default_factory=dict)
     read: int = 0
     window: int = 0
 
@@ -55,6 +58,7 @@ class State:
         arrays = {"w": self.w, "totals": self.totals, "position": np.array([self.read, self.window])}
         if self.window and self.phase(START, CERTIFY).size:  # else the sums are not in use
             arrays["w_alpha"] = self.w_alpha
+        arrays |= {f"row_{name}": array for name, array in self.rows.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
     def take(self, arrays: dict[str, np.ndarray]) -> None:
@@ -65,6 +69,10 @@ class State:
         self.read, self.window = (int(number) for number in arrays["position"])
         self.lanes = {
             name.removeprefix("lane_"): array for name, array in arrays.items() if name.startswith("lane_")
+        }
+        # not copied: there may not be room for them twice
+        self.rows = {
+            name.removeprefix("row_"): array for name, array in arrays.items() if name.startswith("row_")
         }
 
 
@@ -89,18 +97,25 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
 class Solver(Protocol):
     """What `train` asks of an algorithm."""
 
-    layout: RowLayout
-    state_bytes: int
+    @property
+    def layout(self) -> Any:
+        """A `stream.Layout`: what is read, and what is kept of every row."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state takes in memory."""
+        ...
 
     def new_state(self) -> State:
         """State before the first read."""
         ...
 
-    def new_rows(self, arena: Arena, start: int, stop: int) -> None:
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Initial values of the dual variables of rows that were never visited."""
         ...
 
-    def restore_rows(self, state: State, arena: Arena, start: int, stop: int) -> None:
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Take back into the active set what shrinking removed, for lanes marked so."""
         ...
 
@@ -112,8 +127,50 @@ class Solver(Protocol):
         """Draw the algorithm's own conclusions from `state.totals`: thresholds, inner tolerances; for lanes that trained."""
         ...
 
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`)."""
+        ...
 
-class DualSolver:
+    def violation(self, state: State) -> np.ndarray:
+        """LIBLINEAR's measure of how far each lane is from the optimum, from the sums of a read that ends."""
+        ...
+
+    def settle(self, state: State, lane: int) -> None:
+        """Replace what drifts while a lane trains by what the read at fixed w has summed up."""
+        ...
+
+    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+        """The primal objective after a training read, as well as it is known, given the estimate of the gap."""
+        ...
+
+
+class _RowSolver:
+    """What solvers over rows have in common: w is ``w(alpha)``, and alpha is on disk."""
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """See `certificate`."""
+        return certificate(state)
+
+    def violation(self, state: State) -> np.ndarray:
+        """See `violation`."""
+        return violation(state.totals)
+
+    def settle(self, state: State, lane: int) -> None:
+        """Go on from the w that alpha gives."""
+        width = state.w.shape[1] // state.lanes["phase"].size
+        columns = slice(lane * width, (lane + 1) * width)
+        state.w[:, columns] = state.w_alpha[:, columns]
+        state.w_alpha[:, columns] = 0.0
+
+    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+        """The dual objective, which is known exactly, and the estimate of the gap."""
+        width = state.w.shape[1] // state.lanes["phase"].size
+        w = state.w[:, lane * width : (lane + 1) * width]
+        dual = state.lanes["dual_sum"][lane] - 0.5 * float(np.einsum("ij,ij->", w, w))
+        return float(dual + estimate)
+
+
+class DualSolver(_RowSolver):
     """Dual coordinate descent for hinge, squared hinge and logistic loss (`kernels.dual_visit`)."""
 
     def __init__(self, problem: Problem) -> None:
@@ -135,7 +192,7 @@ class DualSolver:
         lanes["inner_tolerance"] = np.full(n_lanes, 1e-2)
         return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), lanes)
 
-    def new_rows(self, arena: Arena, start: int, stop: int) -> None:
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """alpha = 0, or as close to it as the logistic loss may start."""
         arena.active[start:stop] = 1
         if self.problem.loss != "log_loss":
@@ -148,7 +205,7 @@ class DualSolver:
         arena.alpha[start:stop, :n_lanes] = alpha
         arena.alpha[start:stop, n_lanes:] = cost - alpha
 
-    def restore_rows(self, state: State, arena: Arena, start: int, stop: int) -> None:
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """All rows active again, for lanes whose `restore` mark is set during this read."""
         lanes = np.flatnonzero(state.lanes["restore"])
         if lanes.size:
@@ -197,7 +254,7 @@ class DualSolver:
         return problem.bias, problem.sign, problem.cost, problem.lane_fold
 
 
-class CrammerSingerSolver:
+class CrammerSingerSolver(_RowSolver):
     """Sequential dual method for the multiclass SVM of Crammer and Singer (`kernels.crammer_singer_visit`)."""
 
     def __init__(self, problem: Problem) -> None:
@@ -215,12 +272,12 @@ class CrammerSingerSolver:
         lanes = new_lanes(n_lanes, TRAIN) | {"shrink_tolerance": np.ones(n_lanes)}
         return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), lanes)
 
-    def new_rows(self, arena: Arena, start: int, stop: int) -> None:
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """alpha = 0."""
         arena.alpha[start:stop] = 0.0
         arena.active[start:stop] = 1
 
-    def restore_rows(self, state: State, arena: Arena, start: int, stop: int) -> None:
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """All classes of all rows active again, for lanes whose `restore` mark is set during this read."""
         for lane in np.flatnonzero(state.lanes["restore"]).tolist():
             arena.active[start:stop, self._columns(lane)] = 1
@@ -259,7 +316,7 @@ class CrammerSingerSolver:
         return slice(lane * n_classes, (lane + 1) * n_classes)
 
 
-def _row_arrays(arena: Arena) -> tuple[np.ndarray, ...]:
+def _row_arrays(arena: RowArena) -> tuple[np.ndarray, ...]:
     """The arrays with which every row kernel begins, after the order."""
     return arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold
 
@@ -275,7 +332,7 @@ def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
 
 def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:
     """Places of the rows with any of these flags, in a random order that is a function of `key`, in the front of `order`."""
-    n = kernels.active_rows(window.row_start, window.row_stop, window.arena.active, flags, order)
+    n = kernels.active_rows(window.start, window.stop, window.arena.active, flags, order)
     kernels.shuffle(order[:n], key)
     return order[:n]
 

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
+from .advice import chosen_method
+from .columns import open_columns
 from .conditioning import advice
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
 from .memory import format_size, parse_size
 from .model import Model, path_directory, stored_certificate
+from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
 from .problems import Problem, make_problem
 from .progress import Listener
 from .result import Outcome, Result, join_outcomes, make_result
@@ -39,6 +42,7 @@ def train(
     method: str = "auto",
     C: float | Sequence[float] = 1.0,
     bias: float = -1.0,
+    unpenalized_bias: bool = False,
     tol: float | None = None,
     eps: float | None = None,
     max_passes: int = 1000,
@@ -61,11 +65,15 @@ def train(
     run : path
         Directory to be made.
     loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer"}
-    method : {"auto", "dual"}
+    method : {"auto", "dual", "primal", "online"}
+        ``"primal"`` and ``"online"`` read the column layout (see `transpose.make_columns`); ``"auto"`` chooses by
+        `advice.choose_method`.
     C : float or sequence of float
         Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float
         Value of a constant feature appended to every row; its weight is penalised as the others'. Negative for none.
+    unpenalized_bias : bool
+        Leave the bias's weight out of ``½‖w‖²``; by primal methods only.
     tol : float, optional
         Relative duality gap at which to stop; 1e-3 where neither this nor `eps` is given.
     eps : float, optional
@@ -101,11 +109,20 @@ def train(
     """
     listener = listener or Listener()
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    if method == "auto":
+        method = (
+            "dual" if start_from is not None else chosen_method(dataset, loss, C, unpenalized_bias, listener)
+        )
     options = make_options(loss, method, C, bias, class_weight, code, seed)
+    options["unpenalized_bias"] = bool(unpenalized_bias)
     config = make_config(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener
     )
     if start_from is not None:
+        if method != "dual":
+            raise UsageError(
+                f"--start-from is for --method dual, found {method}: a warm start needs dual variables"
+            )
         config["start_from"] = str(Path(start_from).resolve())
         _EndedRun(
             dataset, make_lanes(dataset, options), config["start_from"]
@@ -179,15 +196,24 @@ def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
         class_weight=dict(weights) if isinstance(weights, list) else weights,
         code=None if options["code"] is None else np.array(options["code"], dtype=np.int8),
         folds=options["folds"],
+        free_bias=options.get("unpenalized_bias", False),
     )
 
 
-def make_solver(problem: Problem, method: str) -> Solver:
+def make_solver(problem: Problem, options: Mapping[str, Any], dataset: Dataset) -> Solver:
     """The solver of a problem."""
+    method = options["method"]
+    if problem.free_bias and method not in PRIMAL_METHODS:
+        raise UsageError(
+            f"--unpenalized-bias is for --method {' and '.join(PRIMAL_METHODS)}, found {method}; "
+            "or give --bias a larger value, which is penalised less"
+        )
+    if (problem.loss, method) in PRIMAL_SOLVERS:
+        return PRIMAL_SOLVERS[problem.loss, method](problem, dataset, options["seed"])
     try:
         return SOLVERS[problem.loss, method](problem)
     except KeyError:
-        known = ", ".join(f"{loss} by {way}" for loss, way in SOLVERS)
+        known = ", ".join(f"{loss} by {way}" for loss, way in {**SOLVERS, **PRIMAL_SOLVERS})
         raise UsageError(f"no solver for {problem.loss} by method {method}; there are: {known}") from None
 
 
@@ -220,6 +246,7 @@ def make_config(
         "rule": asdict(rule),
         "checkpoint_every": float(checkpoint_every),
         "versions": versions(),
+        **({"columns": open_columns(dataset).fingerprint} if options["method"] in PRIMAL_METHODS else {}),
     }
 
 
@@ -236,7 +263,7 @@ def _group_lanes(
         if size == tried:
             continue
         tried = size
-        solver = make_solver(problem.subset(range(size * block)), options["method"])
+        solver = make_solver(problem.subset(range(size * block)), options, dataset)
         if plan is not None:
             return n_groups, plan
         try:
@@ -295,6 +322,11 @@ def same_dataset(config: Mapping[str, Any]) -> Dataset:
         raise CheckpointError(
             f"{dataset.path}: not the dataset that the run was begun with (fingerprint {dataset.fingerprint}, "
             f"the run has {config['fingerprint']}); restore that one, or train again"
+        )
+    if "columns" in config and open_columns(dataset).fingerprint != config["columns"]:
+        raise CheckpointError(
+            f"{dataset.path}: its column layout was made with other options than that which the run was begun with; "
+            "make it with the same ones, or train again"
         )
     return dataset
 
@@ -358,7 +390,7 @@ def train_groups(
         task = Task(
             dataset=dataset,
             problem=lanes,
-            solver=make_solver(lanes, config["options"]["method"]),
+            solver=make_solver(lanes, config["options"], dataset),
             plan=Plan(**config["plan"]),
             rule=StopRule(**config["rule"]),
             seed=config["options"]["seed"],
@@ -439,7 +471,7 @@ class _EndedRun:
     def __call__(self, lanes: Problem, numbers: range) -> WarmStart:
         parts = []
         for group in lane_groups(self._old, self._config):
-            solver = make_solver(self._old.subset(group.lanes), self._config["options"]["method"])
+            solver = make_solver(self._old.subset(group.lanes), self._config["options"], self._dataset)
             parts.append((self._path / group.directory, solver, list(group.lanes)))
         return WarmStart(self._dataset, lanes, self._matrix[:, list(numbers)], parts)
 

@@ -85,6 +85,10 @@ def tune(
         raise UsageError(f"cv: expected from 2 to 100 folds, found {cv}")
     listener = listener or Listener()
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    if method not in ("auto", "dual"):
+        raise UsageError(
+            f"expected --method dual, found {method}: a search ends with a warm start, which needs dual variables"
+        )
     values = sorted({float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))})
     options = make_options(loss, method, values, bias, class_weight, code, seed, folds=cv)
     config = make_config(
@@ -174,7 +178,7 @@ def _score(
         lanes = problem.subset(group.lanes)
         arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
         assert arrays is not None
-        layout = make_solver(lanes, config["options"]["method"]).layout
+        layout = make_solver(lanes, config["options"], dataset).layout
         with Stream(
             dataset, Plan(**config["plan"]), layout, config["options"]["seed"], n_folds=problem.n_folds
         ) as stream:

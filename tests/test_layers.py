@@ -19,9 +19,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 VERSION = {"__version__"}
 
 DOORS = {
-    "numba": {"kernels", "svmlight", "features"},
+    "numba": {"kernels", "primal_kernels", "svmlight", "features", "transpose"},
     "llvmlite": {"kernels", "svmlight"},
-    "pyarrow": {"parquet", "dataset", "convert", "sources", "svmlight"},
+    "pyarrow": {"parquet", "dataset", "columns", "convert", "sources", "svmlight"},
     "rich": {"console"},
     "click": {"cli", "options"},
     "scipy": set(),
