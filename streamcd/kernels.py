@@ -16,6 +16,7 @@ alpha : (rows, lanes) float64  dual variables; for the logistic loss (rows, 2 la
 active : (rows, flags) uint8   0 where shrinking took the row out of the lane, or the class out of the row's problem
 w : (d + 1, lanes) float64     weights; the last row belongs to the bias and stays 0 where there is none
 sign, cost : (classes, lanes)  y and C of a row of that class in that lane; cost 0 leaves the class out
+omega : (lanes,) float64       over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent
 totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named below
 """
 
@@ -29,7 +30,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER = 0, 1, 2, 3
+HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
+
+_SQUARE = 6
+"""Loss ½ t² of the rows that a twin plane hugs, those with ``y = -1`` (`_loss_of_row`)."""
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_STEPS = range(8)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
@@ -174,17 +178,32 @@ def _fetch_ahead(order, p, indptr, feature, value, w, n_columns):
 
 
 @njit(cache=True, inline="always")
+def _loss_of_row(loss, y):
+    """The loss of one row: a twin plane hugs the rows with y = -1, and keeps the others at a distance."""
+    if loss == TWIN_HINGE:
+        return _SQUARE if y < 0.0 else HINGE
+    if loss == TWIN_SQUARED_HINGE:
+        return _SQUARE if y < 0.0 else SQUARED_HINGE
+    return loss
+
+
+@njit(cache=True, inline="always")
 def _svc_diagonal(loss, cost):
-    """D_ii and U_i of hinge and squared hinge."""
+    """D_ii and U_i of hinge, squared hinge and square (whose lower bound is -U_i)."""
     if loss == SQUARED_HINGE:
         return 0.5 / cost, np.inf
+    if loss == _SQUARE:
+        return 1.0 / cost, np.inf
     return 0.0, cost
 
 
 @njit(cache=True, inline="always")
 def _svc_terms(loss, t, cost, alpha):
-    """Row's terms of gap, primal loss and dual objective: phi, C xi(t), alpha - D alpha²/2."""
+    """Row's terms of gap, primal loss and dual objective: phi, C xi(t), alpha - D alpha²/2 (of a square: - D alpha²/2)."""
     diagonal, _ = _svc_diagonal(loss, cost)
+    if loss == _SQUARE:
+        primal = 0.5 * cost * t * t
+        return 0.5 * cost * (t + diagonal * alpha) ** 2, primal, -0.5 * diagonal * alpha * alpha
     slack = max(1.0 - t, 0.0)
     primal = cost * slack * slack if loss == SQUARED_HINGE else cost * slack
     quadratic = 0.5 * diagonal * alpha * alpha
@@ -195,6 +214,8 @@ def _svc_terms(loss, t, cost, alpha):
 def _svc_projected_gradient(loss, t, cost, alpha):
     """G, and G projected: 0 where the bound at which alpha stands keeps it from moving."""
     diagonal, upper = _svc_diagonal(loss, cost)
+    if loss == _SQUARE:
+        return t + diagonal * alpha, t + diagonal * alpha
     gradient = t - 1.0 + diagonal * alpha
     if alpha <= 0.0:
         return gradient, min(gradient, 0.0)
@@ -204,13 +225,14 @@ def _svc_projected_gradient(loss, t, cost, alpha):
 
 
 @njit(cache=True, inline="always")
-def _svc_step(loss, gradient, q, cost, alpha):
-    """The minimiser of the dual over this one variable."""
+def _svc_step(loss, gradient, q, cost, alpha, omega):
+    """Omega times the way to the minimiser of the dual over this one variable, as far as its bounds allow."""
     diagonal, upper = _svc_diagonal(loss, cost)
     curvature = q + diagonal
     if curvature <= 0.0:  # an empty row under hinge: the dual falls all the way to the bound
         return upper
-    return min(max(alpha - gradient / curvature, 0.0), upper)
+    lower = -np.inf if loss == _SQUARE else 0.0
+    return min(max(alpha - omega * gradient / curvature, lower), upper)
 
 
 @njit(cache=True, inline="always")
@@ -276,7 +298,7 @@ def _row_cost(i, lane, code, weight, fold, cost, lane_fold):
 
 
 @njit(cache=True, inline="always")
-def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolerance, totals):
+def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolerance, omega, totals):
     """Minimise the dual over the row's variable in one lane; returns the change of alpha.
 
     `alpha`, `active` and the lane's row of `totals` are changed in place. The row leaves the active set where it stands at
@@ -306,7 +328,7 @@ def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolera
         totals[lane, N_STEPS] += steps
         _, _, dual_new = _log_terms(t, c, new, new_rest)
     else:
-        new = _svc_step(loss, gradient, q, c, old)
+        new = _svc_step(loss, gradient, q, c, old, omega)
         change = new - old
         _, _, dual_new = _svc_terms(loss, t, c, new)
     alpha[i, lane] = new
@@ -334,12 +356,15 @@ def dual_visit(
     high,
     low,
     tolerance,
+    omega,
     totals,
 ):
     """Visit rows once in the given order: dual coordinate descent for one lane.
 
     Problem: ``min f(a) = ½ aᵀ(Q + D)a - Σ a`` over ``0 <= a_i <= U_i`` (hinge, squared hinge), or
     ``½ aᵀQa + Σ a log a + (C - a) log(C - a)`` (logistic), ``Q_ij = y_i y_j x_i·x_j``, with ``w = Σ y_i a_i x_i`` kept.
+    Of a twin plane, rows with y = 1 are of hinge or squared hinge, and those with y = -1 have the term ``½ a_i²/C_i`` and no
+    bounds: their primal loss is ``½ C_i (w·x_i)²``.
 
     Parameters
     ----------
@@ -347,6 +372,8 @@ def dual_visit(
         Shrinking thresholds: rows at 0 with a gradient above `high` and at U with one below `low` leave the active set.
     tolerance : ndarray of float64, shape (1,)
         Inner tolerance of Newton's method (logistic).
+    omega : ndarray of float64, shape (1,)
+        Over-relaxation; no part of the logistic loss's step, which is not closed.
     alpha, active, w, totals
         Changed in place; shapes as at the head of this file with one lane, but `w` of shape (d + 1,).
 
@@ -366,7 +393,10 @@ def dual_visit(
         dot, q = _row_dot(feature, value, w, start, stop)
         t = y * (dot + bias * w[last])
         q += bias * bias
-        change = _solve_row(i, 0, 1, t, q, c, alpha, active, loss, high[0], low[0], tolerance[0], totals)
+        kind = _loss_of_row(loss, y)
+        change = _solve_row(
+            i, 0, 1, t, q, c, alpha, active, kind, high[0], low[0], tolerance[0], omega[0], totals
+        )
         if change != 0.0:
             _add_row(feature, value, w, start, stop, change * y)
             w[last] += change * y * bias
@@ -392,6 +422,7 @@ def dual_visit_lanes(
     high,
     low,
     tolerance,
+    omega,
     totals,
     lanes,
     dots,
@@ -403,7 +434,7 @@ def dual_visit_lanes(
     ----------
     w : ndarray of float64, shape ((d + 1) * n_lanes,)
         Row-major: the weights of a feature in all lanes are neighbours.
-    high, low, tolerance : ndarray of float64, shape (n_lanes,)
+    high, low, tolerance, omega : ndarray of float64, shape (n_lanes,)
     lanes : ndarray of int64
         The lanes to train.
     dots : ndarray of float64, shape (n_lanes,); live : ndarray of int64, shape (n_lanes,)
@@ -433,7 +464,20 @@ def dual_visit_lanes(
             c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
             t = y * (dots[lane] + bias * w[last + lane])
             change = _solve_row(
-                i, lane, n_lanes, t, q, c, alpha, active, loss, high[lane], low[lane], tolerance[lane], totals
+                i,
+                lane,
+                n_lanes,
+                t,
+                q,
+                c,
+                alpha,
+                active,
+                _loss_of_row(loss, y),
+                high[lane],
+                low[lane],
+                tolerance[lane],
+                omega[lane],
+                totals,
             )
             if change != 0.0:
                 live[n_changed] = lane
@@ -532,7 +576,8 @@ def dual_certify(
         y = sign[code[i], 0]
         start, stop = indptr[i], indptr[i + 1]
         dot, _ = _row_dot(feature, value, w, start, stop)
-        a = _certify_row(i, 0, 1, y * (dot + bias * w[last]), c, alpha, loss, totals)
+        t = y * (dot + bias * w[last])
+        a = _certify_row(i, 0, 1, t, c, alpha, _loss_of_row(loss, y), totals)
         if a != 0.0:
             _add_row(feature, value, w_alpha, start, stop, a * y)
             w_alpha[last] += a * y * bias
@@ -578,9 +623,8 @@ def dual_certify_lanes(
             lane = live[position]
             y = sign[code[i], lane]
             c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
-            a = _certify_row(
-                i, lane, n_lanes, y * (dots[lane] + bias * w[last + lane]), c, alpha, loss, totals
-            )
+            t = y * (dots[lane] + bias * w[last + lane])
+            a = _certify_row(i, lane, n_lanes, t, c, alpha, _loss_of_row(loss, y), totals)
             if a != 0.0:
                 live[n_changed] = lane
                 dots[n_changed] = a * y

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from . import kernels
+from . import kernels, relaxation
 from .kernels import DUAL, GAP, LOSS, N_STEPS, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
 from .problems import Problem
 from .stream import Arena, RowLayout, Window
@@ -114,10 +114,17 @@ class Solver(Protocol):
 
 
 class DualSolver:
-    """Dual coordinate descent for hinge, squared hinge and logistic loss (`kernels.dual_visit`)."""
+    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`kernels.dual_visit`).
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    Parameters
+    ----------
+    problem : Problem
+    omega : float or "auto"
+        Over-relaxation of the closed-form steps (see `relaxation`).
+    """
+
+    def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
+        self.problem, self.omega = problem, omega
         self.loss = problem.loss_code
         n_lanes = problem.n_lanes
         values = (
@@ -133,6 +140,7 @@ class DualSolver:
         shape = (self.problem.n_features + 1, n_lanes)
         lanes = new_lanes(n_lanes, START if self.problem.loss == "log_loss" else TRAIN)
         lanes["inner_tolerance"] = np.full(n_lanes, 1e-2)
+        lanes |= relaxation.new_lane_arrays(n_lanes, self.omega)
         return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), lanes)
 
     def new_rows(self, arena: Arena, start: int, stop: int) -> None:
@@ -173,11 +181,12 @@ class DualSolver:
         for lane in trained:
             if totals[lane, N_STEPS] <= 0.1 * totals[lane, N_VISITED]:
                 kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
+        relaxation.go_on(kept, trained)
 
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         arena, kept = window.arena, state.lanes
         rows = (order, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
-        steering = (kept["high"], kept["low"], kept["inner_tolerance"], state.totals)
+        steering = (kept["high"], kept["low"], kept["inner_tolerance"], kept["omega"], state.totals)
         if self.problem.n_lanes == 1:
             kernels.dual_visit(*rows, self.loss, *steering)
         else:
@@ -280,11 +289,12 @@ def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, k
     return order[:n]
 
 
-SOLVERS: dict[tuple[str, str], Callable[[Problem], Solver]] = {
+SOLVERS: dict[tuple[str, str], Callable[..., Solver]] = {
     ("squared_hinge", "dual"): DualSolver,
     ("hinge", "dual"): DualSolver,
     ("log_loss", "dual"): DualSolver,
     ("crammer_singer", "dual"): CrammerSingerSolver,
+    ("twin", "dual"): DualSolver,
 }
 """Solver of each (loss, method)."""
 
