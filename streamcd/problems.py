@@ -3,10 +3,10 @@
 Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
 A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
 
-A twin plane of class k is a lane too. It hugs the rows of k and keeps the others at a distance,
-``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``; divided by r it has the form above, with the loss ``½ t²`` for
-rows of k (whose y is -1) and costs divided by r. So everything here and in the solvers is of that form, dual variables too;
-what users see is multiplied by r, `Problem.scale`.
+A twin plane of class k is a lane too. It hugs the rows of k and keeps the others at a distance:
+``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``. Divided by r it has the form above, with the loss ``½ t²``
+for rows of k (whose y is -1) and costs divided by r. So everything here and in the solvers is of that form, dual variables
+too; what users see is multiplied by r, `Problem.scale`.
 """
 
 from __future__ import annotations
@@ -334,7 +334,9 @@ def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return np.where(cost > 0, terms, 0.0)
 
 
-def lane_dual_terms(problem: Problem, lane: int, code: np.ndarray, alpha: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def lane_dual_terms(
+    problem: Problem, lane: int, code: np.ndarray, alpha: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
     """Rows' terms of a lane's dual objective; `code` is their classes, `weight` their weights."""
     cost = problem.cost[code, lane] * weight
     if problem.loss != "twin":

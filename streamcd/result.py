@@ -124,9 +124,11 @@ def relative_gaps(lanes: dict[str, np.ndarray]) -> np.ndarray:
     return np.divide(lanes["gap"], primal, out=np.zeros_like(primal), where=primal != 0)
 
 
-def make_result(run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: int, n_rows: int) -> Result:
-    """Sums and extremes over lanes."""
-    kept = outcome.lanes
+def make_result(
+    run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: int, n_rows: int, scale: float = 1.0
+) -> Result:
+    """Sums and extremes over lanes; `scale` makes their objectives the user's (`Problem.scale`)."""
+    kept = outcome.lanes | {name: scale * outcome.lanes[name] for name in ("primal", "dual", "gap")}
     gaps = relative_gaps(kept)
     return Result(
         run=run,

@@ -18,6 +18,7 @@ from .loop import Loop, StopRequested, Task
 from .memory import format_size, parse_size
 from .problems import Problem, make_problem
 from .progress import Listener
+from .relaxation import check_omega
 from .result import Outcome, Result, join_outcomes, make_result
 from .solvers import SOLVERS, Solver
 from .stopping import StopRule
@@ -42,6 +43,9 @@ def train(
     max_passes: int = 1000,
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
+    omega: float | str = 1.0,
+    ridge: float | None = None,
+    slack: str | None = None,
     start_from: str | Path | None = None,
     memory: int | str = "1GB",
     seed: int = 0,
@@ -58,8 +62,9 @@ def train(
     dataset : Dataset or path
     run : path
         Directory to be made.
-    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer"}
-    method : {"auto", "dual"}
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
+    method : {"auto", "dual", "sor"}
+        ``sor`` is the classic twin SVM, with an inverse of features × features for each plane.
     C : float or sequence of float
         Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float
@@ -72,6 +77,12 @@ def train(
     class_weight : mapping of label to factor, or ``"balanced"``, optional
     code : array of -1, 0, +1, shape (classes, vectors), optional
         How several classes are told apart; one-vs-rest by default.
+    omega : float or "auto"
+        Over-relaxation in (0, 2) of hinge, squared_hinge and twin; 1 is plain coordinate descent, ``"auto"`` tries.
+    ridge : float, optional
+        Of twin: r in ``r/2 ‖w‖²``, 1 by default.
+    slack : {"hinge", "squared_hinge"}, optional
+        Of twin: loss of the rows that a plane keeps at a distance.
     start_from : path, optional
         An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning.
     memory : int or str
@@ -99,7 +110,10 @@ def train(
     """
     listener = listener or Listener()
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    options = make_options(loss, method, C, bias, class_weight, code, seed)
+    options = make_options(
+        loss, method, C, bias, class_weight, code, seed, omega=omega, ridge=ridge, slack=slack
+    )
+    warn_of_ridge(options, listener)
     config = make_config(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener
     )
@@ -200,20 +214,39 @@ def make_options(
     code: Any,
     seed: int,
     folds: int = 0,
+    *,
+    omega: float | str = 1.0,
+    ridge: float | None = None,
+    slack: str | None = None,
 ) -> dict[str, Any]:
     """What decides the problem and the order of visits, as JSON keeps it."""
+    if loss != "twin" and (ridge is not None or slack is not None):
+        raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
+    method = "dual" if method == "auto" else method
     if class_weight is not None and not isinstance(class_weight, str):
         class_weight = [[float(label), float(weight)] for label, weight in class_weight.items()]  # type: ignore[assignment]
     return {
         "loss": loss,
-        "method": "dual" if method == "auto" else method,
+        "method": method,
         "C": [float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))],
         "bias": float(bias),
         "class_weight": class_weight,
         "code": None if code is None else np.asarray(code).tolist(),
         "seed": int(seed),
         "folds": int(folds),
+        "omega": check_omega(omega, loss, method),
+        "ridge": 1.0 if ridge is None else float(ridge),
+        "slack": slack or "hinge",
     }
+
+
+def warn_of_ridge(options: Mapping[str, Any], listener: Listener) -> None:
+    """Small ridges make twin planes by coordinate descent slow."""
+    if options["loss"] == "twin" and options["method"] == "dual" and options["ridge"] < 1:
+        listener.warning(
+            f"ridge {options['ridge']:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
+            "--method sor does not, where a matrix of features x features fits in memory"
+        )
 
 
 def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
@@ -233,16 +266,19 @@ def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
         class_weight=dict(weights) if isinstance(weights, list) else weights,
         code=None if options["code"] is None else np.array(options["code"], dtype=np.int8),
         folds=options["folds"],
+        ridge=options.get("ridge", 1.0),
+        slack=options.get("slack", "hinge"),
     )
 
 
-def make_solver(problem: Problem, method: str) -> Solver:
+def make_solver(problem: Problem, method: str, omega: float | str = 1.0) -> Solver:
     """The solver of a problem."""
     try:
-        return SOLVERS[problem.loss, method](problem)
+        make = SOLVERS[problem.loss, method]
     except KeyError:
         known = ", ".join(f"{loss} by {way}" for loss, way in SOLVERS)
         raise UsageError(f"no solver for {problem.loss} by method {method}; there are: {known}") from None
+    return make(problem) if omega == 1.0 else make(problem, omega=omega)
 
 
 def make_config(
@@ -412,7 +448,7 @@ def train_groups(
         task = Task(
             dataset=dataset,
             problem=lanes,
-            solver=make_solver(lanes, config["options"]["method"]),
+            solver=make_solver(lanes, config["options"]["method"], config["options"].get("omega", 1.0)),
             plan=Plan(**config["plan"]),
             rule=StopRule(**config["rule"]),
             seed=config["options"]["seed"],
@@ -439,7 +475,9 @@ def carry_out(
     problem = make_lanes(dataset, config["options"])
     before = _trained_passes(directory.path, problem, config)
     outcome = train_groups(directory, config, dataset, listener, stop_requested)
-    result = make_result(str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows)
+    result = make_result(
+        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
+    )
     if before == outcome.lanes["passes"].tolist() and model_path.exists():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
     else:
@@ -524,7 +562,7 @@ def _save_model(
     from .model import Model
 
     bias, C = config["options"]["bias"], problem.lanes[lanes.start].C
-    factors = problem.cost[:, list(lanes)].max(axis=1) / C
+    factors = problem.class_factors(lanes)
     intercept = np.concatenate(
         [block[-1:] for block in _weight_rows(run, config, problem, lanes, last=True)]
     )[0]
@@ -538,6 +576,8 @@ def _save_model(
         loss=problem.loss,
         C=C,
         method=config["options"]["method"],
+        ridge=problem.ridge,
+        slack=problem.slack,
         bias=bias if bias >= 0 else -1.0,
         index_base=dataset.index_base,
         label_kind=dataset.label_kind,
