@@ -54,3 +54,8 @@ def new_lane_arrays(n_lanes: int, omega: float | str) -> dict[str, np.ndarray]:
 
 def go_on(lanes: Mapping[str, np.ndarray], trained: np.ndarray) -> None:
     pass
+
+
+def young(rho: float) -> float:
+    """``2 / (1 + √(1 - rho²))``: the best omega for consistently ordered matrices whose Jacobi matrix has this radius."""
+    return 2.0 / (1.0 + float(np.sqrt(1.0 - rho * rho)))
