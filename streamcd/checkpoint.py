@@ -55,10 +55,9 @@ class SlotStore:
         self._folder = folder
         self._part = chunk_part
         self._slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
-        self._offset = np.zeros(chunk_part.size, dtype=np.int64)
-        for part in np.unique(chunk_part):
-            mine = chunk_part == part
-            self._offset[mine] = np.cumsum(2 * self._slot_bytes[mine]) - 2 * self._slot_bytes[mine]
+        # chunks come part after part, so an offset is what precedes the chunk, less what precedes its part
+        self._offset = np.cumsum(2 * self._slot_bytes) - 2 * self._slot_bytes
+        self._offset -= self._offset[np.searchsorted(chunk_part, chunk_part)]
         self.current = np.full(chunk_part.size, NO_SLOT, dtype=np.uint8)
         self._durable = self.current.copy()
         self._files: dict[int, int] = {}
@@ -68,10 +67,11 @@ class SlotStore:
 
     def allocate(self) -> None:
         """Claim the disk space of all slots now, so that a disk too small is found before any work."""
-        for part in np.unique(self._part):
-            size = int(2 * self._slot_bytes[self._part == part].sum())
-            if size and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._open_part(int(part)), 0, size)
+        last = np.searchsorted(self._part, np.unique(self._part), side="right") - 1
+        for chunk in last.tolist():
+            size = int(self._offset[chunk] + 2 * self._slot_bytes[chunk])
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._open(chunk), 0, size)
 
     def restore(self, current: np.ndarray) -> None:
         """Take the slot bits of a checkpoint."""

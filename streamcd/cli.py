@@ -525,37 +525,57 @@ def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **optio
 
 
 @cli.command()
-@click.argument("model", metavar="RUN|MODEL")
+@click.argument("source", metavar="RUN|MODEL|DATASET")
 @click.argument("file")
 @click.option(
     "--format",
     "target_format",
-    type=click.Choice(["liblinear"]),
-    default="liblinear",
-    show_default=True,
-    help="liblinear: the text that LIBLINEAR's predict loads.",
+    type=click.Choice(["liblinear", "libsvm"]),
+    help="liblinear: a model as the text that LIBLINEAR's predict loads. libsvm: a dataset as text, in the order of its "
+    "source. By default what fits.",
 )
 @cost_option
+@memory_option
+@quiet_option
 @json_option
-def export(model: str, file: str, target_format: str, C: float | None, as_json: bool) -> None:
-    """Write a model in LIBLINEAR's text format; LIBLINEAR then predicts the same.
+def export(
+    source: str,
+    file: str,
+    target_format: str | None,
+    C: float | None,
+    memory: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write a model in LIBLINEAR's text format (LIBLINEAR then predicts the same), or a dataset as libsvm text.
 
     \b
     Example:
       streamcd export run model.txt --format liblinear
+      streamcd export data data.libsvm --format libsvm
     """
-    from .model import export_liblinear, load_model
+    found = target_format or (
+        "libsvm" if os.path.exists(os.path.join(source, "manifest.json")) else "liblinear"
+    )
+    with console.Console(quiet) as listener:
+        if found == "libsvm":
+            if C is not None:
+                raise UsageError(
+                    "-C picks a model, and --format libsvm writes a dataset: leave one of them out"
+                )
+            from .dataset import open_dataset
+            from .export import export_libsvm
 
-    found = load_model(model, C)
-    with console.Console() as listener:
-        export_liblinear(found, file, listener)
+            export_libsvm(open_dataset(source), file, memory=memory, listener=listener)
+        else:
+            from .model import export_liblinear, load_model
+
+            export_liblinear(load_model(source, C, memory=memory), file, listener)
     n_bytes = os.path.getsize(file)
     if as_json:
-        console.print_json({"file": file, "format": target_format, "bytes": n_bytes})
+        console.print_json({"file": file, "format": found, "bytes": n_bytes})
     else:
-        click.echo(
-            f"{file}: {format_size(n_bytes)}, {found.n_features:,} features, {found.n_classes} classes"
-        )
+        click.echo(f"{file}: {found} text, {format_size(n_bytes)}")
 
 
 @cli.command(name="import")

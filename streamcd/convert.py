@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from .dataset import MAX_CLASSES, Dataset, DatasetWriter, open_dataset, sync_directory
 from .errors import DataError, EnvironmentFailure, UsageError
 from .features import STATISTICS_BYTES, RangeStatistics, feature_statistics, in_groups, sorted_distinct
-from .memory import format_size, parse_size, require
+from .memory import RESERVED_BYTES, format_size, parse_size, require
 from .progress import Listener, Progress
 from .shuffle import Rows, Sorter, concatenate
 from .sources import STANDARD_INPUT, display_name, expand_sources
@@ -254,11 +254,11 @@ def _plan(options: _Options) -> _Plan:
     left = require(options.memory_bytes, needs) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     block_bytes = min(max(left // 80, 1 << 16), BLOCK_BYTES)
-    in_map = left // 8 if options.compact else 0
+    in_map = left // 4 if options.compact else 0
     return _Plan(
         block_bytes=block_bytes,
         max_line_bytes=max(left // 24, block_bytes),
-        sort_bytes=left // 2 - in_map,
+        sort_bytes=left // 2 - in_map // 2,
         statistics_bytes=left // 4,
         map_bytes=in_map,
     )
@@ -387,20 +387,20 @@ class _DistinctFeatures:
         new = sorted_distinct(index)
         self._new.append(new)
         self._n_new += new.size
-        # merged only when there are as many new ones as old ones: the work stays in proportion
-        if self._n_new > max(self._sorted.size, 1 << 16):
+        # merged only when there are a quarter as many new ones: the work stays in proportion, and the memory small
+        if self._n_new > max(self._sorted.size // 4, 1 << 16):
             self.merge()
 
     def merge(self) -> np.ndarray:
-        self._sorted = sorted_distinct(self._sorted, *self._new)
-        self._new, self._n_new = [], 0
-        # merging holds the old list, the new one and a sorted copy of both
-        needed = 4 * self._sorted.nbytes
+        merged = np.concatenate([self._sorted, *self._new])
+        self._sorted, self._new, self._n_new = np.empty(0, np.int64), [], 0
+        self._sorted = sorted_distinct(merged)
+        needed = 24 * self._sorted.size  # the next merge holds the features twice, and a quarter more
         if needed > self._n_bytes:
             raise UsageError(
                 f"--compact: {self._sorted.size:,} distinct features so far need {format_size(needed)} for their map, "
                 f"{format_size(self._n_bytes)} of --memory are left for it; give about "
-                f"{format_size(16 * needed + 500_000_000)} or convert without --compact"
+                f"{format_size(8 * needed + RESERVED_BYTES)} or convert without --compact"
             )
         return self._sorted
 

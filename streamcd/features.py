@@ -146,7 +146,8 @@ def sorted_distinct(*parts: np.ndarray) -> np.ndarray:
 
     By sorting: `numpy.unique` hashes, which took ten times as long.
     """
-    merged = np.sort(np.concatenate(parts).astype(np.int64, copy=False))
+    merged = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    merged = np.sort(merged.astype(np.int64, copy=False))
     first = np.ones(merged.size, np.bool_)
     np.not_equal(merged[1:], merged[:-1], out=first[1:])
     return merged[first]

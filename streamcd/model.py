@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from .errors import ModelError
+from .memory import parse_size, require
 from .progress import Listener
 
 FORMAT = "streamcd-model"
@@ -331,7 +332,9 @@ def models_of_path(path: str | os.PathLike[str]) -> dict[float, Path]:
     return dict(sorted(found.items()))
 
 
-def load_model(path: str | os.PathLike[str], C: float | None = None) -> Model:
+def load_model(
+    path: str | os.PathLike[str], C: float | None = None, *, memory: int | str | None = None
+) -> Model:
     """Read a model, or the model of a run.
 
     Parameters
@@ -340,6 +343,8 @@ def load_model(path: str | os.PathLike[str], C: float | None = None) -> Model:
         A directory with ``model.json``, or a run.
     C : float, optional
         Which model of a path over C; needed where the run has several and no best one.
+    memory : int or str, optional
+        Bound on the process's resident memory, which the weights have to respect.
 
     Returns
     -------
@@ -349,8 +354,12 @@ def load_model(path: str | os.PathLike[str], C: float | None = None) -> Model:
     ------
     ModelError
         Where there is none, or it is damaged.
+    UsageError
+        Where it does not fit in `memory`.
     """
     directory = _model_directory(path, C)
+    if memory is not None and (directory / "weights.npy").exists():
+        require(parse_size(memory), {"the model": (directory / "weights.npy").stat().st_size})
     try:
         description = json.loads((directory / "model.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -371,12 +380,6 @@ def load_model(path: str | os.PathLike[str], C: float | None = None) -> Model:
     if C is not None and model.C != C:
         raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
     return model
-
-
-def weights_bytes(path: str | os.PathLike[str], C: float | None = None) -> int:
-    """Bytes that the weights of a model, or of a run's model, will take in memory; 0 where there is none."""
-    weights = _model_directory(path, C) / "weights.npy"
-    return weights.stat().st_size if weights.exists() else 0
 
 
 def _model_directory(path: str | os.PathLike[str], C: float | None = None) -> Path:

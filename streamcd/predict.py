@@ -14,7 +14,7 @@ import numpy as np
 from .dataset import Dataset, _schema, _TableWriter, open_dataset
 from .errors import ModelError, UsageError
 from .memory import parse_size, require
-from .model import Model, load_model, weights_bytes
+from .model import Model, load_model
 from .ordering import SourceOrder
 from .problems import crammer_singer_primal, row_loss, twin_primal
 from .progress import Listener, Progress
@@ -154,13 +154,6 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
     return shift
 
 
-def _loaded(model: Model | str | os.PathLike[str], C: float | None, budget: int) -> Model:
-    if isinstance(model, Model):
-        return model
-    require(budget, {"the model": weights_bytes(model, C)})  # before it is read
-    return load_model(model, C)
-
-
 def predict(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
@@ -200,7 +193,7 @@ def predict(
     ModelError, DatasetError, DataError, UsageError
     """
     budget = parse_size(memory)
-    model = _loaded(model, C, budget)
+    model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     if proba:
         model.log_probabilities(np.empty((0, model.n_vectors)))  # refuses before any work
         if not isinstance(out, str | os.PathLike):
@@ -422,7 +415,7 @@ def evaluate(
     """
     listener = listener or Listener()
     budget = parse_size(memory)
-    model = _loaded(model, C, budget)
+    model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     decisions = _Decisions(data, model, budget, listener)
     with RocArea(decisions.left) as roc:
         evaluation = _Evaluation(model, roc)

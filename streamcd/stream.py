@@ -284,6 +284,7 @@ class Stream:
         self._loader = _Loader(dataset, seed, n_folds)
         self._arenas = _make_arenas(dataset, plan, layout)
         self._resident = _ResidentMap(dataset, self.chunks) if plan.resident else None
+        self._hinted: np.ndarray | None = None
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: tuple[tuple[int, int, bool], queue.SimpleQueue[Any]] | None = None
         self._next_arena = 0
@@ -387,17 +388,21 @@ class Stream:
         entries = np.diff(self.dataset.entry_start)[chunks]
         if self._resident is not None:
             row_starts, entry_starts, missing = self._resident.places(chunks)
-            for position in np.flatnonzero(missing):
-                self._loader.load(
-                    arena, int(chunks[position]), row_starts[position], entry_starts[position], verify
-                )
-            self._resident.mark(chunks)
-            return row_starts, int(entries.sum())
-        rows = np.diff(self.dataset.row_start)[chunks]
-        row_starts, entry_starts = np.cumsum(rows) - rows, np.cumsum(entries) - entries
+            hint = hint[self._resident.places(hint)[2]]
+        else:
+            rows = np.diff(self.dataset.row_start)[chunks]
+            row_starts, entry_starts = np.cumsum(rows) - rows, np.cumsum(entries) - entries
+            missing = np.ones(chunks.size, dtype=bool)
+        if chunks is not self._hinted:  # the first window of a read
+            self._loader.expect(chunks[missing])
         self._loader.expect(hint)
-        for chunk, row_start, entry_start in zip(chunks.tolist(), row_starts, entry_starts, strict=True):
-            self._loader.load(arena, chunk, int(row_start), int(entry_start), verify)
+        self._hinted = hint
+        for place in np.flatnonzero(missing).tolist():
+            self._loader.load(
+                arena, int(chunks[place]), int(row_starts[place]), int(entry_starts[place]), verify
+            )
+        if self._resident is not None:
+            self._resident.mark(chunks)
         return row_starts, int(entries.sum())
 
 

@@ -178,6 +178,15 @@ def test_the_whole_way_in_json(text, tmp_path, small_problem):
     )
 
 
+def test_a_dataset_is_exported_as_text(text, data, tmp_path):
+    assert run_json("export", data, tmp_path / "out.libsvm", "--format", "libsvm")["format"] == "libsvm"
+    assert run("export", data, tmp_path / "again.libsvm").exit_code == 0
+    run("convert", tmp_path / "out.libsvm", tmp_path / "again", "--quiet")
+    keys = ("n_rows", "n_features", "n_entries", "classes", "class_counts")
+    before, after = run_json("info", data), run_json("info", tmp_path / "again")
+    assert [before[key] for key in keys] == [after[key] for key in keys]
+
+
 def test_people_get_tables(trained, data, text, tmp_path):
     assert "classes" in run("info", data).stdout
     assert "confusion" in run("evaluate", text, trained).stdout
@@ -305,7 +314,10 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["predict", "DATA", "TRAINED"], "Missing option '-o'"),
         (["predict", "DATA", "TRAINED", "-o", "-", "--json"], "name a file"),
         (["predict", "DATA", "TRAINED", "-o", "p.parquet", "--proba"], "log_loss"),
-        (["export", "DATA", "m.txt"], "expected a run or a model"),
+        (["export", "DATA", "m.txt", "--format", "liblinear"], "expected a run or a model"),
+        (["export", "TRAINED", "out", "--format", "libsvm"], "is not a dataset"),
+        (["export", "DATA", "out", "-C", "1"], "leave one of them out"),
+        (["export", "TRAINED", "out", "--memory", "10MB"], "needed"),
         (["import", "TEXT", "model"], "expected LIBLINEAR's model text"),
         (["import", "TEXT", "TRAINED"], "exists"),
         (["convert", "TEXT", "DATA"], "--force"),

@@ -306,7 +306,7 @@ def test_compact_renumbers_and_keeps_the_map(tmp_path: Path, with_plan: Callable
     assert features["original"].tolist() == [7, 9, 2**50, 2**62]
     assert dataset.verify() == []
     with_plan(map_bytes=10)
-    with pytest.raises(UsageError, match="--compact: 4 distinct features so far need 128 B"):
+    with pytest.raises(UsageError, match="--compact: 4 distinct features so far need 96 B"):
         convert(tmp_path / "in", tmp_path / "out2", compact=True)
 
 
@@ -505,9 +505,12 @@ def test_a_killed_conversion_leaves_no_dataset_and_the_next_one_is_clean(
     conversion_in_progress.send_signal(signal.SIGKILL)
     conversion_in_progress.wait()
     assert not (tmp_path / "data").exists()
-    assert (tmp_path / ".data.partial").exists()
+    stale = tmp_path / ".data.partial" / "dataset" / "rows" / "part-00099.parquet"
+    assert stale.parent.exists()
+    stale.write_text("of a conversion with more parts")
     dataset = convert(text_file, tmp_path / "data")
     assert dataset.verify() == []
+    assert [path.name for path in (tmp_path / "data" / "rows").iterdir()] == ["part-00000.parquet"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "text.libsvm"]
 
 

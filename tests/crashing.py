@@ -1,0 +1,202 @@
+"""Training in processes that are killed at a chosen moment; ``python crashing.py`` takes orders on standard input.
+
+One process loads everything once, compiled kernels too, and forks a child for every order. An order is
+a line of JSON: ``{"call": "train" or "resume", "arguments": {...}, "die": {...}}``, where ``die`` is one of
+
+* ``{"after": seconds}``: SIGKILL so long after the first window was trained,
+* ``{"at": n, "half": bool, "power": bool}``: the child kills itself at its n-th operation on files (a write to a slot, a
+  sync, a rename), with `half` after writing only half of it; with `power` everything that was not synced is lost as well,
+* ``{}``: not at all.
+
+The answer is a line of JSON: ``{"ended": "killed" or "done" or "failed", "operations": n}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+class CrashingProcess:
+    """The test's end of the line; a context manager."""
+
+    def __init__(self) -> None:
+        folder = Path(__file__).resolve().parent
+        self._process = subprocess.Popen(
+            [sys.executable, str(folder / "crashing.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{folder.parent}{os.pathsep}{folder}"},
+        )
+
+    def __call__(self, call: str, die: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
+        """Train or resume in a process of its own; returns how it ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        order = {"call": call, "die": die or {}, "arguments": arguments}
+        self._process.stdin.write(json.dumps(order, default=str) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        assert answer["ended"] != "failed", answer
+        return answer
+
+    def __enter__(self) -> CrashingProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+class DoomedFiles:
+    """Counts operations on files and dies at one of them; keeps what a power cut would take back.
+
+    A write to a slot, a rename and the log's last lines are taken back unless a sync of the file (of the directory, for a
+    rename) came between them and the end: the worst that a disk may do.
+    """
+
+    def __init__(self, at: int, half: bool, power: bool) -> None:
+        self.at, self.half, self.power, self.count = at, half, power, 0
+        self.unsynced: list[tuple[int, int, bytes]] = []  # descriptor, offset, bytes before
+        self.renames: list[tuple[str, str | None]] = []  # name, copy of the file before
+        self.synced_bytes: dict[str, int] = {}
+        self._pwritev, self._fsync, self._replace = os.pwritev, os.fsync, os.replace
+
+    def install(self) -> None:
+        os.pwritev, os.fsync, os.replace = self.pwritev, self.fsync, self.replace  # type: ignore[assignment]
+
+    def pwritev(self, descriptor: int, pieces: Any, offset: int) -> int:
+        data = b"".join(pieces)
+        self.unsynced.append((descriptor, offset, os.pread(descriptor, len(data), offset)))
+        if self._now():
+            if self.half:
+                os.pwrite(descriptor, data[: len(data) // 2], offset)
+            self._die()
+        return self._pwritev(descriptor, [data], offset)
+
+    def fsync(self, descriptor: int) -> None:
+        if self._now():
+            self._die()
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        self.unsynced = [write for write in self.unsynced if write[0] != descriptor]
+        if os.path.isdir(name):
+            self.renames = [rename for rename in self.renames if os.path.dirname(rename[0]) != name]
+        else:
+            self.synced_bytes[name] = os.fstat(descriptor).st_size
+        self._fsync(descriptor)
+
+    def replace(self, source: Any, target: Any) -> None:
+        if self._now():
+            self._die()
+        source, target = os.path.realpath(source), os.path.realpath(target)
+        if self.synced_bytes.get(source) != os.stat(source).st_size:
+            os.truncate(
+                source, 0
+            )  # renamed before it was synced: the name survives a power cut, not what is in it
+        before = None
+        if os.path.exists(target):
+            before = f"{target}.before-{self.count}"
+            shutil.copyfile(target, before)
+        self.renames.append((target, before))
+        self._replace(source, target)
+
+    def _now(self) -> bool:
+        self.count += 1
+        return self.count == self.at
+
+    def _die(self) -> None:
+        if self.power:
+            for descriptor, offset, before in reversed(self.unsynced):
+                os.pwrite(descriptor, before, offset)
+            for target, copy in reversed(self.renames):
+                if copy is None:
+                    os.unlink(target)
+                else:
+                    self._replace(copy, target)
+            for log in {Path(name).parent / "log.jsonl" for name in self.synced_bytes}:
+                if log.exists():
+                    os.truncate(log, min(self.synced_bytes.get(str(log), 0), log.stat().st_size))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _work(order: dict[str, Any], ready: int, report: int) -> None:
+    """What the child does; writes to `ready` when the first window is done, its count of operations to `report`."""
+    from streamcd.stream import Plan
+    from streamcd.train import resume, train
+
+    die, arguments = order["die"], order["arguments"]
+    files = DoomedFiles(die.get("at", 0), die.get("half", False), die.get("power", False))
+    files.install()
+
+    def first_window() -> None:
+        nonlocal ready
+        if ready >= 0:
+            os.write(ready, b"x")
+            os.close(ready)
+            ready = -1
+
+    if "plan" in arguments:
+        arguments["plan"] = Plan(*arguments["plan"])
+    {"train": train, "resume": resume}[order["call"]](**arguments, stop_requested=first_window)
+    os.write(report, str(files.count).encode())
+
+
+def _carry_out(order: dict[str, Any]) -> dict[str, Any]:
+    (ready_out, ready_in), (report_out, report_in) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 0
+        try:
+            _work(order, ready_in, report_in)
+        except BaseException:
+            os.write(report_in, traceback.format_exc().encode()[-3000:])
+            status = 1
+        os._exit(status)
+    os.close(ready_in)
+    os.close(report_in)
+    if "after" in order["die"]:
+        os.read(ready_out, 1)
+        time.sleep(order["die"]["after"])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    report = os.read(report_out, 4000).decode()
+    os.close(ready_out)
+    os.close(report_out)
+    if os.WIFSIGNALED(status):
+        return {"ended": "killed", "signal": os.WTERMSIG(status)}
+    if status == 0:
+        return {"ended": "done", "operations": int(report)}
+    return {"ended": "failed", "why": report}
+
+
+def _warm_up(arguments: dict[str, Any]) -> None:
+    """Train one pass here, so that the children find the kernels loaded."""
+    from streamcd.stream import Plan
+    from streamcd.train import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Plan(*arguments["plan"])
+        train(arguments["dataset"], folder, loss=arguments["loss"], plan=plan, max_passes=1)
+
+
+if __name__ == "__main__":
+    warm: set[str] = set()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["call"] == "train" and order["arguments"]["loss"] not in warm:
+            _warm_up(order["arguments"])
+            warm.add(order["arguments"]["loss"])
+        print(json.dumps(_carry_out(order)), flush=True)

@@ -1,0 +1,79 @@
+"""Datasets back to libsvm text: every digit, the order of the source, whatever the memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import libsvm_text
+
+from streamcd import export as export_module
+from streamcd.convert import convert
+from streamcd.dataset import open_dataset
+from streamcd.export import export_libsvm
+from streamcd.memory import RESERVED_BYTES
+from streamcd.progress import Listener
+
+
+@pytest.mark.parametrize("name", ["random", "empty_row", "duplicate_rows", "unscaled", "multiclass"])
+@pytest.mark.parametrize("index_base", [0, 1])
+def test_text_comes_back_as_it_was(small_problem, tmp_path, name, index_base):
+    text = libsvm_text(*small_problem(name), index_base=index_base)
+    (tmp_path / "in").write_text(text)
+    data = convert(
+        tmp_path / "in", tmp_path / "data", dtype="float64", index_base=index_base, chunk_size=300, seed=3
+    )
+    assert export_libsvm(data, tmp_path / "out") == (tmp_path / "out").stat().st_size
+    assert parsed((tmp_path / "out").read_text()) == parsed(text)
+
+
+def parsed(text: str) -> list[list[float]]:
+    """Every line's numbers, exactly."""
+    return [[float(number) for number in line.replace(":", " ").split()] for line in text.splitlines()]
+
+
+def test_float32_values_have_the_digits_they_need(tmp_path):
+    (tmp_path / "in").write_text("1 1:0.1 2:3\n-1 1:1e-30 7:16777216\n")
+    export_libsvm(convert(tmp_path / "in", tmp_path / "data"), tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "1 1:0.1 2:3\n-1 1:1e-30 7:16777216\n"
+
+
+def test_the_text_does_not_depend_on_the_memory(small_problem, made_dataset, tmp_path, monkeypatch):
+    x, y = small_problem("random")
+    rows = np.random.default_rng(0).integers(0, 80, 30_000)
+    data = made_dataset(x[rows], y[rows], chunk_rows=500)
+    export_libsvm(data, tmp_path / "large")
+    used: list[Any] = []
+    monkeypatch.setattr(export_module._Buckets, "_write", _counting(export_module._Buckets._write, used))
+    export_libsvm(data, tmp_path / "small", memory=RESERVED_BYTES + 14_000_000)
+    assert len(used) > 1
+    assert (tmp_path / "small").read_bytes() == (tmp_path / "large").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "made", "small"]
+
+
+def _counting(function: Any, calls: list[Any]) -> Any:
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments)
+
+    return counted
+
+
+def test_a_compacted_dataset_gives_its_original_indices(tmp_path):
+    text = f"1 5:1 {2**50}:2\n-1 5:3 70000:4\n"
+    (tmp_path / "in").write_text(text)
+    convert(tmp_path / "in", tmp_path / "data", compact=True)
+    export_libsvm(open_dataset(tmp_path / "data"), tmp_path / "out")
+    assert (tmp_path / "out").read_text() == text
+
+
+def test_weights_that_are_left_out_are_said(small_problem, made_dataset, tmp_path):
+    class Heard(Listener):
+        def warning(self, text: str) -> None:
+            heard.append(text)
+
+    heard: list[str] = []
+    x, y = small_problem("random")
+    export_libsvm(made_dataset(x, y, weight=np.full(y.size, 2.0)), tmp_path / "out", listener=Heard())
+    assert "weights are left out" in heard[0]

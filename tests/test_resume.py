@@ -1,0 +1,516 @@
+"""A run survives kills, power cuts, full disks, signals and damage: it ends as if nothing had been, or names the damage."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crashing import CrashingProcess
+from reference import augmented, exact_optimum, primal_objectives, run_weights
+from small_datasets import label_sorted, multiclass, random_rows, windows_of, write_dataset
+
+from streamcd.dataset import Dataset
+from streamcd.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
+from streamcd.model import load_model
+from streamcd.solvers import SOLVERS
+from streamcd.train import resume, train
+
+LOSSES = [loss for loss, method in SOLVERS if method == "dual"]
+
+
+@pytest.fixture(scope="module")
+def doomed() -> Iterator[CrashingProcess]:
+    """Runs a training in a process that dies when it is told to."""
+    with CrashingProcess() as process:
+        yield process
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    """Two classes, ten chunks, three shards."""
+    return write_dataset(tmp_path / "data", random_rows(300, 12, seed=21), n_chunks=10, n_shards=3)
+
+
+def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    """What has to be the same, bit for bit: the weights, and the log but for its seconds and bytes."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"], line["bytes_read"]
+    return (run / "model" / "weights.npy").read_bytes(), lines
+
+
+def options(loss: str = "squared_hinge", **changed: Any) -> dict[str, Any]:
+    return {"loss": loss, "C": 0.5, "tol": 0.0, "max_passes": 12, "seed": 3} | changed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kills
+
+
+KILLED = [
+    pytest.param("squared_hinge", "random", False),
+    pytest.param("squared_hinge", "random", True, marks=pytest.mark.slow),
+    pytest.param("log_loss", "multiclass", False, marks=pytest.mark.slow),
+    pytest.param("log_loss", "multiclass", True),
+    pytest.param("hinge", "label_sorted", False, marks=pytest.mark.slow),
+    pytest.param("crammer_singer", "multiclass", False, marks=pytest.mark.slow),
+    pytest.param("crammer_singer", "multiclass", True, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("loss", "problem", "resident"), KILLED)
+def test_ten_kills_at_random_moments_leave_the_bits_alone(
+    doomed: CrashingProcess, tmp_path: Path, loss: str, problem: str, resident: bool
+) -> None:
+    """SIGKILL, resume, and so on; the weights are those of the uninterrupted run, and the log has each read once."""
+    rows = {"random": random_rows, "multiclass": multiclass, "label_sorted": label_sorted}[problem]()
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=15, n_shards=2)
+    plan = windows_of(dataset, 2, resident=resident)
+    asked = options(loss, max_passes=100)
+    train(dataset, tmp_path / "whole", plan=plan, **asked)
+    expected = ended(tmp_path / "whole")
+
+    rng = np.random.default_rng(5)
+    run = tmp_path / "run"
+    begin = {"dataset": dataset.path, "run": run, "plan": astuple(plan), "checkpoint_every": 0.02, **asked}
+    call, arguments, kills, sessions = "train", begin, 0, []
+    while kills < 10:
+        answer = doomed(call, {"after": float(rng.uniform(0.0, 0.1))}, **arguments)
+        sessions.append(call)
+        call, arguments = "resume", {"run": run, "checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
+        if answer["ended"] == "killed":
+            kills += 1
+        else:  # it came to its end; begin again
+            assert ended(run) == expected
+            shutil.rmtree(run)
+            call, arguments = "train", begin
+    if call == "resume":
+        resume(run, checkpoint_every=60.0)
+        assert ended(run) == expected
+    assert sessions.count("resume") >= 5, "the run is too short to show anything"
+
+
+DEATHS = [
+    pytest.param("squared_hinge", False, 5, {"power": True}),
+    pytest.param("squared_hinge", True, 11, {"half": True}),
+    pytest.param("squared_hinge", False, 1, {"power": True}, marks=pytest.mark.slow),
+    pytest.param("squared_hinge", True, 1, {"power": True}, marks=pytest.mark.slow),
+    pytest.param("squared_hinge", False, 1, {"half": True}, marks=pytest.mark.slow),
+    pytest.param("log_loss", False, 1, {"power": True, "half": True}, marks=pytest.mark.slow),
+    pytest.param("crammer_singer", False, 3, {"power": True, "half": True}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("loss", "resident", "every", "die"), DEATHS)
+def test_death_at_any_operation_on_files_leaves_the_bits_alone(
+    doomed: CrashingProcess, tmp_path: Path, loss: str, resident: bool, every: int, die: dict[str, bool]
+) -> None:
+    """At each write, sync and rename of a run that saves after every window, all that was not synced lost as well."""
+    rows = random_rows(60, 6, seed=22)
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=4, n_shards=2)
+    plan = windows_of(dataset, 2, resident=resident)
+    asked = options(loss, max_passes=2)
+    train(dataset, tmp_path / "whole", plan=plan, **asked)
+    expected = ended(tmp_path / "whole")
+
+    arguments = {"dataset": dataset.path, "plan": astuple(plan), "checkpoint_every": 1e-9, **asked}
+    n_operations = doomed("train", run=tmp_path / "counted", **arguments)["operations"]
+    assert ended(tmp_path / "counted") == expected  # checkpoints do not change the bits either
+    assert n_operations > 40
+    last = range(n_operations - 8, n_operations + 1)  # while the model is written
+    for at in sorted({*range(1 + every // 2, n_operations + 1, every), *last}):
+        run = tmp_path / f"run{at}"
+        assert doomed("train", {"at": at, **die}, run=run, **arguments)["ended"] == "killed"
+        if (run / "config.json").exists():
+            resume(run)
+        else:  # nothing was begun that could be resumed, and a new training may begin
+            with pytest.raises(CheckpointError, match=r"no config\.json"):
+                resume(run)
+            shutil.rmtree(run)
+            train(dataset, run, plan=plan, **asked)
+        assert ended(run) == expected, f"died at operation {at} of {n_operations}"
+        shutil.rmtree(run)
+
+
+def test_a_kill_before_the_new_model_is_written_does_not_leave_the_old_one(
+    doomed: CrashingProcess, dataset: Dataset, tmp_path: Path
+) -> None:
+    """A run ends at max_passes, goes on with more, and dies between its last checkpoint and its model."""
+    plan, first, whole = windows_of(dataset, 3), tmp_path / "first", tmp_path / "whole"
+    train(dataset, first, plan=plan, **options(max_passes=3))
+    shutil.copytree(first, whole)
+    n_operations = doomed("resume", run=whole, max_passes=6)["operations"]
+    for at in range(n_operations - 8, n_operations + 1):
+        run = tmp_path / f"run{at}"
+        shutil.copytree(first, run)
+        assert doomed("resume", {"at": at}, run=run, max_passes=6)["ended"] == "killed"
+        resume(run)
+        assert ended(run) == ended(whole), f"died at operation {at} of {n_operations}"
+        assert load_model(run).certificate == load_model(whole).certificate
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Signals
+
+
+class AfterWindows:
+    """`stop_requested`: says SIGTERM after so many windows."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self) -> int | None:
+        self.left -= 1
+        return signal.SIGTERM if self.left <= 0 else None
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_signal_saves_and_resume_goes_on_to_the_same_bits(
+    dataset: Dataset, tmp_path: Path, loss: str, resident: bool
+) -> None:
+    """Stopped again and again, in the middle of reads and at their ends; no checkpoint but those at the stops."""
+    plan = windows_of(dataset, 3, resident=resident)
+    asked = options(loss, tol=1e-4, max_passes=25)
+    train(dataset, tmp_path / "whole", plan=plan, **asked)
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted, match="resume") as stopped:
+        train(dataset, run, plan=plan, stop_requested=AfterWindows(3), **asked)
+    assert stopped.value.exit_status == 143
+    for windows in (1, 4, 2, 7, 4):
+        with pytest.raises(Interrupted):
+            resume(run, stop_requested=AfterWindows(windows))
+    resume(run)
+    assert ended(run) == ended(tmp_path / "whole")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs that have ended
+
+
+def tree(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_finished_run_is_left_alone(dataset: Dataset, tmp_path: Path, loss: str) -> None:
+    run = tmp_path / "run"
+    result = train(dataset, run, plan=windows_of(dataset, 3), **options(loss, tol=1e-2, max_passes=500))
+    assert result.converged
+    before = tree(run)
+    again = resume(run)
+    assert tree(run) == before
+    for key, value in result.to_json().items():
+        if key not in ("seconds", "peak_memory_bytes"):
+            assert again.to_json()[key] == value, key
+
+
+def test_a_run_that_ended_at_max_passes_goes_on_with_more(dataset: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = train(dataset, run, plan=windows_of(dataset, 3), **options(tol=1e-6, max_passes=3))
+    assert not first.converged
+    assert first.stop_reason == "max_passes"
+    assert first.passes == 3
+    assert resume(run).passes == 3  # nothing changed: nothing to do
+    last = resume(run, max_passes=2000)
+    assert last.converged
+    assert last.passes > 3
+    x, y = random_rows(300, 12, seed=21)
+    best = exact_optimum("squared_hinge", augmented(x, -1), y, 0.5)[1]
+    found = primal_objectives("squared_hinge", augmented(x, -1), y, run_weights(run), 0.5)
+    np.testing.assert_allclose(found, best, rtol=2e-6)
+
+
+def test_a_converged_run_goes_on_to_a_smaller_tol(dataset: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = train(dataset, run, plan=windows_of(dataset, 3), **options(tol=1e-2, max_passes=500))
+    last = resume(run, tol=1e-6, max_passes=2000)
+    assert first.converged
+    assert last.converged
+    assert last.gap <= 1e-6 < first.gap
+    assert last.passes > first.passes
+
+
+def test_training_into_an_unfinished_run_points_to_resume(dataset: Dataset, tmp_path: Path) -> None:
+    run, plan = tmp_path / "run", windows_of(dataset, 3)
+    with pytest.raises(Interrupted):
+        train(dataset, run, plan=plan, stop_requested=AfterWindows(2), **options())
+    before = tree(run)
+    with pytest.raises(CheckpointError, match="streamcd resume"):
+        train(dataset, run, plan=plan, **options())
+    with pytest.raises(CheckpointError, match="--force"):
+        train(dataset, run, plan=plan, **options(C=2.0))
+    assert tree(run) == before
+    train(dataset, run, plan=plan, force=True, **options(C=2.0))
+    train(dataset, tmp_path / "fresh", plan=plan, **options(C=2.0))
+    assert ended(run) == ended(tmp_path / "fresh")
+
+
+def test_a_directory_with_something_else_in_it_is_never_emptied(dataset: Dataset, tmp_path: Path) -> None:
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "chapter1.txt").write_text("all my work")
+    for force in (False, True):
+        with pytest.raises((CheckpointError, UsageError), match="not empty"):
+            train(dataset, precious, force=force, **options())
+    assert (precious / "chapter1.txt").read_text() == "all my work"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Locks and changed data
+
+
+def test_a_run_in_use_by_another_process_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(dataset, run, plan=windows_of(dataset, 3), **options())
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:  # holds the lock until it is killed
+        lock = os.open(run / "lock", os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(tell, b"x")
+        signal.pause()
+        os._exit(0)
+    try:
+        os.read(told, 1)
+        before = tree(run)
+        for attempt in (lambda: resume(run), lambda: train(dataset, run, force=True, **options())):
+            with pytest.raises(LockError, match="another process"):
+                attempt()
+        assert tree(run) == before
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    resume(run)
+
+
+def test_a_changed_dataset_is_refused_by_name(dataset: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(dataset, run, plan=windows_of(dataset, 3), stop_requested=AfterWindows(2), **options())
+    shutil.rmtree(dataset.path)
+    with pytest.raises(DatasetError, match=str(dataset.path)):
+        resume(run)
+    write_dataset(dataset.path, random_rows(300, 12, seed=99), n_chunks=10, n_shards=3)
+    with pytest.raises(CheckpointError, match=f"{dataset.path}.*fingerprint"):
+        resume(run)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Damage
+
+
+@pytest.fixture
+def interrupted(dataset: Dataset, tmp_path: Path) -> Callable[[str], Path]:
+    """``interrupted("copy")`` is a copy of one run, stopped in the middle of its fourth pass after two checkpoints."""
+    plan, original = windows_of(dataset, 3), tmp_path / "original"
+    with pytest.raises(Interrupted):
+        train(dataset, original, plan=plan, stop_requested=AfterWindows(5), **options())
+    with pytest.raises(Interrupted):
+        resume(original, stop_requested=AfterWindows(9))
+    train(dataset, tmp_path / "whole", plan=plan, **options())
+
+    def copy(name: str) -> Path:
+        shutil.copytree(original, tmp_path / name)
+        return tmp_path / name
+
+    return copy
+
+
+def flip(path: Path, place: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def refused_or_harmless(run: Path, damaged: Path, whole: Path) -> bool:
+    """Whether resuming was refused, naming the file; where it was not, the bits must be those of the undamaged run."""
+    refusal = ""
+    try:
+        resume(run)
+    except CheckpointError as error:
+        refusal = str(error)
+    if refusal:
+        assert str(damaged) in refusal
+        assert "\n" not in refusal
+        return True
+    assert ended(run) == ended(whole), f"{damaged}: damage went unnoticed and changed the result"
+    return False
+
+
+@pytest.mark.parametrize("part", range(24))
+def test_a_flipped_byte_in_the_state_is_refused_or_harmless(
+    interrupted: Callable[[str], Path], tmp_path: Path, part: int
+) -> None:
+    """Everywhere in ``state.npz``, the headers of its arrays included."""
+    run = interrupted("copy")
+    state = run / "state.npz"
+    size = state.stat().st_size
+    place = int(np.random.default_rng(part).integers(part * size // 24, (part + 1) * size // 24))
+    flip(state, place, bit=part % 8)
+    refused_or_harmless(run, state, tmp_path / "whole")
+
+
+def header_digits(state: Path) -> list[int]:
+    """Places of the shapes' digits in the headers of the arrays of an ``.npz`` file."""
+    data, places, start = state.read_bytes(), [], 0
+    while (start := data.find(b"'shape': (", start)) >= 0:
+        start += len(b"'shape': (")
+        stop = data.index(b")", start)
+        places += [place for place in range(start, stop) if data[place : place + 1].isdigit()]
+    return places
+
+
+def test_a_changed_shape_in_the_state_is_refused_or_harmless(
+    interrupted: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A shorter array is read without the checksum that ends it: its length has to be checked."""
+    for place in header_digits(interrupted("first") / "state.npz"):
+        for bit in (0, 1):
+            run = interrupted(f"copy{place}-{bit}")
+            flip(run / "state.npz", place, bit)
+            refused_or_harmless(run, run / "state.npz", tmp_path / "whole")
+
+
+def test_a_flipped_byte_in_a_slot_in_use_is_refused_by_name(
+    interrupted: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Of both slots of a chunk one is in use: damage there is found, and damage to the other changes nothing."""
+    whole, found = tmp_path / "whole", []
+    for number, file in enumerate(sorted((interrupted("first") / "dual").iterdir())):
+        size = file.stat().st_size
+        for share in (0.01, 0.2, 0.4, 0.6, 0.8, 0.99):
+            run = interrupted(f"copy{number}-{share}")
+            damaged = run / "dual" / file.name
+            flip(damaged, int(share * size))
+            found.append(refused_or_harmless(run, damaged, whole))
+    assert any(found)
+    assert not all(found)
+
+
+def test_truncated_or_missing_dual_variables_are_refused_by_name(interrupted: Callable[[str], Path]) -> None:
+    for name, damage in (("cut", lambda file: os.truncate(file, 100)), ("gone", os.unlink)):
+        run = interrupted(name)
+        damaged = sorted((run / "dual").iterdir())[0]
+        damage(damaged)
+        with pytest.raises(CheckpointError, match=str(damaged)):
+            resume(run)
+
+
+def test_a_truncated_state_is_refused_by_name(interrupted: Callable[[str], Path]) -> None:
+    run = interrupted("copy")
+    os.truncate(run / "state.npz", (run / "state.npz").stat().st_size // 2)
+    with pytest.raises(CheckpointError, match=str(run / "state.npz")):
+        resume(run)
+
+
+def test_a_changed_configuration_is_refused_by_name(interrupted: Callable[[str], Path]) -> None:
+    """Another seed or C would go on without a word, to another result."""
+    for number, (old, new) in enumerate(
+        [('"seed": 3', '"seed": 2'), ("0.5", "0.7"), ('"squared_hinge"', '"hinge"'), ("{", "[")]
+    ):
+        run = interrupted(f"copy{number}")
+        text = (run / "config.json").read_text()
+        assert old in text
+        (run / "config.json").write_text(text.replace(old, new, 1))
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            resume(run)
+
+
+def test_the_log_is_cut_back_to_the_checkpoint(interrupted: Callable[[str], Path], tmp_path: Path) -> None:
+    """Lines that a killed process had written after its last checkpoint are not there twice."""
+    run = interrupted("copy")
+    with open(run / "log.jsonl", "a") as log:
+        log.write('{"read": 4, "kind": "train"}\n{"read": 5, "ki')
+    resume(run)
+    assert ended(run) == ended(tmp_path / "whole")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A full disk
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("allowed", [0, 1, 12])
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint_usable(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int, resident: bool
+) -> None:
+    """Writes to slots fail half-way, after so many; once there is room again, resume goes on to the same bits."""
+    plan, run = windows_of(dataset, 3, resident=resident), tmp_path / "run"
+    train(dataset, tmp_path / "whole", plan=plan, **options())
+    with pytest.raises(Interrupted):
+        train(dataset, run, plan=plan, stop_requested=AfterWindows(6), **options())
+    left, real = allowed, os.pwritev
+
+    def pwritev(descriptor: int, pieces: Any, offset: int) -> int:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            return real(descriptor, pieces, offset)
+        data = b"".join(pieces)
+        os.pwrite(descriptor, data[: len(data) // 3], offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", pwritev)
+        with pytest.raises(OSError, match="No space left"):
+            resume(run, checkpoint_every=1e-9)
+    resume(run)
+    assert ended(run) == ended(tmp_path / "whole")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root can mount a small file system")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_really_full_disk_leaves_the_last_checkpoint_usable(
+    dataset: Dataset, tmp_path: Path, small_disk: Path
+) -> None:
+    plan, run = windows_of(dataset, 3), small_disk / "run"
+    train(dataset, tmp_path / "whole", plan=plan, **options())
+    windows = 0
+
+    def fill_up_later() -> None:
+        nonlocal windows
+        windows += 1
+        if windows == 9:
+            with open(small_disk / "film.mkv", "wb", buffering=0) as film, contextlib.suppress(OSError):
+                while True:
+                    film.write(bytes(1000))
+
+    with pytest.raises(OSError, match="No space left"):
+        train(dataset, run, plan=plan, checkpoint_every=1e-9, stop_requested=fill_up_later, **options())
+    with pytest.raises(OSError, match="No space left"):
+        resume(run)
+    (small_disk / "film.mkv").unlink()
+    resume(run)
+    assert ended(run) == ended(tmp_path / "whole")
+
+
+def test_a_disk_too_small_for_the_run_is_found_before_any_work(tmp_path: Path, small_disk: Path) -> None:
+    """The dual variables' space is claimed at the start."""
+    dataset = write_dataset(tmp_path / "data", random_rows(80_000, 3, seed=1), n_chunks=4)
+    visited = []
+    with pytest.raises(OSError, match="No space left"):
+        train(dataset, small_disk / "run", stop_requested=lambda: visited.append(1), **options())
+    assert not visited
