@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import relaxation
 from .memory import peak_memory_bytes
 from .problems import Lane
 from .stopping import REASONS
@@ -41,7 +42,8 @@ class Result:
         Peak resident memory of this process.
     n_features, n_rows, n_lanes : int
     lanes : list of dict
-        ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``
+        ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega than 1, ``omega``
+        too, and of one chosen by trial ``omega_trial`` (see `relaxation.report`).
     """
 
     run: str
@@ -155,6 +157,7 @@ def make_result(
                 "gap": float(gaps[number]),
                 "passes": int(kept["passes"][number]),
                 "converged": bool(kept["converged"][number]),
+                **relaxation.report(kept, number),
             }
             for number, lane in enumerate(lanes)
         ],

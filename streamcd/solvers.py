@@ -37,6 +37,8 @@ class State:
         What is kept per lane: phase, thresholds, sums, the last certificate.
     read, window : int
         The next window to visit.
+    matrices : dict of str to ndarray
+        What else an algorithm keeps.
     """
 
     w: np.ndarray
@@ -45,6 +47,7 @@ class State:
     lanes: dict[str, np.ndarray] = field(default_factory=dict)
     read: int = 0
     window: int = 0
+    matrices: dict[str, np.ndarray] = field(default_factory=dict)
 
     def phase(self, *phases: int) -> np.ndarray:
         """Lanes in one of these phases, as ndarray of int64."""
@@ -55,6 +58,7 @@ class State:
         arrays = {"w": self.w, "totals": self.totals, "position": np.array([self.read, self.window])}
         if self.window and self.phase(START, CERTIFY).size:  # else the sums are not in use
             arrays["w_alpha"] = self.w_alpha
+        arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
     def take(self, arrays: dict[str, np.ndarray]) -> None:
@@ -63,6 +67,8 @@ class State:
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
         self.totals[:] = arrays["totals"]
         self.read, self.window = (int(number) for number in arrays["position"])
+        # taken over, not copied: they may be most of the memory there is
+        self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = {
             name.removeprefix("lane_"): array for name, array in arrays.items() if name.startswith("lane_")
         }
@@ -174,18 +180,15 @@ class DualSolver:
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Shrinking thresholds for the next read, and the inner tolerance of Newton's method."""
         kept, totals = state.lanes, state.totals
-        for lane in trained[~kept["restore"][trained]]:
-            largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
-            kept["high"][lane] = largest if largest > 0 else np.inf
-            kept["low"][lane] = smallest if smallest < 0 else -np.inf
+        set_thresholds(state, trained)
         for lane in trained:
             if totals[lane, N_STEPS] <= 0.1 * totals[lane, N_VISITED]:
                 kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
-        relaxation.go_on(kept, trained)
+        relaxation.go_on(kept, state.w, trained)
 
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         arena, kept = window.arena, state.lanes
-        rows = (order, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
+        rows = (order, *row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
         steering = (kept["high"], kept["low"], kept["inner_tolerance"], kept["omega"], state.totals)
         if self.problem.n_lanes == 1:
             kernels.dual_visit(*rows, self.loss, *steering)
@@ -194,7 +197,7 @@ class DualSolver:
 
     def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         arena = window.arena
-        rows = (order, *_row_arrays(arena), arena.alpha, state.w.reshape(-1), *self._costs())
+        rows = (order, *row_arrays(arena), arena.alpha, state.w.reshape(-1), *self._costs())
         sums = (state.w_alpha.reshape(-1), state.totals)
         if self.problem.n_lanes == 1:
             kernels.dual_certify(*rows, self.loss, *sums)
@@ -239,7 +242,7 @@ class CrammerSingerSolver:
         arena, problem = window.arena, self.problem
         costs = (problem.bias, problem.cost, problem.lane_fold)
         for lane in state.phase(START, CERTIFY).tolist():
-            rows = (all_rows(window, order), *_row_arrays(arena), arena.alpha, state.w.reshape(-1), *costs)
+            rows = (all_rows(window, order), *row_arrays(arena), arena.alpha, state.w.reshape(-1), *costs)
             place = (lane, self._columns(lane).start, self.n_columns)
             kernels.crammer_singer_certify(
                 *rows, *place, state.w_alpha.reshape(-1), state.totals, self._margin
@@ -247,7 +250,7 @@ class CrammerSingerSolver:
         for lane in state.phase(TRAIN).tolist():
             columns = self._columns(lane)
             chosen = shuffled_active_rows(window, np.arange(columns.start, columns.stop), order, key)
-            rows = (chosen, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *costs)
+            rows = (chosen, *row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *costs)
             place = (lane, columns.start, self.n_columns)
             kernels.crammer_singer_visit(*rows, *place, state.totals, self._margin, self._target, self._step)
 
@@ -268,7 +271,16 @@ class CrammerSingerSolver:
         return slice(lane * n_classes, (lane + 1) * n_classes)
 
 
-def _row_arrays(arena: Arena) -> tuple[np.ndarray, ...]:
+def set_thresholds(state: State, trained: np.ndarray) -> None:
+    """Shrinking thresholds for the next read, from the projected gradients that lanes met while training."""
+    kept, totals = state.lanes, state.totals
+    for lane in trained[~kept["restore"][trained]]:
+        largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
+        kept["high"][lane] = largest if largest > 0 else np.inf
+        kept["low"][lane] = smallest if smallest < 0 else -np.inf
+
+
+def row_arrays(arena: Arena) -> tuple[np.ndarray, ...]:
     """The arrays with which every row kernel begins, after the order."""
     return arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold
 
@@ -289,12 +301,19 @@ def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, k
     return order[:n]
 
 
+def _twin_sor_solver(problem: Problem, omega: float | str = 1.0) -> Solver:
+    from .twin import TwinSorSolver
+
+    return TwinSorSolver(problem, omega)
+
+
 SOLVERS: dict[tuple[str, str], Callable[..., Solver]] = {
     ("squared_hinge", "dual"): DualSolver,
     ("hinge", "dual"): DualSolver,
     ("log_loss", "dual"): DualSolver,
     ("crammer_singer", "dual"): CrammerSingerSolver,
     ("twin", "dual"): DualSolver,
+    ("twin", "sor"): _twin_sor_solver,
 }
 """Solver of each (loss, method)."""
 

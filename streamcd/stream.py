@@ -95,7 +95,18 @@ class Plan:
 _ORDER_BYTES = 8
 
 
-def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: RowLayout) -> Plan:
+_ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
+
+
+def make_plan(
+    dataset: Dataset,
+    budget: int,
+    model_bytes: int,
+    layout: RowLayout,
+    *,
+    needs: Mapping[str, int] | None = None,
+    advice: str = _ADVICE,
+) -> Plan:
     """Divide the memory budget.
 
     Parameters
@@ -106,6 +117,10 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: RowLayout
     model_bytes : int
         What the solver's state takes (weights and their like).
     layout : RowLayout
+    needs : mapping of str to int, optional
+        What else the solver takes, and how many bytes.
+    advice : str
+        What the user can do where it does not fit.
 
     Raises
     ------
@@ -116,6 +131,7 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: RowLayout
     row_bytes = layout.row_bytes + _ORDER_BYTES
     overhead = {
         "weights": model_bytes,
+        **(needs or {}),
         "reading": _reading_bytes(dataset, chunk_entries, chunk_rows),
         "chunk table": 40 * dataset.n_chunks,
     }
@@ -127,7 +143,7 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: RowLayout
     left = require(
         budget,
         {**overhead, "two windows of one chunk": smallest},
-        "give a larger --memory, or convert with a smaller --chunk-size",
+        advice,
     )
     # what is left over beside the smallest windows is shared in the proportion of an average chunk
     entries = max(dataset.n_entries, 1)

@@ -118,6 +118,10 @@ def train(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener
     )
     if start_from is not None:
+        if options["method"] == "sor":
+            raise UsageError(
+                "a warm start needs dual variables of all rows, and --method sor does not keep them; start it from nothing"
+            )
         config["start_from"] = str(Path(start_from).resolve())
         _EndedRun(
             dataset, make_lanes(dataset, options), config["start_from"]
@@ -330,7 +334,13 @@ def _group_lanes(
         if plan is not None:
             return n_groups, plan
         try:
-            found = make_plan(dataset, budget, solver.state_bytes + _SAVE_BYTES, solver.layout)
+            found = make_plan(
+                dataset,
+                budget,
+                solver.state_bytes + _SAVE_BYTES,
+                solver.layout,
+                **getattr(solver, "more_memory", {}),
+            )
         except UsageError:
             if size == 1:
                 raise
@@ -478,11 +488,24 @@ def carry_out(
     result = make_result(
         str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
     )
+    if config["options"].get("omega") == "auto":
+        _tell_omegas(result, listener)
     if before == outcome.lanes["passes"].tolist() and model_path.exists():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
     else:
         save_models(model_path, directory.path, config, dataset, problem, result)
     return result
+
+
+def _tell_omegas(result: Result, listener: Listener) -> None:
+    """Which omega every lane was trained with, and why."""
+    for lane in result.lanes[:20]:
+        name = f"omega of the lane {'' if lane['label'] is None else format(lane['label'], 'g') + ', '}C = {lane['C']:g}"
+        trial = lane["omega_trial"]
+        gains = "too few passes for a trial"
+        if trial:
+            gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
+        listener.message(f"{name}: {lane['omega']:g} ({gains})")
 
 
 def _trained_passes(path: Path, problem: Problem, config: Mapping[str, Any]) -> list[int] | None:
