@@ -1,0 +1,460 @@
+"""The dataset on disk: what is written is read, damage is named, and nothing hostile gets past the door."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.sparse as sp
+from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
+
+from streamcd.dataset import (
+    Dataset,
+    DatasetWriter,
+    file_checksum,
+    manifest_fingerprint,
+    open_dataset,
+)
+from streamcd.errors import DatasetError, StreamcdError
+from streamcd.progress import Listener, Progress
+from streamcd.train import train
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    """Two shards, six chunks, shuffled sources."""
+    x, y = random_rows(120, 8, seed=41)
+    source = np.random.default_rng(0).permutation(y.size)
+    return write_dataset(tmp_path / "data", (x, y), n_chunks=6, n_shards=2, source=source)
+
+
+def files_of(dataset: Dataset) -> list[str]:
+    return sorted(str(path.relative_to(dataset.path)) for path in dataset.path.rglob("*") if path.is_file())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing and reading
+
+
+@pytest.mark.parametrize("value_dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_written_is_read(tmp_path: Path, name: str, index_dtype: type, value_dtype: type) -> None:
+    x, y = NAMED[name]()
+    source = np.random.default_rng(1).permutation(y.size)
+    dataset = write_dataset(
+        tmp_path / "data", (x, y), n_chunks=4, n_shards=2, index_dtype=index_dtype, value_dtype=value_dtype,
+        source=source, weight=np.linspace(0, 1, y.size),
+    )  # fmt: skip
+    assert (dataset.n_rows, dataset.n_features, dataset.n_entries) == (*x.shape, x.nnz)
+    assert dataset.n_chunks == 4
+    pieces = [dataset.read(chunk) for chunk in range(4)]
+    assert [piece.row0 for piece in pieces] == dataset.row_start[:-1].tolist()
+    np.testing.assert_array_equal(np.concatenate([piece.label for piece in pieces]), y)
+    np.testing.assert_array_equal(np.concatenate([piece.source for piece in pieces]), source)
+    np.testing.assert_array_equal(
+        np.concatenate([piece.weight for piece in pieces]), np.linspace(0, 1, y.size)
+    )
+    n_columns = x.shape[1]
+    rows = sp.vstack(
+        [sp.csr_array((p.value, p.feature, p.indptr), shape=(p.label.size, n_columns)) for p in pieces]
+    )
+    np.testing.assert_array_equal(rows.toarray(), x.toarray())
+    assert pieces[0].feature.dtype == index_dtype
+    assert pieces[0].value.dtype == value_dtype
+    assert dataset.verify() == []
+
+
+def test_any_reader_of_parquet_can_read_it(dataset: Dataset) -> None:
+    """One table in one sort order: plain types, no nulls, no dictionaries, row groups that correspond."""
+    tables = {}
+    for table in ("rows", "entries"):
+        files = [pq.ParquetFile(dataset.path / part[table]) for part in dataset.manifest["parts"]]
+        tables[table] = pa.concat_tables([file.read() for file in files])
+        assert all(not field.nullable for file in files for field in file.schema_arrow)
+        assert sum(file.num_row_groups for file in files) == dataset.n_chunks
+        encodings = {
+            encoding for file in files for encoding in file.metadata.row_group(0).column(0).encodings
+        }
+        assert not any("DICTIONARY" in encoding for encoding in encodings)
+    assert tables["rows"].column_names == ["row", "source", "label", "weight", "n_entries"]
+    assert tables["entries"].column_names == ["row", "feature", "value"]
+    row = tables["entries"]["row"].to_numpy()
+    np.testing.assert_array_equal(tables["rows"]["row"].to_numpy(), np.arange(dataset.n_rows))
+    np.testing.assert_array_equal(
+        row, np.repeat(np.arange(dataset.n_rows), tables["rows"]["n_entries"].to_numpy())
+    )
+    assert (np.diff(row) >= 0).all()
+
+
+def test_info_says_what_there_is(dataset: Dataset) -> None:
+    info = dataset.info()
+    x, y = random_rows(120, 8, seed=41)
+    assert info["n_rows"] == 120
+    assert info["n_features"] == 8
+    assert info["n_entries"] == x.nnz
+    assert info["classes"] == [-1, 1]
+    assert info["class_counts"] == [int((y < 0).sum()), int((y > 0).sum())]
+    assert info["density"] == pytest.approx(x.nnz / (120 * 8))
+    assert info["n_chunks"] == 6
+    assert info["n_shards"] == 2
+    assert info["bytes_decoded"] == 8 * x.nnz
+    on_disk = sum(
+        (dataset.path / name).stat().st_size for name in files_of(dataset) if name != "manifest.json"
+    )
+    assert info["bytes"] == on_disk
+    assert info["fingerprint"] == dataset.fingerprint
+
+
+def test_fingerprint_is_of_the_data_and_the_cut_not_of_the_place(tmp_path: Path) -> None:
+    rows = random_rows(60, 5, seed=42)
+    first = write_dataset(tmp_path / "a", rows)
+    assert write_dataset(tmp_path / "b", rows).fingerprint == first.fingerprint
+    moved = shutil.copytree(first.path, tmp_path / "elsewhere" / "c")
+    assert open_dataset(moved).fingerprint == first.fingerprint
+    x, y = rows
+    x = x.copy()
+    x.data[7] *= 2
+    others = [
+        write_dataset(tmp_path / "d", (x, y)),
+        write_dataset(tmp_path / "e", (rows[0], -y)),
+        write_dataset(tmp_path / "f", rows, n_chunks=4),
+        write_dataset(tmp_path / "g", rows, value_dtype=np.float64),
+    ]
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 5
+
+
+def test_without_a_manifest_there_is_no_dataset(tmp_path: Path) -> None:
+    """It is written last: what an interrupted writer leaves is not taken for a dataset."""
+    x, y = random_rows(20, 4)
+    writer = DatasetWriter(tmp_path / "half", index_dtype=np.int32, value_dtype=np.float32)
+    writer.write_chunk(np.arange(20), y, None, x.indptr.astype(np.int64), x.indices, x.data)
+    writer.write_features([feature_statistics(x)])
+    with pytest.raises(DatasetError, match=r"manifest\.json"):
+        open_dataset(tmp_path / "half")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "other"}'])
+def test_a_manifest_that_is_none_is_refused_by_name(dataset: Dataset, content: bytes) -> None:
+    (dataset.path / "manifest.json").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"manifest\.json"):
+        open_dataset(dataset.path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n_rows", 121),
+        ("n_features", 7),
+        ("classes", [0, 1]),
+        ("value_dtype", "float64"),
+        ("format_version", 99),
+    ],
+)
+def test_an_edited_manifest_is_refused_by_name(dataset: Dataset, key: str, value: Any) -> None:
+    path = dataset.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {key: value}))
+    with pytest.raises(DatasetError, match=r"manifest\.json"):
+        open_dataset(dataset.path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Damage
+
+
+def trained(path: Path, run: Path) -> bytes:
+    """Weights after a few passes over a dataset opened by its path, streamed."""
+    dataset = open_dataset(path)
+    train(dataset, run, plan=windows_of(dataset, 2), max_passes=4, tol=1e-9, force=True)
+    return (run / "model" / "weights.npy").read_bytes()
+
+
+FILES = [
+    "chunks.parquet",
+    "features.parquet",
+    "rows/part-00000.parquet",
+    "rows/part-00001.parquet",
+    "entries/part-00000.parquet",
+    "entries/part-00001.parquet",
+]
+
+
+def test_these_are_all_files(dataset: Dataset) -> None:
+    assert files_of(dataset) == sorted([*FILES, "manifest.json"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_byte_is_named_by_verify_and_never_trained_on(
+    dataset: Dataset, tmp_path: Path, name: str
+) -> None:
+    """In every part of every file. Training refuses it by name, or it was in what training does not read."""
+    expected = trained(dataset.path, tmp_path / "run")
+    path = dataset.path / name
+    original = path.read_bytes()
+    size = len(original)
+    refused = 0
+    for number, place in enumerate(np.linspace(0, size - 1, 24).astype(int).tolist()):
+        data = bytearray(original)
+        data[place] ^= 1 << number % 8
+        path.write_bytes(data)
+        if name == "chunks.parquet":  # small, read whole and checked when a dataset is opened
+            with pytest.raises(DatasetError, match=str(path)):
+                open_dataset(dataset.path)
+            refused += 1
+            continue
+        problems = open_dataset(dataset.path).verify()
+        assert any(str(path) in problem for problem in problems), f"byte {place} of {size} went unnoticed"
+        message = ""
+        try:
+            weights = trained(dataset.path, tmp_path / "run")
+        except StreamcdError as error:
+            message = str(error)
+        if message:
+            assert str(path) in message
+            assert "\n" not in message
+            refused += 1
+        else:
+            assert weights == expected, f"byte {place} of {size}: damage was trained on"
+    if name != "features.parquet":
+        assert refused > 4
+    path.write_bytes(original)
+    assert open_dataset(dataset.path).verify() == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_truncated_or_missing_files_are_named_by_verify_and_train(
+    dataset: Dataset, tmp_path: Path, name: str
+) -> None:
+    path = dataset.path / name
+    size = path.stat().st_size
+    for damage, word in (
+        (lambda: os.truncate(path, size - 1), "truncated"),
+        (lambda: os.truncate(path, 0), "truncated"),
+        (path.unlink, "missing"),
+    ):
+        damage()
+        assert any(str(path) in problem and word in problem for problem in dataset.verify())
+        for attempt in (
+            lambda: open_dataset(dataset.path),
+            lambda: train(dataset.path, tmp_path / "run", force=True),
+        ):
+            with pytest.raises(DatasetError, match=f"{path}: .*{word}"):
+                attempt()
+
+
+def test_a_file_lost_while_training_is_named(dataset: Dataset, tmp_path: Path) -> None:
+    """After the dataset was opened, before the file was."""
+    path = dataset.path / "entries/part-00001.parquet"
+    path.unlink()
+    with pytest.raises(DatasetError, match=f"{path}.*missing"):
+        train(dataset, tmp_path / "run", plan=windows_of(dataset, 1))
+
+
+def test_verify_tells_how_far_it_is(dataset: Dataset) -> None:
+    seen: list[Progress] = []
+
+    class Watching(Listener):
+        def progress(self, progress: Progress) -> None:
+            seen.append(progress)
+
+    assert dataset.verify(Watching()) == []
+    for phase in {progress.phase for progress in seen}:
+        done = [progress.done for progress in seen if progress.phase == phase]
+        assert done == sorted(done)
+    assert seen[-1].done == seen[-1].total == dataset.n_rows
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files whose checksums are right and whose content is not
+
+
+Change = Callable[[dict[str, np.ndarray]], None]
+
+
+def forge(dataset: Dataset, table: str, change: Change, *, part: int = 0, group: int = 1) -> Dataset:
+    """Change one row group of a part, with checksums, sizes and fingerprint made to agree; opens the result."""
+    entry = dataset.manifest["parts"][part]
+    path = dataset.path / entry[table]
+    file = pq.ParquetFile(path)
+    groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    columns = {name: groups[group][name].to_numpy().copy() for name in groups[group].column_names}
+    change(columns)
+    groups[group] = pa.table(list(columns.values()), schema=groups[group].schema)
+    with pq.ParquetWriter(
+        path,
+        groups[0].schema,
+        compression="lz4",
+        use_dictionary=False,
+        write_page_checksum=True,
+        store_schema=False,
+    ) as writer:
+        for rows in groups:
+            writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+    manifest = json.loads((dataset.path / "manifest.json").read_text())
+    manifest["parts"][part] |= {
+        f"{table}_bytes": path.stat().st_size,
+        f"{table}_checksum": file_checksum(path),
+    }
+    return with_manifest(dataset.path, manifest)
+
+
+def with_manifest(path: Path, manifest: dict[str, Any]) -> Dataset:
+    manifest["fingerprint"] = manifest_fingerprint(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return open_dataset(path)
+
+
+def setting(column: str, place: Any, value: Any) -> Change:
+    def change(columns: dict[str, np.ndarray]) -> None:
+        columns[column][place] = value
+
+    return change
+
+
+def swapping(column: str, i: int, j: int) -> Change:
+    def change(columns: dict[str, np.ndarray]) -> None:
+        columns[column][[i, j]] = columns[column][[j, i]]
+
+    return change
+
+
+def moving_an_entry(columns: dict[str, np.ndarray]) -> None:
+    columns["n_entries"][0] += 1
+    columns["n_entries"][1] -= 1
+
+
+def colliding_sources(columns: dict[str, np.ndarray]) -> None:
+    """Two places go, two come twice, and their sum stays."""
+    source = columns["source"]
+    first, second = np.sort(source)[5], np.sort(source)[9]
+    columns["source"][source == first] = first + 1
+    columns["source"][source == second] = second - 1
+
+
+def test_forging_nothing_leaves_a_dataset_that_verifies(dataset: Dataset) -> None:
+    for table in ("rows", "entries"):
+        assert forge(dataset, table, lambda columns: None).verify() == []
+
+
+BROKEN = [
+    ("entries", setting("feature", 3, 8), "a feature outside"),
+    ("entries", setting("feature", 3, -1), "a feature outside"),
+    ("entries", setting("feature", 3, 2**31 - 1), "a feature outside"),
+    ("entries", swapping("feature", 0, 1), "ascending order"),
+    ("entries", setting("feature", slice(0, 2), 3), "ascending order"),
+    ("entries", setting("value", 5, np.nan), "not finite"),
+    ("entries", setting("value", 5, np.inf), "not finite"),
+    ("entries", setting("row", 0, 0), "does not follow"),
+    ("rows", setting("label", 2, np.nan), "label"),
+    ("rows", setting("label", 2, 7.0), "class"),
+    ("rows", setting("weight", 2, -1.0), "weight"),
+    ("rows", setting("weight", 2, np.nan), "weight"),
+    ("rows", setting("source", 2, -5), "source"),
+    ("rows", setting("source", 2, 120), "source"),
+    ("rows", setting("source", 2, 0), "source"),
+    ("rows", colliding_sources, "source"),
+    ("rows", setting("row", 2, 0), "row"),
+    ("rows", setting("n_entries", 2, -1), "entries"),
+    ("rows", setting("n_entries", 2, 99), "entries"),
+    ("rows", moving_an_entry, "entries"),
+]
+
+
+@pytest.mark.parametrize(("table", "change", "word"), BROKEN)
+def test_every_invariant_of_verify_can_fail(dataset: Dataset, table: str, change: Change, word: str) -> None:
+    problems = forge(dataset, table, change).verify()
+    assert any(word in problem for problem in problems), problems
+    assert all(str(dataset.path) in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("n_rows", 121, "rows"),
+        ("n_entries", 7, "entries"),
+        ("class_counts", [60, 60], "classes"),
+        ("classes", [-1, 3], "classes"),
+    ],
+)
+def test_totals_of_the_manifest_are_verified(dataset: Dataset, key: str, value: Any, word: str) -> None:
+    manifest = json.loads((dataset.path / "manifest.json").read_text())
+    problems = with_manifest(dataset.path, manifest | {key: value}).verify()
+    assert any(word in problem for problem in problems), problems
+
+
+def test_counts_of_features_are_verified(tmp_path: Path) -> None:
+    x, y = random_rows(30, 5)
+    writer = DatasetWriter(tmp_path / "data", index_dtype=np.int32, value_dtype=np.float32)
+    writer.write_chunk(np.arange(30), y, None, x.indptr.astype(np.int64), x.indices, x.data)
+    statistics = feature_statistics(x)
+    statistics["n_entries"][0] += 1
+    writer.write_features([statistics])
+    writer.close(
+        n_features=5, index_base=1, classes=[-1, 1], class_counts=[int((y < 0).sum()), int((y > 0).sum())],
+        label_kind="integer", seed=0, source=[],
+    )  # fmt: skip
+    (problem,) = open_dataset(tmp_path / "data").verify()
+    assert "features.parquet" in problem
+
+
+HOSTILE = [
+    ("entries", setting("feature", 3, 8)),
+    ("entries", setting("feature", 3, -1)),
+    ("entries", setting("feature", slice(None), 2**31 - 1)),
+    ("entries", setting("feature", slice(None), -(2**31))),
+    ("entries", lambda columns: columns.update({name: column[:-1] for name, column in columns.items()})),
+    ("entries", lambda columns: columns.update({name: np.append(c, c[-1]) for name, c in columns.items()})),
+    ("rows", lambda columns: columns.update({name: column[:-1] for name, column in columns.items()})),
+    ("rows", lambda columns: columns.update({name: np.append(c, c[-1]) for name, c in columns.items()})),
+    ("rows", setting("n_entries", 2, -1)),
+    ("rows", setting("n_entries", 2, 2**31 - 1)),
+    ("rows", setting("n_entries", 0, -(2**31))),
+    ("rows", setting("label", 2, 7.0)),
+    ("rows", setting("label", 2, np.nan)),
+]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize(("table", "change"), HOSTILE)
+def test_hostile_content_with_right_checksums_is_refused_not_run(
+    dataset: Dataset, tmp_path: Path, table: str, change: Change, resident: bool
+) -> None:
+    """The kernels check no bounds: a feature or a count out of range would write anywhere in the process."""
+    forged = forge(dataset, table, change)
+    with pytest.raises(DatasetError, match=str(dataset.path)):
+        train(forged, tmp_path / "run", plan=windows_of(forged, 2, resident=resident), max_passes=2)
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("entries", setting("value", 5, np.nan)),
+        ("entries", setting("value", 5, np.inf)),
+        ("rows", setting("weight", 2, np.nan)),
+        ("rows", setting("weight", 2, -np.inf)),
+    ],
+)
+def test_numbers_that_are_none_are_refused_or_left_out(tmp_path: Path, table: str, change: Change) -> None:
+    """They never end up in a model that says it converged."""
+    rows = multiclass()
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=6, n_shards=2, weight=np.ones(rows[1].size))
+    forged = forge(dataset, table, change)
+    run, refusal = tmp_path / "run", ""
+    try:
+        result = train(forged, run, plan=windows_of(forged, 2), max_passes=5)
+    except StreamcdError as error:
+        refusal = str(error)
+    if refusal:
+        assert str(dataset.path) in refusal
+    else:
+        assert np.isfinite(np.load(run / "model" / "weights.npy")).all()
+        assert np.isfinite(result.primal_objective)

@@ -1,0 +1,250 @@
+"""Which chunk when: the order is a function of (seed, read), windows fit their plan, and what they hold is the data."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from small_datasets import random_rows, windows_of, write_dataset
+
+from streamcd import stream as stream_module
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.errors import DatasetError, UsageError
+from streamcd.memory import RESERVED_BYTES
+from streamcd.stream import Plan, RowLayout, Stream, Window, chunk_order, cut_windows, make_plan, random_key
+
+LAYOUT = RowLayout(alpha_width=1, n_flags=1)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    """Twelve chunks of unequal sizes, in four shards, with weights."""
+    x, y = random_rows(130, 9, seed=31)
+    return write_dataset(
+        tmp_path / "data", (x, y), n_chunks=12, n_shards=4, weight=np.linspace(0.5, 2, y.size)
+    )
+
+
+def opened(dataset: Dataset, plan: Plan, seed: int = 1, **options: Any) -> Stream:
+    return Stream(open_dataset(dataset.path), plan, LAYOUT, seed, **options)
+
+
+def chunks_of(dataset: Dataset, plan: Plan, reads: range, seed: int = 1) -> list[list[list[int]]]:
+    with opened(dataset, plan, seed) as stream:
+        return [[window.chunks.tolist() for window in stream.windows(read)] for read in reads]
+
+
+def test_order_is_a_function_of_seed_and_read(dataset: Dataset) -> None:
+    """Not of what was read before, of residence, or of where one begins."""
+    plan = windows_of(dataset, 3)
+    whole = chunks_of(dataset, plan, range(5))
+    assert chunks_of(dataset, plan, range(5)) == whole
+    assert chunks_of(dataset, plan, range(3, 5)) == whole[3:]
+    assert chunks_of(dataset, windows_of(dataset, 3, resident=True), range(5)) == whole
+    assert chunks_of(dataset, plan, range(5), seed=2) != whole
+    assert len({str(read) for read in whole}) == 5
+
+
+def test_every_chunk_once_in_a_read(dataset: Dataset) -> None:
+    for n_chunks in (1, 2, 5, None):
+        for read in chunks_of(dataset, windows_of(dataset, n_chunks), range(3)):
+            assert sorted(itertools.chain(*read)) == list(range(12))
+
+
+def test_chunks_meet_all_others_in_time(dataset: Dataset) -> None:
+    """Over 300 reads every pair shares a window about as often as chance has it: no chunk is bound to its neighbours."""
+    plan = windows_of(dataset, 3)
+    together = np.zeros((12, 12))
+    for read in range(300):
+        for window in cut_windows(dataset, chunk_order(dataset, np.arange(12), 7, read), plan):
+            together[np.ix_(window, window)] += 1
+    pairs = together[np.triu_indices(12, 1)]
+    assert pairs.min() > 0.4 * pairs.mean()
+    assert pairs.max() < 1.6 * pairs.mean()
+
+
+def test_windows_fit_the_plan_but_for_a_single_chunk(dataset: Dataset) -> None:
+    entries, rows = np.diff(dataset.entry_start), np.diff(dataset.row_start)
+    for limit_entries, limit_rows in ((80, 10_000), (10_000, 25), (100, 25), (1, 1)):
+        plan = Plan(limit_entries, limit_rows, resident=False)
+        windows = cut_windows(dataset, chunk_order(dataset, np.arange(12), 0, 0), plan)
+        assert sorted(np.concatenate(windows).tolist()) == list(range(12))
+        for window in windows:
+            fits = entries[window].sum() <= limit_entries and rows[window].sum() <= limit_rows
+            assert fits or window.size == 1
+        # and none could have taken the next one's first chunk as well
+        for window, following in itertools.pairwise(windows):
+            more = np.append(window, following[0])
+            assert entries[more].sum() > limit_entries or rows[more].sum() > limit_rows
+
+
+def assert_holds_the_data(window: Window, dataset: Dataset) -> None:
+    arena = window.arena
+    assert dataset.classes is not None
+    for chunk, start, stop in window.pieces():
+        expected = dataset.read(chunk)
+        np.testing.assert_array_equal(dataset.classes[arena.code[start:stop]], expected.label)
+        np.testing.assert_array_equal(arena.weight[start:stop], expected.weight)
+        counts = np.diff(expected.indptr)
+        np.testing.assert_array_equal(arena.indptr[start + 1 : stop + 1] - arena.indptr[start:stop], counts)
+        first, last = arena.indptr[start], arena.indptr[stop]
+        np.testing.assert_array_equal(arena.feature[first:last], expected.feature)
+        np.testing.assert_array_equal(arena.value[first:last], expected.value)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("n_chunks", [1, 4, None])
+def test_windows_hold_what_the_dataset_holds(dataset: Dataset, n_chunks: int | None, resident: bool) -> None:
+    """While the next window is already being decoded."""
+    other = open_dataset(dataset.path)
+    with opened(dataset, windows_of(dataset, n_chunks, resident=resident)) as stream:
+        for read in range(3):
+            for window in stream.windows(read):
+                assert_holds_the_data(window, other)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_read_can_be_left_and_begun_anywhere(dataset: Dataset, resident: bool) -> None:
+    """What was read ahead for another place is dropped, and never handed out as something else."""
+    other, plan = open_dataset(dataset.path), windows_of(dataset, 2, resident=resident)
+    expected = chunks_of(dataset, plan, range(10))
+    rng = np.random.default_rng(0)
+    with opened(dataset, plan) as stream:
+        for _ in range(60):
+            read, first = int(rng.integers(10)), int(rng.integers(6))
+            windows = stream.windows(read, first)
+            for number in range(first, min(6, first + int(rng.integers(1, 4)))):
+                window = next(windows)
+                assert (window.read, window.number) == (read, number)
+                assert window.chunks.tolist() == expected[read][number]
+                assert_holds_the_data(window, other)
+
+
+def test_a_chunk_larger_than_the_plan_is_a_window_of_its_own(tmp_path: Path) -> None:
+    x, _ = random_rows(40, 9, seed=32)
+    x = sp.csr_array(np.vstack([x.toarray(), np.ones((1, 9))] * 2).astype(np.float32).astype(float))
+    dataset = write_dataset(tmp_path / "data", (x, np.tile([1.0, -1.0], 41)), n_chunks=4)
+    other = open_dataset(dataset.path)
+    with opened(dataset, Plan(1, 1, resident=False)) as stream:
+        windows = [
+            window.chunks.size for window in stream.windows(0) if not assert_holds_the_data(window, other)
+        ]  # type: ignore[func-returns-value]
+    assert windows == [1, 1, 1, 1]
+
+
+def test_a_few_files_at_a_time_where_there_are_many(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts come in random groups, new in every read; inside a group their chunks are mixed."""
+    monkeypatch.setattr(stream_module, "MAX_OPEN_PARTS", 2)
+    groups_seen, switches = set(), []
+    for read in range(20):
+        order = chunk_order(dataset, np.arange(12), 3, read)
+        assert sorted(order.tolist()) == list(range(12))
+        parts = dataset.chunk_part[order]
+        changes = [frozenset(group) for group in _groups_of_two(parts.tolist())]
+        assert len(changes) == 2
+        assert changes[0].isdisjoint(changes[1])
+        groups_seen.add(changes[0])
+        switches.append(np.count_nonzero(np.diff(parts)))
+    assert len(groups_seen) > 2
+    assert np.mean(switches) > 5  # 3 where each part was read through before the next
+    monkeypatch.undo()
+    assert len(set(dataset.chunk_part[chunk_order(dataset, np.arange(12), 3, 0)[:6]].tolist())) > 2
+
+
+def _groups_of_two(parts: list[int]) -> list[set[int]]:
+    groups: list[set[int]] = [set()]
+    for part in parts:
+        if part not in groups[-1] and len(groups[-1]) == 2:
+            groups.append(set())
+        groups[-1].add(part)
+    return groups
+
+
+def test_random_keys_differ() -> None:
+    keys = {
+        int(random_key(seed, read, window))
+        for seed in range(20)
+        for read in range(20)
+        for window in range(20)
+    }
+    assert len(keys) == 8000
+
+
+def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset) -> None:
+    stream = opened(dataset, windows_of(dataset, 2))
+    name = dataset.path / dataset.manifest["parts"][1]["entries"]
+    data = bytearray(name.read_bytes())
+    data[len(data) // 3 : len(data) // 3 + 40] = bytes(40)
+    name.write_bytes(data)
+    with pytest.raises(DatasetError, match=str(name)):
+        for _ in stream.windows(0):
+            pass
+    stream.close()
+    assert not stream._thread.is_alive()
+
+
+def test_labels_that_are_no_classes_are_refused(dataset: Dataset) -> None:
+    dataset.classes = None
+    with pytest.raises(UsageError, match="too many values"):
+        Stream(dataset, windows_of(dataset, 2), LAYOUT, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The memory plan
+
+
+def arena_bytes(dataset: Dataset, plan: Plan) -> int:
+    """Of the arrays that a stream holds under a plan, and the order of a window's rows."""
+    row_bytes = LAYOUT.row_bytes
+    if plan.resident:
+        return dataset.n_entries * dataset.entry_bytes + dataset.n_rows * (row_bytes + 8)
+    chunk_rows = max(plan.window_rows, int(np.diff(dataset.row_start).max()))
+    chunk_entries = max(plan.window_entries, int(np.diff(dataset.entry_start).max()))
+    return 2 * (chunk_entries * dataset.entry_bytes + chunk_rows * row_bytes) + 8 * chunk_rows
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> Dataset:
+    """240 kB of entries in 40 chunks."""
+    return write_dataset(tmp_path / "larger", random_rows(3000, 20, density=0.5), n_chunks=40)
+
+
+def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset) -> None:
+    """From the least budget that will do to one that holds everything; more memory never makes smaller windows."""
+    plans: list[Plan] = []
+    least = 0
+    for room in range(0, 1_500_000, 10_000):
+        try:
+            plan = make_plan(larger, RESERVED_BYTES + room, 10_000, LAYOUT)
+        except UsageError:
+            assert not plans, "refused, though less memory was enough"
+            continue
+        needed = arena_bytes(larger, plan) + 10_000
+        assert needed <= room
+        if plans and not plan.resident:
+            # of what was added since the least budget, all goes into the windows
+            assert needed - arena_bytes(larger, plans[0]) > 0.9 * (room - least) - 1000
+        elif not plans:
+            least = room
+        plans.append(plan)
+    resident = [plan.resident for plan in plans]
+    assert resident == sorted(resident)
+    assert {True, False} == set(resident)
+    sizes = [plan.window_entries for plan in plans if not plan.resident]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) > 10
+
+
+def test_a_budget_that_cannot_do_is_refused_with_the_arithmetic(larger: Dataset) -> None:
+    with pytest.raises(UsageError) as refusal:
+        make_plan(larger, RESERVED_BYTES + 1000, 5_000_000, LAYOUT)
+    message = str(refusal.value)
+    assert "\n" not in message
+    for piece in ("5 MB weights", "needed", "--memory", "interpreter and libraries"):
+        assert piece in message
