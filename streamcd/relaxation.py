@@ -1,10 +1,11 @@
 """SOR: steps of omega times coordinate descent's, and the choice of omega by trial.
 
 Young's formula for the best omega needs a consistently ordered matrix without active bounds. On the Gram matrix of rows
-its rho is above 1 and it says nothing, so a run with ``omega="auto"`` tries: a block of passes with the omega in force, one with
-the other of 1 and `CANDIDATE`, and one with the first again. What a block gains in the dual objective falls from block to
-block by about the same factor while omega stays, so the middle one would gain the geometric mean of its neighbours';
-where it gains more, its omega is kept. Trials begin at passes 5, 50 and 500: what is faster at first need not be so later.
+its rho is above 1 and it says nothing, so a run with ``omega="auto"`` tries: a block of passes with the omega in force,
+one with the other of 1 and `CANDIDATE`, and one with the first again. What a block gains in the dual objective falls from
+block to block by about the same factor while omega stays, so the middle one would gain the geometric mean of its
+neighbours'; where it gains more, its omega is kept. Trials begin at passes 5, 50 and 500: what is faster at first need not
+be so later.
 """
 
 from __future__ import annotations

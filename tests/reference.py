@@ -211,7 +211,7 @@ class Twin:
         self.loss, self.x, self.y, self.cost = loss, x, y, cost
         self.alpha, self.rest, self.w = alpha.copy(), cost - alpha, w.copy()
         self.active = np.ones(alpha.shape, dtype=np.uint8)
-        self.high, self.low = np.inf, -np.inf
+        self.high, self.low, self.omega = np.inf, -np.inf, 1.0
         self.totals = np.zeros((alpha.shape[1], N_TOTALS))
         self.totals[:, VIOLATION_MAX], self.totals[:, VIOLATION_MIN] = -np.inf, np.inf
 
@@ -300,7 +300,9 @@ class Twin:
             return c / (1 + np.exp(-u)), c / (1 + np.exp(u))
         diagonal = 0.5 / c if self.loss == "squared_hinge" else 0.0
         upper = c if self.loss == "hinge" else np.inf
-        new = upper if q + diagonal == 0 else min(max(old - gradient / (q + diagonal), 0.0), upper)
+        new = (
+            upper if q + diagonal == 0 else min(max(old - self.omega * gradient / (q + diagonal), 0.0), upper)
+        )
         return new, c - new
 
 

@@ -64,7 +64,10 @@ class Lanes:
         self.scratch = (np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64))
 
     def visit(self, order: np.ndarray) -> None:
-        thresholds = [np.full(self.n_lanes, number) for number in (self.twin.high, self.twin.low, 1e-13)]
+        thresholds = [
+            np.full(self.n_lanes, number)
+            for number in (self.twin.high, self.twin.low, 1e-13, self.twin.omega)
+        ]
         problem = (self.bias, self.sign, self.cost, self.lane_fold, LOSSES[self.loss])
         arguments = (order, *self.rows, self.alpha, self.active, self.w, *problem, *thresholds, self.totals)
         if self.n_lanes == 1:

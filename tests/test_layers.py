@@ -19,12 +19,13 @@ LAYERS = [
     "errors",
     "progress",
     "memory",
-    "kernels ordering ranking options",
+    "kernels boxqp_kernels relaxation ordering ranking options",
     "dataset sources shuffle",
     "console problems svmlight",
     "features checkpoint stream synthetic",
     "model",
-    "solvers export",
+    "solvers export boxqp",
+    "twin",
     "convert predict stopping warmstart",
     "result",
     "loop",
@@ -35,18 +36,19 @@ LAYERS = [
     "__init__ __main__",
 ]
 
-# `resume` hands a search over to the module that carries searches out, which needs the training of one run.
-UPWARD = {("train", "tune")}
+# `resume` hands a search over to the module that carries searches out, which needs the training of one run; the registry of
+# solvers names one that has a file of its own.
+UPWARD = {("train", "tune"), ("solvers", "twin")}
 # The package's own name and version come from the top.
 VERSION = {"__version__"}
 
 DOORS = {
-    "numba": {"kernels", "svmlight", "features"},
+    "numba": {"kernels", "boxqp_kernels", "svmlight", "features"},
     "llvmlite": {"kernels", "svmlight"},
     "pyarrow": {"dataset", "convert", "sources", "svmlight"},
     "rich": {"console"},
     "click": {"cli", "options"},
-    "scipy": set(),
+    "scipy": {"twin"},
     "sklearn": set(),
     "dask": set(),
     "pandas": set(),
