@@ -130,7 +130,7 @@ def exact_optimum(
     columns = []
     for sign in signs_of(y, np.unique(y)).T:
         signed = x * sign[:, None]
-        columns.append(_hinge_optimum(signed, cost) if loss == "hinge" else _newton(loss, signed, cost))
+        columns.append(hinge_optimum(signed, cost) if loss == "hinge" else _newton(loss, signed, cost))
     w = np.array(columns).T
     return w, primal_objectives(loss, x, y, w, cost)
 
@@ -162,7 +162,7 @@ def _newton(loss: str, signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return w
 
 
-def _hinge_optimum(signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
+def hinge_optimum(signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """``min ½‖Xᵀa‖² - Σa`` over ``0 <= a <= cost`` by a primal-dual interior-point method; returns ``Xᵀa``."""
     used = cost > 0
     rows, upper = signed[used], cost[used]

@@ -239,7 +239,7 @@ def test_logistic_steps_stay_finite_and_keep_their_digits_at_both_bounds(C: floa
     for _ in range(30):
         kernels.dual_visit(
             np.arange(30), *rows, alpha, active, w, 0.0, signs, cost, NO_FOLD, kernels.LOG_LOSS,
-            np.array([np.inf]), np.array([-np.inf]), np.array([1e-10]), new_totals(1),
+            np.array([np.inf]), np.array([-np.inf]), np.array([1e-10]), np.ones(1), new_totals(1),
         )  # fmt: skip
         assert np.isfinite(w).all()
         assert (alpha > 0).all()
