@@ -24,8 +24,9 @@ from small_datasets import label_sorted, multiclass, random_rows, windows_of, wr
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.model import load_model
+from streamcd.resume import resume
 from streamcd.solvers import SOLVERS
-from streamcd.train import resume, train
+from streamcd.train import train
 
 LOSSES = [loss for loss, method in SOLVERS if method == "dual"]
 

@@ -1,4 +1,4 @@
-"""Over-relaxation of the dual steps: the same optimum, bounds on omega, and its choice by trial, which kills do not disturb."""
+"""Over-relaxation of the dual steps: the same optimum, bounds on omega, and its choice by trial, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from test_kernels import Lanes
 from streamcd import relaxation
 from streamcd.errors import Interrupted, UsageError
 from streamcd.progress import Listener
-from streamcd.train import Result, resume, train
+from streamcd.resume import resume
+from streamcd.train import Result, train
 
 LOSSES = ["hinge", "squared_hinge"]
 

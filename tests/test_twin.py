@@ -33,7 +33,8 @@ from streamcd.errors import ModelError, UsageError
 from streamcd.model import Model, load_model
 from streamcd.problems import LOSSES, make_problem
 from streamcd.progress import Listener
-from streamcd.train import Result, resume, train
+from streamcd.resume import resume
+from streamcd.train import Result, train
 from streamcd.tune import tune
 
 METHODS = ["dual", "sor"]
@@ -289,7 +290,7 @@ def test_deaths_on_the_way_leave_the_bits_alone(
 @pytest.mark.parametrize("method", METHODS)
 def test_goes_on_after_max_passes(fit: Callable[..., Result], tmp_path: Path, method: str) -> None:
     dataset = write_dataset(tmp_path / "data", multiclass())
-    short = fit(dataset, method=method, max_passes=2, tol=1e-8)
+    short = fit(dataset, method=method, windows=None, max_passes=2, tol=1e-5)
     assert not short.converged
     assert resume(short.run, max_passes=20_000).converged
 
@@ -396,16 +397,16 @@ def test_a_warm_start_begins_at_a_certified_point(fit: Callable[..., Result], tm
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_search_scores_by_distance(tmp_path: Path, method: str) -> None:
-    dataset = write_dataset(tmp_path / "data", multiclass())
-    options: dict[str, Any] = {"loss": "twin", "method": method, "tol": 1e-2}
-    if method == "sor":
-        with pytest.raises(UsageError, match="warm start"):
-            tune(dataset, tmp_path / "tuned", C=[0.1, 1.0], cv=3, **options)
-        return
-    result = tune(dataset, tmp_path / "tuned", C=[0.1, 1.0], cv=3, **options)
-    assert result.folds["n_lanes"] == 2 * 3 * 4
-    accuracy = streamcd.evaluate(dataset, result.run)["accuracy"]
-    assert abs(result.scores[f"{result.best_C:g}"]["mean"] - accuracy) < 0.15
+    rng = np.random.default_rng(3)
+    y = rng.integers(0, 3, 240).astype(float)
+    centre = np.array([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]])[y.astype(int)]
+    x = (centre + 0.3 * rng.standard_normal((240, 3))).astype(np.float32).astype(float)
+    dataset = write_dataset(tmp_path / "data", (sp.csr_array(x), y))
+    asked: dict[str, Any] = {"loss": "twin", "method": method, "bias": 1.0, "tol": 1e-2}
+    result = tune(dataset, tmp_path / "tuned", C=[0.1, 1.0], cv=3, **asked)
+    assert result.folds["n_lanes"] == 2 * 3 * 3
+    assert result.scores[f"{result.best_C:g}"]["mean"] > 0.9
+    assert streamcd.evaluate(dataset, result.run)["accuracy"] > 0.9
 
 
 def test_several_C_make_several_models(fit: Callable[..., Result], tmp_path: Path) -> None:
