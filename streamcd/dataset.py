@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from .parquet import (
     write_file_atomically,
 )
 from .progress import Listener, Progress
+from .scaling import Scaling
 
 FORMAT = "streamcd-dataset"
 FORMAT_VERSION = 1
@@ -40,6 +41,9 @@ MAX_CLASSES = 65_536
 
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`stream.chunk_order`)."""
+
+_SCALES_GROUP = 1 << 16
+"""Features to a row group of ``scaling.parquet``."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,9 @@ def _features_schema(compact: bool) -> pa.Schema:
     statistics = {name: np.float64 for name in ("min", "max", "mean", "mean_square")}
     original = {"original": np.int64} if compact else {}
     return schema(feature=np.int64, n_entries=np.int64, **statistics, **original)
+
+
+_SCALES_SCHEMA = schema(feature=np.int64, scale=np.float64)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -234,6 +241,25 @@ class Dataset:
                 table = reader.read_row_group(group, use_threads=False)
                 yield {name: column_values(table.column(name)) for name in table.column_names}
 
+    @property
+    def scaling(self) -> Scaling:
+        """What was done to the source's values, without the divisors (`read_scaling` reads them)."""
+        return Scaling.from_json(self.manifest.get("scaling"))
+
+    def read_scaling(self) -> Scaling:
+        """What was done to the source's values, with the divisors: 8 bytes a feature."""
+        scaling = self.scaling
+        if scaling.scale == "none":
+            return scaling
+        scales = np.ones(self.n_features)
+        path = self.path / "scaling.parquet"
+        with reading(path):
+            reader = pq.ParquetFile(path, page_checksum_verification=True)
+            for group in range(reader.num_row_groups):
+                table = reader.read_row_group(group, use_threads=False)
+                scales[table.column("feature").to_numpy()] = table.column("scale").to_numpy()
+        return replace(scaling, scales=scales)
+
     def close(self) -> None:
         """Close all files; the next read opens them again."""
         self._parts.close()
@@ -242,7 +268,8 @@ class Dataset:
         """Bytes of all files of the dataset."""
         manifest = self.manifest
         parts = sum(part["rows_bytes"] + part["entries_bytes"] for part in manifest["parts"])
-        return int(parts + manifest["chunks"]["bytes"] + manifest["features"]["bytes"])
+        scales = manifest.get("scales", {"bytes": 0})
+        return int(parts + manifest["chunks"]["bytes"] + manifest["features"]["bytes"] + scales["bytes"])
 
     def info(self) -> dict[str, Any]:
         """What there is to know without reading the data; the contract's keys and some more."""
@@ -263,6 +290,9 @@ class Dataset:
             "index_base": self.index_base,
             "weighted": self.weighted,
             "seed": self.seed,
+            "scale": self.scaling.scale,
+            "normalize": self.scaling.normalize,
+            "row_norms": self.manifest.get("row_norms"),
             "fingerprint": self.fingerprint,
         }
 
@@ -352,6 +382,8 @@ def _files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
     """Name, bytes and checksum of every file that the manifest lists."""
     yield "chunks.parquet", manifest["chunks"]["bytes"], manifest["chunks"]["checksum"]
     yield "features.parquet", manifest["features"]["bytes"], manifest["features"]["checksum"]
+    if "scales" in manifest:
+        yield "scaling.parquet", manifest["scales"]["bytes"], manifest["scales"]["checksum"]
     for part in manifest["parts"]:
         for table in ("rows", "entries"):
             yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
@@ -517,6 +549,8 @@ class DatasetWriter:
             "q"
         )  # part, rows, entries of each chunk; a list would take ten times the memory
         self._features: dict[str, Any] | None = None
+        self._scales: dict[str, Any] = {}
+        self._row_norms = np.array([np.inf, 0.0, 0.0, 0.0])
         self._rows: TableWriter | None = None
         self._entries: TableWriter | None = None
         self.n_rows = 0
@@ -544,7 +578,11 @@ class DatasetWriter:
         feature, value : ndarray, shape (entries,)
             Features ascending within a row.
         """
+        from .kernels import add_row_norms  # numba: only where rows are written
+
         n_rows, n_entries = label.size, feature.size
+        value = np.ascontiguousarray(value, dtype=self._value_dtype)
+        add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self._row_norms)
         part = self._current_part()
         assert self._rows is not None
         assert self._entries is not None
@@ -557,7 +595,7 @@ class DatasetWriter:
         self._entries.write(
             row=np.repeat(row, counts),
             feature=feature.astype(self._index_dtype, copy=False),
-            value=value.astype(self._value_dtype, copy=False),
+            value=value,
         )
         part["n_rows"] += n_rows
         part["n_entries"] += n_entries
@@ -573,6 +611,21 @@ class DatasetWriter:
             if len(piece["feature"]):
                 writer.write(**piece)
         self._features = writer.close()
+
+    def write_scaling(self, scaling: Scaling) -> None:
+        """Record what was done to the source's values, and write ``scaling.parquet`` where features were scaled.
+
+        It holds ``feature`` and ``scale``, the divisor; features that are not in it kept their values.
+        """
+        if scaling.scales is not None:
+            writer = TableWriter(self.path / "scaling.parquet", _SCALES_SCHEMA, self._compression)
+            for start in range(0, scaling.scales.size, _SCALES_GROUP):
+                block = scaling.scales[start : start + _SCALES_GROUP]
+                places = np.flatnonzero(block != 1.0)
+                if places.size:
+                    writer.write(feature=places + start, scale=block[places])
+            self._scales["scales"] = writer.close()
+        self._scales["scaling"] = scaling.to_json()
 
     def finish_parts(self) -> None:
         """Close the last part; afterwards all shards can be read, and no chunk can be written."""
@@ -607,6 +660,8 @@ class DatasetWriter:
             "value_dtype": self._value_dtype.name,
             "weighted": self._weighted,
             **manifest,
+            "row_norms": self._norms(),
+            **self._scales,
             "parts": self._parts,
             "chunks": chunks.close(),
             "features": self._features,
@@ -616,6 +671,17 @@ class DatasetWriter:
             sync_directory(self.path / folder)
         write_file_atomically(self.path / "manifest.json", (json.dumps(content, indent=1) + "\n").encode())
         return content
+
+    def _norms(self) -> dict[str, Any]:
+        """The manifest's ``row_norms``: of rows as they are stored, the mean over all of them."""
+        least, greatest, squares, n_empty = self._row_norms.tolist()
+        mean_square = squares / max(self.n_rows, 1)
+        return {
+            "min": least if greatest > 0 else None,  # of rows that are not empty
+            "max": greatest,
+            "mean_square": mean_square if np.isfinite(mean_square) else None,
+            "n_empty": int(n_empty),
+        }
 
     def _current_part(self) -> dict[str, Any]:
         entry_bytes = self._index_dtype.itemsize + self._value_dtype.itemsize
