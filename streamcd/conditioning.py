@@ -8,6 +8,10 @@ Crammer–Singer (``train DATASET RUN --loss …`` on the LIBSVM collection's se
     ijcnn1          1.5      17 /   27 /  100        mushrooms     21        60 /   167 /   206
     letter          3.1      40 /  126 /  156        dna           45.6     312 / >1000 / >1000
     heart           8.1      70 /  222 /  952        news20 raw   483       none in 1000 passes
+
+C counts as the norms do: under hinge letter takes 33, 123, 245, 958, >1000 passes at C = 0.3, 1, 3, 10, 30, and a9a 52, 147,
+548, >1000 at 0.3, 1, 3, 10.
+With rows of unit norm dna takes 9 / 33 / 57 passes, and news20 8 / 18 / 23.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ def workplace(dest: Path, force: bool) -> Iterator[Path]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
             raise EnvironmentFailure(
                 f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
-                "decoded entries) and run it again"
+                "decoded entries, four with --scale) and run it again"
             ) from error
         raise
 
