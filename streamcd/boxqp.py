@@ -28,9 +28,7 @@ _CHECKED_ROWS = 64  # of a matrix on disk, whose symmetry is checked by samples
 _FIRST_TRIAL, _LEAST_TRIAL = 5, 5  # passes before the first trial of an omega, and passes of a trial
 _MAX_TRIALS = 5
 _POWER_STEPS = 5
-_DEFAULT_CANDIDATE = (
-    1.5  # where Young's formula does not apply: 1.3 to 1.6 were the best on Gram matrices of real rows
-)
+_DEFAULT_CANDIDATE = 1.5  # where Young's formula does not apply, as `relaxation.CANDIDATE`
 
 
 @dataclass(frozen=True)
