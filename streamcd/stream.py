@@ -205,7 +205,18 @@ class Plan:
 _ORDER_BYTES = 8
 
 
-def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: Layout) -> Plan:
+_ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
+
+
+def make_plan(
+    dataset: Dataset,
+    budget: int,
+    model_bytes: int,
+    layout: Layout,
+    *,
+    needs: Mapping[str, int] | None = None,
+    advice: str = _ADVICE,
+) -> Plan:
     """Divide the memory budget.
 
     Parameters
@@ -216,6 +227,10 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: Layout) -
     model_bytes : int
         What the solver's state takes (weights and their like).
     layout : Layout
+    needs : mapping of str to int, optional
+        What else the solver takes, and how many bytes.
+    advice : str
+        What the user can do where it does not fit.
 
     Raises
     ------
@@ -227,6 +242,7 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: Layout) -
     item_bytes = layout.item_bytes + _ORDER_BYTES
     overhead = {
         "weights": model_bytes,
+        **(needs or {}),
         "reading": _reading_bytes(table),
         "chunk table": 40 * table.n_chunks,
     }
@@ -240,9 +256,7 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: Layout) -
     left = require(
         budget,
         {**overhead, what: smallest},
-        "give a larger --memory, or convert with a smaller --chunk-size"
-        if pieces == 1
-        else "give a larger --memory, or use --method dual",
+        advice if pieces == 1 else "give a larger --memory, or use --method dual",
     )
     # what is left over beside the smallest windows is shared in the proportion of an average chunk
     entries = max(table.n_entries, 1)
