@@ -23,6 +23,7 @@ from .options import (
     Seconds,
     checked_training_options,
     cost_option,
+    free_bias_option,
     json_option,
     memory_option,
     quiet_option,
@@ -293,18 +294,9 @@ def info(dataset: str, as_json: bool) -> None:
     Example:
       streamcd info data
     """
-    from .advice import advise_method
-    from .columns import has_columns
     from .dataset import open_dataset
 
-    opened = open_dataset(dataset)
-    method, reason = advise_method(opened, "squared_hinge", 1.0)
-    result = {
-        **_described(opened),
-        "columns": has_columns(opened),
-        "suggested_method": method,
-        "suggested_because": reason,
-    }
+    result = _described(open_dataset(dataset))
     if as_json:
         console.print_json(result)
     else:
@@ -312,9 +304,19 @@ def info(dataset: str, as_json: bool) -> None:
 
 
 def _described(dataset: Dataset) -> dict[str, Any]:
+    from .advice import advise_method
+    from .columns import has_columns
     from .conditioning import advice, feature_rms
 
-    return {**dataset.info(), "feature_rms": feature_rms(dataset), "advice": advice(dataset)}
+    method, reason = advise_method(dataset, "squared_hinge", 1.0)
+    return {
+        **dataset.info(),
+        "feature_rms": feature_rms(dataset),
+        "advice": advice(dataset),
+        "columns": has_columns(dataset),
+        "method": method,
+        "method_because": reason,
+    }
 
 
 def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
@@ -336,12 +338,8 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
         *_scaling_rows(info),
         ("fingerprint", info["fingerprint"]),
-        *([("column layout", "yes" if info["columns"] else "no")] if "columns" in info else []),
-        *(
-            [("method", f"{info['suggested_method']}: {info['suggested_because']}")]
-            if "columns" in info
-            else []
-        ),
+        ("column layout", "yes" if info["columns"] else "no"),
+        ("method", f"{info['method']} for squared_hinge, C = 1: {info['method_because']}"),
     ]
 
 
@@ -407,6 +405,7 @@ def verify(dataset: str, quiet: bool, as_json: bool) -> None:
 @click.argument("dataset")
 @click.argument("run")
 @training_options
+@free_bias_option
 @click.option(
     "-C",
     "--C",

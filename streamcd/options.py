@@ -155,6 +155,12 @@ def cost_option(command: Command) -> Command:
     return click.option("-C", "--C", "C", type=float, help=text)(command)
 
 
+def free_bias_option(command: Command) -> Command:
+    """``--unpenalized-bias``."""
+    text = "Leave the bias's weight out of ½‖w‖². By --method primal or online only."
+    return click.option("--unpenalized-bias", is_flag=True, help=text)(command)
+
+
 _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     click.option(
         "--loss",
@@ -206,11 +212,6 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         show_default=True,
         help="Append a constant feature of this value to every row; its weight is penalised like the others. "
         "Negative: none.",
-    ),
-    click.option(
-        "--unpenalized-bias",
-        is_flag=True,
-        help="Leave the bias's weight out of ½‖w‖². By --method primal or online only.",
     ),
     click.option(
         "--tol",

@@ -43,7 +43,8 @@ class PrimalSolver:
         self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
         per_row = 2 * 8 * problem.n_lanes + _kind_dtype(problem.classes.size, problem.n_folds).itemsize
         per_row += 8 * dataset.weighted
-        self.state_bytes = 2 * 8 * (problem.n_features + 1) * problem.n_lanes + dataset.n_rows * per_row
+        self.state_bytes = 2 * 8 * (problem.n_features + 1) * problem.n_lanes
+        self.rows_bytes = dataset.n_rows * per_row
         self._rows: tuple[np.ndarray, np.ndarray] | None = None
         self._signed = _signed_costs(problem)
 

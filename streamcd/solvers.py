@@ -113,7 +113,12 @@ class Solver(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """What the state takes in memory."""
+        """What the state takes in memory, but for what is kept of rows."""
+        ...
+
+    @property
+    def rows_bytes(self) -> int:
+        """What is kept in memory of all rows."""
         ...
 
     def new_state(self) -> State:
@@ -155,6 +160,8 @@ class Solver(Protocol):
 
 class _RowSolver:
     """What solvers over rows have in common: w is ``w(alpha)``, and alpha is on disk."""
+
+    rows_bytes = 0
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """See `certificate`."""

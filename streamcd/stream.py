@@ -216,6 +216,7 @@ def make_plan(
     *,
     needs: Mapping[str, int] | None = None,
     advice: str = _ADVICE,
+    rows_bytes: int = 0,
 ) -> Plan:
     """Divide the memory budget.
 
@@ -231,6 +232,8 @@ def make_plan(
         What else the solver takes, and how many bytes.
     advice : str
         What the user can do where it does not fit.
+    rows_bytes : int
+        What the solver keeps in memory of all rows.
 
     Raises
     ------
@@ -242,6 +245,7 @@ def make_plan(
     item_bytes = layout.item_bytes + _ORDER_BYTES
     overhead = {
         "weights": model_bytes,
+        "scores of all rows": rows_bytes,
         **(needs or {}),
         "reading": _reading_bytes(table),
         "chunk table": 40 * table.n_chunks,

@@ -309,6 +309,7 @@ def _group_lanes(
                 solver.state_bytes + _SAVE_BYTES,
                 solver.layout,
                 **getattr(solver, "more_memory", {}),
+                rows_bytes=solver.rows_bytes,
             )
         except UsageError:
             if size == 1:

@@ -464,6 +464,14 @@ def test_auto_takes_the_primal_where_the_rule_says_so(tmp_path: Path) -> None:
         assert any("streamcd columns" in text for text in messages) == (C > 1 and not layout)
 
 
+def test_rows_that_do_not_fit_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    """Two scores and a kind a row: 18 bytes each."""
+    dataset = columns_of(tmp_path / "data", random_rows())
+    dataset.n_rows = 10**9
+    with pytest.raises(UsageError, match=r"18 GB scores of all rows .* needed"):
+        train(dataset, tmp_path / "run", method="primal", memory="1GB")
+
+
 def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
     dataset = columns_of(tmp_path / "data", random_rows())
     with pytest.raises(UsageError, match="no solver for hinge"):
