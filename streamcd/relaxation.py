@@ -21,8 +21,8 @@ RELAXED_LOSSES = ("hinge", "squared_hinge", "twin")
 """Losses whose dual visit has a closed form, which omega can stretch."""
 
 CANDIDATE = 1.5
-"""Tried against 1. Where 1 took 14 to 300 passes, on four real sets, 1.4 and 1.6 took 0.65 to 1.4 times as many; where it took
-7, 1.4 to 2.4 times. See docs/sor.md."""
+"""Tried against 1. Where 1 took 14 to 300 passes, on four real sets, 1.4 and 1.6 took 0.65 to 1.4 times as many; where it
+took 7, 1.4 to 2.4 times. See docs/sor.md."""
 
 _BEGINS = (5, 50, 500)  # passes at which trials begin
 _LEAST_PASSES = 5  # of each of a trial's three blocks
