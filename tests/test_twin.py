@@ -265,8 +265,15 @@ def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     return (run / "model" / "weights.npy").read_bytes(), lines
 
 
-@pytest.mark.parametrize("omega", [1.0, "auto"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "omega"),
+    [
+        ("dual", "auto"),
+        ("sor", 1.0),
+        pytest.param("dual", 1.0, marks=pytest.mark.slow),
+        pytest.param("sor", "auto", marks=pytest.mark.slow),
+    ],
+)
 def test_deaths_on_the_way_leave_the_bits_alone(
     doomed: CrashingProcess, tmp_path: Path, method: str, omega: float | str
 ) -> None:
@@ -475,6 +482,7 @@ def test_a_matrix_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Pat
     assert train(dataset, tmp_path / "run", loss="twin", memory="2GB", tol=1e-2).converged
 
 
+@pytest.mark.slow
 def test_planes_are_trained_in_groups_where_their_matrices_do_not_fit_together(tmp_path: Path) -> None:
     x, y = multiclass()
     x = sp.csr_array((x.data, x.indices, x.indptr), shape=(y.size, 3000))
