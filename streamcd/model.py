@@ -73,6 +73,8 @@ class Model:
         Of the dataset trained on; empty where there was none.
     versions, certificate : dict
         Of libraries; gap and objectives at the end of training. Carried along, not interpreted.
+    free_bias : bool
+        Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling
         What was done to the values that the model was trained on, and has to be done to those it decides about.
     """
@@ -94,6 +96,7 @@ class Model:
     fingerprint: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     certificate: dict[str, Any] = field(default_factory=dict)
+    free_bias: bool = False
     scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
@@ -143,7 +146,9 @@ class Model:
 
     def squared_norm(self) -> np.ndarray:
         """``‖w‖²`` of every vector, the constant feature's weight included; shape (n_vectors,)."""
-        return np.einsum("ij,ij->j", self.weights, self.weights) + self.bias_weight**2
+        return np.einsum("ij,ij->j", self.weights, self.weights) + (
+            0.0 if self.free_bias else self.bias_weight**2
+        )
 
     def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
         """``h(x)`` of a block of sparse rows.
@@ -301,6 +306,7 @@ class Model:
             "C": self.C,
             "n_features": self.n_features,
             "bias": self.bias,
+            "free_bias": self.free_bias,
             "intercept": self.intercept.tolist(),
             "classes": self.classes.tolist(),
             "label_kind": self.label_kind,
@@ -480,6 +486,7 @@ def _model_from(description: dict[str, Any], weights: np.ndarray, scaling: Scali
         bias=description["bias"],
         ridge=description.get("ridge", 1.0),
         slack=description.get("slack", "hinge"),
+        free_bias=description.get("free_bias", False),
         index_base=description["index_base"],
         label_kind=description["label_kind"],
         class_weight={float(label): weight for label, weight in description["class_weight"].items()},

@@ -584,6 +584,7 @@ def _save_model(
         ridge=problem.ridge,
         slack=problem.slack,
         bias=bias if bias >= 0 else -1.0,
+        free_bias=problem.free_bias,
         index_base=dataset.index_base,
         label_kind=dataset.label_kind,
         class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},

@@ -20,6 +20,7 @@ from streamcd.columns import open_columns
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
 from streamcd.kernels import GAP, N_VISITED, VIOLATION_MAX
+from streamcd.predict import evaluate
 from streamcd.primal import PRIMAL_SOLVERS, OnlineSolver, PrimalSolver
 from streamcd.problems import make_problem
 from streamcd.progress import Listener
@@ -293,6 +294,7 @@ def test_unpenalized_bias(tmp_path: Path, loss: str, method: str) -> None:
     _, (nearly,) = exact_optimum(loss, augmented(x, 1000.0), y)
     assert result.primal_objective == pytest.approx(nearly, rel=1e-4)
     assert result.dual_objective <= nearly * (1 + 1e-9)
+    assert evaluate(dataset, tmp_path / "run")["primal_objective"] == pytest.approx(result.primal_objective)
     w = run_weights(tmp_path / "run", bias=1.0)[:, 0]
     t = y * (augmented(x, 1.0) @ w)
     assert result.primal_objective == pytest.approx(0.5 * w[:-1] @ w[:-1] + loss_values(loss, t).sum())
