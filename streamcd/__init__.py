@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .boxqp import BoxQPResult as BoxQPResult
+    from .boxqp import solve_box_qp as solve_box_qp
     from .convert import convert as convert
     from .dataset import Dataset as Dataset
     from .dataset import open_dataset as open  # noqa: F401
@@ -27,6 +29,7 @@ __version__ = "0.1.0"
 
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
 _PUBLIC = {
+    "BoxQPResult": ("boxqp", "BoxQPResult"),
     "Dataset": ("dataset", "Dataset"),
     "Listener": ("progress", "Listener"),
     "Model": ("model", "Model"),
@@ -39,6 +42,7 @@ _PUBLIC = {
     "open": ("dataset", "open_dataset"),
     "predict": ("predict", "predict"),
     "resume": ("resume", "resume"),
+    "solve_box_qp": ("boxqp", "solve_box_qp"),
     "train": ("train", "train"),
     "tune": ("tune", "tune"),
 }

@@ -254,16 +254,17 @@ class Loop:
         lanes = self.state.lanes
         spent = {name: figure - before[name] for name, figure in self._figures().items()}
         bytes_read = int(spent.pop("bytes_read"))
+        scale = self.task.problem.scale
         return {
             "read": self.state.read,
             "kind": "certify" if certifying_only else "train",
             "passes": int(lanes["passes"].max()),
             "open_lanes": int((lanes["phase"] != DONE).sum()),
-            "objective_estimate": _finite(lanes["estimated_primal"].sum()),
-            "gap_estimate": _finite(lanes["estimate"].sum()),
-            "primal": _finite(lanes["primal"].sum()),
-            "dual": _finite(lanes["dual"].sum()),
-            "gap": _finite(lanes["gap"].sum()),
+            "objective_estimate": _finite(scale * lanes["estimated_primal"].sum()),
+            "gap_estimate": _finite(scale * lanes["estimate"].sum()),
+            "primal": _finite(scale * lanes["primal"].sum()),
+            "dual": _finite(scale * lanes["dual"].sum()),
+            "gap": _finite(scale * lanes["gap"].sum()),
             "violation": _finite(lanes["seen_violation"].max()),
             "active_rows": int(lanes["n_active"].sum()),
             "bytes_read": bytes_read,

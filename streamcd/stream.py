@@ -205,8 +205,18 @@ class Plan:
 _ORDER_BYTES = 8
 
 
+_ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
+
+
 def make_plan(
-    dataset: Dataset, budget: int, model_bytes: int, layout: Layout, *, rows_bytes: int = 0
+    dataset: Dataset,
+    budget: int,
+    model_bytes: int,
+    layout: Layout,
+    *,
+    needs: Mapping[str, int] | None = None,
+    advice: str = _ADVICE,
+    rows_bytes: int = 0,
 ) -> Plan:
     """Divide the memory budget.
 
@@ -218,6 +228,10 @@ def make_plan(
     model_bytes : int
         What the solver's state takes (weights and their like).
     layout : Layout
+    needs : mapping of str to int, optional
+        What else the solver takes, and how many bytes.
+    advice : str
+        What the user can do where it does not fit.
     rows_bytes : int
         What the solver keeps in memory of all rows.
 
@@ -232,6 +246,7 @@ def make_plan(
     overhead = {
         "weights": model_bytes,
         "scores of all rows": rows_bytes,
+        **(needs or {}),
         "reading": _reading_bytes(table),
         "chunk table": 40 * table.n_chunks,
     }
@@ -245,9 +260,7 @@ def make_plan(
     left = require(
         budget,
         {**overhead, what: smallest},
-        "give a larger --memory, or convert with a smaller --chunk-size"
-        if pieces == 1
-        else "give a larger --memory, or use --method dual",
+        advice if pieces == 1 else "give a larger --memory, or use --method dual",
     )
     # what is left over beside the smallest windows is shared in the proportion of an average chunk
     entries = max(table.n_entries, 1)

@@ -23,6 +23,7 @@ from .model import Model, path_directory, stored_certificate
 from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
 from .problems import Problem, make_problem
 from .progress import Listener
+from .relaxation import check_omega
 from .result import Outcome, Result, join_outcomes, make_result
 from .solvers import SOLVERS, Solver
 from .stopping import StopRule
@@ -48,6 +49,9 @@ def train(
     max_passes: int = 1000,
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
+    omega: float | str = 1.0,
+    ridge: float | None = None,
+    slack: str | None = None,
     start_from: str | Path | None = None,
     memory: int | str = "1GB",
     seed: int = 0,
@@ -64,10 +68,10 @@ def train(
     dataset : Dataset or path
     run : path
         Directory to be made.
-    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer"}
-    method : {"auto", "dual", "primal", "online"}
-        ``"primal"`` and ``"online"`` read the column layout (see `transpose.make_columns`); ``"auto"`` chooses by
-        `advice.choose_method`.
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
+    method : {"auto", "dual", "primal", "online", "sor"}
+        ``"primal"`` and ``"online"`` read the column layout (see `transpose.make_columns`); ``"sor"`` is the classic twin
+        SVM, with an inverse of features × features for each plane; ``"auto"`` chooses by `advice.choose_method`.
     C : float or sequence of float
         Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float
@@ -82,6 +86,12 @@ def train(
     class_weight : mapping of label to factor, or ``"balanced"``, optional
     code : array of -1, 0, +1, shape (classes, vectors), optional
         How several classes are told apart; one-vs-rest by default.
+    omega : float or "auto"
+        Over-relaxation in (0, 2) of hinge, squared_hinge and twin; 1 is plain coordinate descent, ``"auto"`` tries.
+    ridge : float, optional
+        Of twin: r in ``r/2 ‖w‖²``, 1 by default.
+    slack : {"hinge", "squared_hinge"}, optional
+        Of twin: loss of the rows that a plane keeps at a distance.
     start_from : path, optional
         An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning.
     memory : int or str
@@ -113,8 +123,11 @@ def train(
         method = (
             "dual" if start_from is not None else chosen_method(dataset, loss, C, unpenalized_bias, listener)
         )
-    options = make_options(loss, method, C, bias, class_weight, code, seed)
+    options = make_options(
+        loss, method, C, bias, class_weight, code, seed, omega=omega, ridge=ridge, slack=slack
+    )
     options["unpenalized_bias"] = bool(unpenalized_bias)
+    warn_of_ridge(options, listener)
     config = make_config(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener
     )
@@ -163,20 +176,39 @@ def make_options(
     code: Any,
     seed: int,
     folds: int = 0,
+    *,
+    omega: float | str = 1.0,
+    ridge: float | None = None,
+    slack: str | None = None,
 ) -> dict[str, Any]:
     """What decides the problem and the order of visits, as JSON keeps it."""
+    if loss != "twin" and (ridge is not None or slack is not None):
+        raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
+    method = "dual" if method == "auto" else method
     if class_weight is not None and not isinstance(class_weight, str):
         class_weight = [[float(label), float(weight)] for label, weight in class_weight.items()]  # type: ignore[assignment]
     return {
         "loss": loss,
-        "method": "dual" if method == "auto" else method,
+        "method": method,
         "C": [float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))],
         "bias": float(bias),
         "class_weight": class_weight,
         "code": None if code is None else np.asarray(code).tolist(),
         "seed": int(seed),
         "folds": int(folds),
+        "omega": check_omega(omega, loss, method),
+        "ridge": 1.0 if ridge is None else float(ridge),
+        "slack": slack or "hinge",
     }
+
+
+def warn_of_ridge(options: Mapping[str, Any], listener: Listener) -> None:
+    """Small ridges make twin planes by coordinate descent slow."""
+    if options["loss"] == "twin" and options["method"] == "dual" and options["ridge"] < 1:
+        listener.warning(
+            f"ridge {options['ridge']:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
+            "--method sor does not, where a matrix of features x features fits in memory"
+        )
 
 
 def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
@@ -197,6 +229,8 @@ def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
         code=None if options["code"] is None else np.array(options["code"], dtype=np.int8),
         folds=options["folds"],
         free_bias=options.get("unpenalized_bias", False),
+        ridge=options.get("ridge", 1.0),
+        slack=options.get("slack", "hinge"),
     )
 
 
@@ -211,10 +245,12 @@ def make_solver(problem: Problem, options: Mapping[str, Any], dataset: Dataset) 
     if (problem.loss, method) in PRIMAL_SOLVERS:
         return PRIMAL_SOLVERS[problem.loss, method](problem, dataset, options["seed"])
     try:
-        return SOLVERS[problem.loss, method](problem)
+        make = SOLVERS[problem.loss, method]
     except KeyError:
         known = ", ".join(f"{loss} by {way}" for loss, way in {**SOLVERS, **PRIMAL_SOLVERS})
         raise UsageError(f"no solver for {problem.loss} by method {method}; there are: {known}") from None
+    omega = options.get("omega", 1.0)
+    return make(problem) if omega == 1.0 else make(problem, omega=omega)
 
 
 def make_config(
@@ -268,7 +304,12 @@ def _group_lanes(
             return n_groups, plan
         try:
             found = make_plan(
-                dataset, budget, solver.state_bytes + _SAVE_BYTES, solver.layout, rows_bytes=solver.rows_bytes
+                dataset,
+                budget,
+                solver.state_bytes + _SAVE_BYTES,
+                solver.layout,
+                **getattr(solver, "more_memory", {}),
+                rows_bytes=solver.rows_bytes,
             )
         except UsageError:
             if size == 1:
@@ -419,7 +460,11 @@ def carry_out(
     problem = make_lanes(dataset, config["options"])
     before = _trained_passes(directory.path, problem, config)
     outcome = train_groups(directory, config, dataset, listener, stop_requested)
-    result = make_result(str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows)
+    result = make_result(
+        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
+    )
+    if config["options"].get("omega") == "auto":
+        _tell_omegas(result, listener)
     models = _planned_models(model_path, problem, result)
     # a kill may have come after the last checkpoint and before its models: then those on disk are of an older state
     if any(stored_certificate(path) != certificate for path, _, certificate in models):
@@ -431,6 +476,17 @@ def carry_out(
         for line in advice(dataset, max(config["options"]["C"])):
             listener.warning(line)
     return result
+
+
+def _tell_omegas(result: Result, listener: Listener) -> None:
+    """Which omega every lane was trained with, and why."""
+    for lane in result.lanes[:20]:
+        name = f"omega of the lane {'' if lane['label'] is None else format(lane['label'], 'g') + ', '}C = {lane['C']:g}"
+        trial = lane["omega_trial"]
+        gains = "too few passes for a trial"
+        if trial:
+            gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
+        listener.message(f"{name}: {lane['omega']:g} ({gains})")
 
 
 def _trained_passes(path: Path, problem: Problem, config: Mapping[str, Any]) -> list[int] | None:
@@ -511,7 +567,7 @@ def _save_model(
     """Write the model of some lanes from the groups' states, block by block."""
     path.parent.mkdir(exist_ok=True)
     bias, C = config["options"]["bias"], problem.lanes[lanes.start].C
-    factors = problem.cost[:, list(lanes)].max(axis=1) / C
+    factors = problem.class_factors(lanes)
     intercept = np.concatenate(
         [block[-1:] for block in _weight_rows(run, config, problem, lanes, last=True)]
     )[0]
@@ -525,6 +581,8 @@ def _save_model(
         loss=problem.loss,
         C=C,
         method=config["options"]["method"],
+        ridge=problem.ridge,
+        slack=problem.slack,
         bias=bias if bias >= 0 else -1.0,
         free_bias=problem.free_bias,
         index_base=dataset.index_base,
