@@ -334,6 +334,7 @@ def dual_visit(
     high,
     low,
     tolerance,
+    stiffness,
     totals,
 ):
     """Visit rows once in the given order: dual coordinate descent for one lane.
@@ -347,6 +348,9 @@ def dual_visit(
         Shrinking thresholds: rows at 0 with a gradient above `high` and at U with one below `low` leave the active set.
     tolerance : ndarray of float64, shape (1,)
         Inner tolerance of Newton's method (logistic).
+    stiffness : float
+        1, or what stands for the rows of other partitions in a round of block-diagonal steps: x·x counts so many times,
+        and `w` moves by so many times the row.
     alpha, active, w, totals
         Changed in place; shapes as at the head of this file with one lane, but `w` of shape (d + 1,).
 
@@ -365,9 +369,10 @@ def dual_visit(
         start, stop = indptr[i], indptr[i + 1]
         dot, q = _row_dot(feature, value, w, start, stop)
         t = y * (dot + bias * w[last])
-        q += bias * bias
+        q = (q + bias * bias) * stiffness
         change = _solve_row(i, 0, 1, t, q, c, alpha, active, loss, high[0], low[0], tolerance[0], totals)
         if change != 0.0:
+            change *= stiffness
             _add_row(feature, value, w, start, stop, change * y)
             w[last] += change * y * bias
 
@@ -392,6 +397,7 @@ def dual_visit_lanes(
     high,
     low,
     tolerance,
+    stiffness,
     totals,
     lanes,
     dots,
@@ -426,6 +432,7 @@ def dual_visit_lanes(
         q = bias * bias
         for k in range(start, stop):
             q += np.float64(value[k]) * np.float64(value[k])
+        q *= stiffness
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
@@ -436,6 +443,7 @@ def dual_visit_lanes(
                 i, lane, n_lanes, t, q, c, alpha, active, loss, high[lane], low[lane], tolerance[lane], totals
             )
             if change != 0.0:
+                change *= stiffness
                 live[n_changed] = lane
                 dots[n_changed] = change * y
                 n_changed += 1
@@ -685,6 +693,7 @@ def crammer_singer_visit(
     lane,
     first,
     n_columns,
+    stiffness,
     totals,
     margin,
     target,
@@ -704,6 +713,8 @@ def crammer_singer_visit(
     cost : ndarray of float64, shape (classes, lanes)
     lane, first, n_columns : int
         The lane, its first column, and the columns of all lanes.
+    stiffness : float
+        As for `dual_visit`.
     totals : ndarray, shape (lanes, N_TOTALS)
         Changed in place; the largest violation is ``max_m G_m - min G_m`` over m that may grow.
     margin, target, step : ndarray of float64, shape (classes,)
@@ -753,10 +764,11 @@ def crammer_singer_visit(
         if largest - smallest <= _NO_STEP:
             continue
         totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
-        _solve_classes(i, first, n_classes, label, q, c, alpha, active, margin, target, step)
+        _solve_classes(i, first, n_classes, label, q * stiffness, c, alpha, active, margin, target, step)
         _, _, dual_new = _class_terms(i, first, n_classes, label, c, alpha, margin)
         totals[lane, DUAL] += dual_new - dual_old
         for m in range(n_classes):
+            step[m] *= stiffness
             w[last + m] += step[m] * bias
         for k in range(start, stop):
             v = np.float64(value[k])

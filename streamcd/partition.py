@@ -40,6 +40,9 @@ WEIGHT_COPIES = 8
 """Arrays of the shape of w that a worker, and the coordinating process, hold at most: the common and the local w, its
 change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
 
+DASK_BYTES = 70_000_000
+"""What dask takes of a worker's memory beside our own reserve: measured 50 to 60 MB with distributed 2026.8."""
+
 _SAVE_BYTES = 1 << 24  # numpy's buffer, and dask's frames
 
 Report = Callable[[int], None]
@@ -90,6 +93,8 @@ class Order:
         Number of its first read of the data.
     n_passes : int
         Reads of the data, each with a number of its own.
+    stiffness : float
+        See `kernels.dual_visit`; 1 where there is one partition.
     lanes : dict of str to ndarray
         The per-lane arrays of the state.
     """
@@ -99,6 +104,7 @@ class Order:
     eta: np.ndarray
     read: int
     n_passes: int
+    stiffness: float
     lanes: dict[str, np.ndarray]
 
     def phase(self, *phases: int) -> np.ndarray:
@@ -214,9 +220,10 @@ class Partition:
     def run(self, order: Order, w: np.ndarray, report: Report | None = None) -> Answer:
         """Carry out an order from the common `w`, which is not changed."""
         started, bytes_before = time.monotonic(), self._bytes_read()
-        self._open_stores(order.committed, order.token)
-        state = State(w.copy(), np.zeros_like(w), new_totals(self._n_lanes), _copies(order.lanes))
         training = order.phase(TRAIN).size > 0
+        self._open_stores(order.committed, order.token if training else "")
+        self._solver.stiffness = order.stiffness
+        state = State(w.copy(), np.zeros_like(w), new_totals(self._n_lanes), _local_lanes(order.lanes, self.alone))
         first = new_totals(self._n_lanes)
         dual_change = np.zeros(self._n_lanes)
         sums = new_direction(self._n_lanes)
@@ -322,6 +329,8 @@ class Partition:
     ) -> Answer:
         certified = lane_columns(order.phase(START, CERTIFY), self._n_lanes, w.shape[1])
         values = state.w if self.alone else np.subtract(state.w, w, out=state.w)
+        if not self.alone:
+            values /= order.stiffness
         values[:, certified] = state.w_alpha[:, certified]
         return Answer(
             totals=first,
@@ -368,8 +377,15 @@ class Partition:
         return self._stream.bytes_read + self._slot_bytes_read + stores
 
 
-def _copies(lanes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: np.array(array) for name, array in lanes.items()}
+def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndarray]:
+    """Per-lane arrays for a partition; of several partitions none shrinks its rows.
+
+    What looks settled at the local w is not at the common one: SHRINK_FIGURES
+    """
+    local = {name: np.array(array) for name, array in lanes.items()}
+    if not alone:
+        local["high"][:], local["low"][:], local["restore"][:] = np.inf, -np.inf, True
+    return local
 
 
 def _writable(problem: Problem) -> Problem:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from . import checkpoint
-from .dataset import sync_directory
+from .dataset import Dataset, sync_directory
 from .errors import CheckpointError, EnvironmentFailure, Interrupted
-from .kernels import DUAL, VIOLATION_MAX, VIOLATION_MIN
+from .kernels import DUAL, GAP, VIOLATION_MAX, VIOLATION_MIN
 from .loop import StopRequested, Task, lane_figures, relative_estimate
 from .partition import Answer, Assignment, Order, Partition, line_search_is_closed, open_same, paired_layout
 from .progress import Listener, Progress
@@ -42,6 +42,14 @@ from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen
 DEFAULT_LOCAL_PASSES = 1
 """Passes a round where several workers share the rows; see docs/cluster.md for the measurement."""
 
+WORKER_TIMEOUT = 300.0
+"""Seconds without a sign of a worker, after which its shards go to others."""
+
+ROUND_SOLVERS = tuple((loss, "dual") for loss in ("hinge", "squared_hinge", "log_loss", "crammer_singer"))
+"""(loss, method) whose rounds are known: dual coordinate descent, one lane or several. For Crammer-Singer the mathematics
+carries over whole: its dual is quadratic, and a step along any direction keeps every row's sum of zero."""
+
+_MOST_UNDERSTATED = 100.0
 _MOST_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
 
 
@@ -119,6 +127,12 @@ def _add_totals(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return total
 
 
+def shard_entries(dataset: Dataset) -> np.ndarray:
+    """Entries of every shard."""
+    entries = np.diff(dataset.entry_start)
+    return np.bincount(dataset.chunk_part, weights=entries, minlength=dataset.n_shards).astype(np.int64)
+
+
 class SerialEngine:
     """K partitions one after another in this process: what a cluster would do, to the bit, without one.
 
@@ -130,10 +144,7 @@ class SerialEngine:
     """
 
     def __init__(self, assignment: Assignment, n_partitions: int) -> None:
-        dataset = open_same(assignment)
-        entries = np.bincount(
-            dataset.chunk_part, weights=np.diff(dataset.entry_start), minlength=dataset.n_shards
-        ).astype(np.int64)
+        entries = shard_entries(open_same(assignment))
         self._shards = assign_shards(entries, [str(number) for number in range(n_partitions)])
         self.partitions = [Partition(assignment, parts) for parts in self._shards.values()]
 
@@ -170,7 +181,8 @@ class RoundLoop:
     directory : checkpoint.Run
     task : Task
         Its plan is not used: every worker makes its own from its memory and its shards.
-    engine : Engine
+    make_engine : callable
+        Called once there is something to do.
     local_passes : int or None
         Passes of every partition a round; None for 1 where there is one partition, else `DEFAULT_LOCAL_PASSES`.
     listener : Listener
@@ -181,13 +193,15 @@ class RoundLoop:
         self,
         directory: checkpoint.Run,
         task: Task,
-        engine: Engine,
+        make_engine: Callable[[], Engine],
         local_passes: int | None,
         listener: Listener,
         stop_requested: StopRequested | None,
     ) -> None:
-        self.directory, self.task, self.engine, self.listener = directory, task, engine, listener
+        self.directory, self.task, self.listener = directory, task, listener
+        self.make_engine = make_engine
         self.local_passes = local_passes or DEFAULT_LOCAL_PASSES
+        self.stiffness = 1.0
         self.stop_requested = stop_requested or (lambda: None)
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before, self.bytes_read = 0.0, 0, 0
@@ -195,18 +209,24 @@ class RoundLoop:
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
+        self.state.lanes["understated"] = np.ones(task.problem.n_lanes)
         self._take_committed()
 
     def run(self) -> Outcome:
         """Train until every lane is done."""
         reopen(self.state, self.task.rule)
-        try:
-            while self.state.phase(START, TRAIN, CERTIFY).size:
-                self._stop_if_requested()
-                self._round()
-        finally:
-            self.engine.close()
+        if self._open_lanes():
+            self.engine = self.make_engine()
+            try:
+                while self._open_lanes():
+                    self._stop_if_requested()
+                    self._round()
+            finally:
+                self.engine.close()
         return Outcome(self.state.lanes, self._seconds(), self.bytes_before + self.bytes_read)
+
+    def _open_lanes(self) -> bool:
+        return bool(self.state.phase(START, TRAIN, CERTIFY).size)
 
     def _round(self) -> None:
         """One round, from the order to its commit; again from the start where workers are lost on the way."""
@@ -240,7 +260,7 @@ class RoundLoop:
 
     def _order(self) -> Order:
         training = self.state.phase(TRAIN).size > 0
-        token = f"{self.round + 1:06d}-{os.urandom(4).hex()}" if training else "read"
+        token = f"{self.round + 1:06d}-{os.urandom(4).hex()}"
         if training:
             (self._folder / token).mkdir()
         return Order(
@@ -249,6 +269,7 @@ class RoundLoop:
             eta=self.eta,
             read=self.state.read,
             n_passes=self.local_passes if training else 1,
+            stiffness=self.stiffness,
             lanes={name: array.copy() for name, array in self.state.lanes.items()},
         )
 
@@ -285,11 +306,14 @@ class RoundLoop:
         trained, certified = order.phase(TRAIN), order.phase(START, CERTIFY)
         self._move(joint, step, trained, certified)
         state.totals[:] = joint.totals
+        state.totals[trained, GAP] *= state.lanes["understated"][trained]
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
         state.lanes["restore"][:] = False
         state.lanes["passes"][trained] += order.n_passes - 1  # `judge` counts the last one
         judge(state, rule)
+        if joint.w is None:
+            self._learn_from_failures(certified)
         self._doubt_violations(certified)
         self.task.solver.end_read(state, trained)
         reopen(state, rule)
@@ -322,6 +346,17 @@ class RoundLoop:
             state.w[:, columns] = values[:, columns]
         else:
             state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]
+
+    def _learn_from_failures(self, certified: np.ndarray) -> None:
+        """The estimate sees the partitions' own progress as if it were the whole: scale it by what a certificate found."""
+        lanes = self.state.lanes
+        for lane in certified[lanes["phase"][certified] == TRAIN]:
+            if lanes["estimate"][lane] > 0:  # not before the first estimate, which is nan
+                factor = lanes["gap"][lane] / lanes["estimate"][lane]
+                lanes["understated"][lane] = np.clip(
+                    lanes["understated"][lane] * factor, 1.0, _MOST_UNDERSTATED
+                )
+                lanes["caution"][lane] = 1.0
 
     def _doubt_violations(self, certified: np.ndarray) -> None:
         """A violation that workers saw at their own w decides nothing: only the one certified at the common w does."""
@@ -356,7 +391,7 @@ class RoundLoop:
         if arrays is None:
             self._begin()
             self._drop_others()
-            self._commit(Order("", "", self.eta, 0, 0, {}))
+            self._commit(Order("", "", self.eta, 0, 0, 1.0, {}))
             return
         try:
             self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
@@ -420,6 +455,7 @@ class RoundLoop:
 
         def visited(n_entries: int) -> None:
             nonlocal done
+            self._stop_if_requested()
             done = min(done + n_entries, total)
             progress = Progress(f"{phase} {self.round + 1}", done, total, "entries", note)
             self.listener.progress(progress)
@@ -439,3 +475,46 @@ def _range(eta: np.ndarray) -> list[float] | None:
 def _shown(eta: np.ndarray) -> str:
     low, high = float(eta.min()), float(eta.max())
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Stands for a client with so many workers; the work is done in this process, one partition after another."""
+
+    n_workers: int
+
+
+def make_round_loop(
+    directory: checkpoint.Run,
+    task: Task,
+    client: Any,
+    options: Mapping[str, Any],
+    method: str,
+    memory: int,
+    listener: Listener,
+    stop_requested: StopRequested | None,
+) -> RoundLoop:
+    """The loop of a task on the workers of a client (or `Simulation`).
+
+    Parameters
+    ----------
+    options : mapping
+        ``local_passes`` and ``worker_timeout`` of the run's configuration.
+    memory : int
+        Budget of a worker, bytes.
+    """
+    dataset = task.dataset
+    folder = directory.path.resolve() / "dual"
+    assignment = Assignment(
+        str(dataset.path.resolve()), dataset.fingerprint, str(folder), task.problem, method, task.seed, memory
+    )
+
+    def make_engine() -> Engine:
+        if isinstance(client, Simulation):
+            return SerialEngine(assignment, client.n_workers)
+        from .cluster import DaskEngine
+
+        entries = shard_entries(dataset)
+        return DaskEngine(client, assignment, entries, listener, options["worker_timeout"], task.run)
+
+    return RoundLoop(directory, task, make_engine, options["local_passes"], listener, stop_requested)
