@@ -223,7 +223,9 @@ class Partition:
         training = order.phase(TRAIN).size > 0
         self._open_stores(order.committed, order.token if training else "")
         self._solver.stiffness = order.stiffness
-        state = State(w.copy(), np.zeros_like(w), new_totals(self._n_lanes), _local_lanes(order.lanes, self.alone))
+        state = State(
+            w.copy(), np.zeros_like(w), new_totals(self._n_lanes), _local_lanes(order.lanes, self.alone)
+        )
         first = new_totals(self._n_lanes)
         dual_change = np.zeros(self._n_lanes)
         sums = new_direction(self._n_lanes)
