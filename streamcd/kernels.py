@@ -31,10 +31,11 @@ from numba.extending import intrinsic
 
 HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER = 0, 1, 2, 3
 
-GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_STEPS = range(8)
+GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
-of the latter); the largest and smallest projected gradient; rows visited, rows still active, inner Newton steps."""
-N_TOTALS = 8
+of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
+taken out, inner Newton steps."""
+N_TOTALS = 9
 
 _NO_STEP = 1e-12  # a projected gradient below this is not worth a step (LIBLINEAR's figure)
 _TINY = 1e-290  # smallest dual variable of the logistic loss; its logarithm is finite
@@ -294,6 +295,7 @@ def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolera
     totals[lane, GAP] += phi
     if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
         active[i, lane] = 0
+        totals[lane, N_SHRUNK] += 1
         return 0.0
     totals[lane, N_ACTIVE] += 1
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
@@ -334,7 +336,6 @@ def dual_visit(
     high,
     low,
     tolerance,
-    stiffness,
     totals,
 ):
     """Visit rows once in the given order: dual coordinate descent for one lane.
@@ -348,9 +349,6 @@ def dual_visit(
         Shrinking thresholds: rows at 0 with a gradient above `high` and at U with one below `low` leave the active set.
     tolerance : ndarray of float64, shape (1,)
         Inner tolerance of Newton's method (logistic).
-    stiffness : float
-        1, or what stands for the rows of other partitions in a round of block-diagonal steps: x·x counts so many times,
-        and `w` moves by so many times the row.
     alpha, active, w, totals
         Changed in place; shapes as at the head of this file with one lane, but `w` of shape (d + 1,).
 
@@ -369,10 +367,9 @@ def dual_visit(
         start, stop = indptr[i], indptr[i + 1]
         dot, q = _row_dot(feature, value, w, start, stop)
         t = y * (dot + bias * w[last])
-        q = (q + bias * bias) * stiffness
+        q += bias * bias
         change = _solve_row(i, 0, 1, t, q, c, alpha, active, loss, high[0], low[0], tolerance[0], totals)
         if change != 0.0:
-            change *= stiffness
             _add_row(feature, value, w, start, stop, change * y)
             w[last] += change * y * bias
 
@@ -397,7 +394,6 @@ def dual_visit_lanes(
     high,
     low,
     tolerance,
-    stiffness,
     totals,
     lanes,
     dots,
@@ -432,7 +428,6 @@ def dual_visit_lanes(
         q = bias * bias
         for k in range(start, stop):
             q += np.float64(value[k]) * np.float64(value[k])
-        q *= stiffness
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
@@ -443,7 +438,6 @@ def dual_visit_lanes(
                 i, lane, n_lanes, t, q, c, alpha, active, loss, high[lane], low[lane], tolerance[lane], totals
             )
             if change != 0.0:
-                change *= stiffness
                 live[n_changed] = lane
                 dots[n_changed] = change * y
                 n_changed += 1
@@ -693,7 +687,6 @@ def crammer_singer_visit(
     lane,
     first,
     n_columns,
-    stiffness,
     totals,
     margin,
     target,
@@ -713,8 +706,6 @@ def crammer_singer_visit(
     cost : ndarray of float64, shape (classes, lanes)
     lane, first, n_columns : int
         The lane, its first column, and the columns of all lanes.
-    stiffness : float
-        As for `dual_visit`.
     totals : ndarray, shape (lanes, N_TOTALS)
         Changed in place; the largest violation is ``max_m G_m - min G_m`` over m that may grow.
     margin, target, step : ndarray of float64, shape (classes,)
@@ -755,20 +746,20 @@ def crammer_singer_visit(
                     active[i, first + m] = 0
                 else:
                     n_left += 1
+        if n_left < n_classes:
+            totals[lane, N_SHRUNK] += 1
         if n_left <= 1:
             for m in range(n_classes):
                 active[i, first + m] = 0
             continue
-        if n_left == n_classes:
-            totals[lane, N_ACTIVE] += 1  # of a row with classes taken out the rest is not known to be solved
+        totals[lane, N_ACTIVE] += 1
         if largest - smallest <= _NO_STEP:
             continue
         totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
-        _solve_classes(i, first, n_classes, label, q * stiffness, c, alpha, active, margin, target, step)
+        _solve_classes(i, first, n_classes, label, q, c, alpha, active, margin, target, step)
         _, _, dual_new = _class_terms(i, first, n_classes, label, c, alpha, margin)
         totals[lane, DUAL] += dual_new - dual_old
         for m in range(n_classes):
-            step[m] *= stiffness
             w[last + m] += step[m] * bias
         for k in range(start, stop):
             v = np.float64(value[k])
@@ -866,3 +857,78 @@ def margins(indptr, feature, value, w, out):
             for m in range(n_vectors):
                 out[i, m] += w[j, m] * v
     return ignored
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows as they are stored: norms and scaling
+
+
+@njit(cache=True, inline="always")
+def _row_norm(value, start, stop):
+    """Euclidean norm of ``value[start:stop]``; squares that would leave the range of float64 are avoided."""
+    squares, largest = 0.0, 0.0
+    for k in range(start, stop):
+        v = abs(np.float64(value[k]))
+        squares += v * v
+        largest = max(largest, v)
+    if 1e-280 < squares < 1e300 or largest == 0.0:
+        return math.sqrt(squares)
+    ratios = 0.0
+    for k in range(start, stop):
+        ratio = np.float64(value[k]) / largest
+        ratios += ratio * ratio
+    return largest * math.sqrt(ratios)
+
+
+@njit(cache=True, nogil=True)
+def add_row_norms(indptr, value, sums):
+    """Add rows, one after the other, to what is known of the norms of all.
+
+    Parameters
+    ----------
+    indptr : (rows + 1,) int64
+    value : (entries,) float
+    sums : (4,) float64
+        Least norm above 0, greatest norm, sum of the squared norms, rows of norm 0; changed in place.
+    """
+    for i in range(indptr.size - 1):
+        norm = _row_norm(value, indptr[i], indptr[i + 1])
+        if norm > 0.0:
+            sums[0] = min(sums[0], norm)
+            sums[1] = max(sums[1], norm)
+            sums[2] += norm * norm
+        else:
+            sums[3] += 1.0
+
+
+@njit(cache=True, nogil=True)
+def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
+    """Divide every value by its feature's scale, then every row by its norm.
+
+    Parameters
+    ----------
+    indptr : (rows + 1,) int64
+    feature : (entries,) integer
+    value : (entries,) float
+    scale : (m,) float64
+        Divisors of the features 0 … m - 1; others keep their values.
+    n_features : int
+        Entries of features from here on become 0, and so have no part in the norm.
+    unit_rows : bool
+        Whether rows are divided by their norms; rows of norm 0 stay as they are.
+    out : (entries,) float64
+        Written.
+    """
+    for i in range(indptr.size - 1):
+        start, stop = indptr[i], indptr[i + 1]
+        for k in range(start, stop):
+            j = feature[k]
+            out[k] = np.float64(value[k])
+            if j < 0 or j >= n_features:
+                out[k] = 0.0
+            elif j < scale.size:
+                out[k] /= scale[j]
+        norm = _row_norm(out, start, stop) if unit_rows else 0.0
+        if norm > 0.0:
+            for k in range(start, stop):
+                out[k] /= norm

@@ -201,7 +201,6 @@ class RoundLoop:
         self.directory, self.task, self.listener = directory, task, listener
         self.make_engine = make_engine
         self.local_passes = local_passes or DEFAULT_LOCAL_PASSES
-        self.stiffness = 1.0
         self.stop_requested = stop_requested or (lambda: None)
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before, self.bytes_read = 0.0, 0, 0
@@ -249,14 +248,13 @@ class RoundLoop:
         stepped = time.monotonic()
         record = self._take(order, joint, step)
         self.bytes_read += joint.bytes_read
-        self._commit(order)
         record["seconds"] = {
             "total": _rounded(time.monotonic() - started),
             "workers": {name: _rounded(seconds) for name, seconds in joint.seconds.items()},
             "line_search": _rounded(stepped - worked),
-            "commit": _rounded(time.monotonic() - stepped),
         }
         self.directory.append_log(record)
+        self._commit(order)  # the state remembers how long the log is
 
     def _order(self) -> Order:
         training = self.state.phase(TRAIN).size > 0
@@ -269,7 +267,6 @@ class RoundLoop:
             eta=self.eta,
             read=self.state.read,
             n_passes=self.local_passes if training else 1,
-            stiffness=self.stiffness,
             lanes={name: array.copy() for name, array in self.state.lanes.items()},
         )
 
@@ -391,7 +388,7 @@ class RoundLoop:
         if arrays is None:
             self._begin()
             self._drop_others()
-            self._commit(Order("", "", self.eta, 0, 0, 1.0, {}))
+            self._commit(Order("", "", self.eta, 0, 0, {}))
             return
         try:
             self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")

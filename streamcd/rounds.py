@@ -333,9 +333,13 @@ def newton_step(
             break
         low = np.where(slope < 0.0, eta, low)
         high = np.where(slope < 0.0, high, eta)
-        newton = eta - slope / (squared + found[:, CURVATURE])
+        curvature = np.where(settled, 1.0, squared + found[:, CURVATURE])
+        newton = eta - slope / curvature
         inside = (newton > low) & (newton < high)
-        following = np.where(inside, newton, 0.5 * (low + high))
+        # the slope has no limit at the longest step: what overshoots there comes nearer by a digit at a time
+        following = np.where(
+            inside, newton, np.where(newton >= high, low + 0.9 * (high - low), 0.5 * (low + high))
+        )
         if last:  # the lower end descends for certain
             following = np.where(low > 0.0, low, 1.0 / n_partitions)
         eta = np.where(settled, eta, following)

@@ -91,7 +91,6 @@ class Solver(Protocol):
 
     layout: RowLayout
     state_bytes: int
-    stiffness: float  # 1 but in a partition of several, see `kernels.dual_visit`
 
     def new_state(self) -> State:
         """State before the first read."""
@@ -119,7 +118,6 @@ class DualSolver:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.stiffness = 1.0
         self.loss = problem.loss_code
         n_lanes = problem.n_lanes
         values = (
@@ -179,7 +177,7 @@ class DualSolver:
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         arena, kept = window.arena, state.lanes
         rows = (order, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
-        steering = (kept["high"], kept["low"], kept["inner_tolerance"], self.stiffness, state.totals)
+        steering = (kept["high"], kept["low"], kept["inner_tolerance"], state.totals)
         if self.problem.n_lanes == 1:
             kernels.dual_visit(*rows, self.loss, *steering)
         else:
@@ -204,7 +202,6 @@ class CrammerSingerSolver:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.stiffness = 1.0
         n_classes = problem.classes.size
         self.n_columns = n_classes * problem.n_lanes
         self.layout = RowLayout(alpha_width=self.n_columns, n_flags=self.n_columns)
@@ -243,9 +240,7 @@ class CrammerSingerSolver:
             chosen = shuffled_active_rows(window, np.arange(columns.start, columns.stop), order, key)
             rows = (chosen, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *costs)
             place = (lane, columns.start, self.n_columns)
-            kernels.crammer_singer_visit(
-                *rows, *place, self.stiffness, state.totals, self._margin, self._target, self._step
-            )
+            kernels.crammer_singer_visit(*rows, *place, state.totals, self._margin, self._target, self._step)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Restore what was shrunk where the rest is solved to the shrink tolerance, which is then halved."""

@@ -24,10 +24,13 @@ LAYERS = [
     "console problems svmlight",
     "features checkpoint stream synthetic",
     "model",
+    "rounds",
     "solvers export",
-    "convert predict stopping warmstart",
+    "convert partition predict stopping warmstart",
     "result",
     "loop",
+    "roundloop",
+    "cluster",
     "train",
     "tune",
     "demo",
@@ -35,8 +38,9 @@ LAYERS = [
     "__init__ __main__",
 ]
 
-# `resume` hands a search over to the module that carries searches out, which needs the training of one run.
-UPWARD = {("train", "tune")}
+# `resume` hands a search over to the module that carries searches out, which needs the training of one run; rounds for a
+# dask client are carried out by the one module that knows dask, which is loaded only then.
+UPWARD = {("train", "tune"), ("roundloop", "cluster")}
 # The package's own name and version come from the top.
 VERSION = {"__version__"}
 
@@ -49,6 +53,7 @@ DOORS = {
     "scipy": set(),
     "sklearn": set(),
     "dask": set(),
+    "distributed": {"cluster"},
     "pandas": set(),
 }
 # The versions that a run records are asked of the libraries themselves.
