@@ -267,7 +267,9 @@ class DaskEngine:
 
             live = self._live()
             leaving = [
-                self._on(name, _leave, self.assignment.folder) for name in self._admissions if name in live
+                self._on(name, _leave, self.assignment.folder)
+                for name in self._admissions
+                if name in live and name not in self._refused
             ]
             with self.client.as_current():
                 wait(leaving, timeout=10)

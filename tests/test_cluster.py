@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -202,7 +205,7 @@ def test_changes_add_up_sparse_or_dense(share: float) -> None:
 def test_shards_are_dealt_evenly_and_stay_where_they_are() -> None:
     entries = np.array([50, 10, 40, 30, 20, 50], dtype=np.int64)
     first = assign_shards(entries, ["a", "b"])
-    assert sorted(sum(first.values(), [])) == list(range(6))
+    assert sorted(itertools.chain(*first.values())) == list(range(6))
     assert [int(entries[shards].sum()) for shards in first.values()] == [100, 100]
     assert assign_shards(entries, ["a", "b"], first) == first
     without = assign_shards(entries, ["a", "c"], first)  # b is gone, c has come
@@ -210,7 +213,7 @@ def test_shards_are_dealt_evenly_and_stay_where_they_are() -> None:
     assert without["c"] == first["b"]
     joined = assign_shards(entries, ["a", "b", "d"], first)
     assert joined["d"]
-    assert sorted(sum(joined.values(), [])) == list(range(6))
+    assert sorted(itertools.chain(*joined.values())) == list(range(6))
     assert assign_shards(entries[:1], ["a", "b"]) == {"a": [0]}
 
 
@@ -234,7 +237,7 @@ def test_partitions_reach_the_optimum_of_one(loss: str, classes: Dataset, tmp_pa
     assert split.converged
     assert split.gap <= 1e-3
     assert split.primal_objective == pytest.approx(exact.primal_objective, rel=2e-3)
-    assert all(0 < eta for record in log(tmp_path / "split") for eta in record["eta"] or [])
+    assert all(eta > 0 for record in log(tmp_path / "split") for eta in record["eta"] or [])
 
 
 @pytest.mark.parametrize("loss", BINARY)
@@ -257,7 +260,7 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
     streamcd.train(classes, run, loss=loss, max_passes=40, tol=1e-9, client=Simulation(3))
     records = log(run)
     kept = [r["objective_estimate"] - r["gap_estimate"] for r in records if r["kind"] == "train"]
-    assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in zip(kept, kept[1:], strict=False))
+    assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in itertools.pairwise(kept))
     assert records[-1]["kind"] == "certify"
     assert records[-1]["dual"] == pytest.approx(kept[-1], rel=1e-9)
 
@@ -522,3 +525,107 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
     assert not victims
     assert result.converged
     assert result.primal_objective == pytest.approx(calm.primal_objective, rel=2e-4)
+
+
+class _Commands:
+    """``dask scheduler`` and ``dask worker`` as a user starts them, each a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.processes = folder, []
+        self.scheduler, self.address = self.start_scheduler()
+
+    def start_scheduler(self) -> tuple[subprocess.Popen[bytes], str]:
+        file = self.folder / f"scheduler-{len(self.processes)}.json"
+        process = self._start(
+            "scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", file, "--no-dashboard"
+        )
+        deadline = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return process, json.loads(file.read_text())["address"]
+
+    def start_worker(self, address: str) -> subprocess.Popen[bytes]:
+        return self._start(
+            "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"
+        )
+
+    def _start(self, *arguments: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dask", *map(str, arguments)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        )
+        self.processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[_Commands]:
+    pytest.importorskip("distributed")
+    made = _Commands(tmp_path)
+    yield made
+    made.stop()
+
+
+def _train_command(*arguments: Any) -> subprocess.Popen[str]:
+    root = Path(__file__).resolve().parent.parent
+    return subprocess.Popen(
+        [sys.executable, "-m", "streamcd", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+
+
+def _wait_for_rounds(run: Path, n: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "log.jsonl").exists() and len((run / "log.jsonl").read_text().splitlines()) >= n:
+            return
+        time.sleep(0.05)
+    raise AssertionError(process.communicate(timeout=10))
+
+
+@pytest.mark.slow
+def test_real_scheduler_and_workers_survive_kills_and_a_lost_scheduler_is_an_error_that_resume_heals(
+    commands: _Commands, real_data: Any, tmp_path: Path
+) -> None:
+    data = streamcd.convert(str(real_data("a9a")), tmp_path / "a9a", shard_size="200KB", chunk_size="50KB")
+    calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4)
+    run = tmp_path / "run"
+    workers = [commands.start_worker(commands.address) for _ in range(3)]
+    process = _train_command(
+        "train", data.path, run, "--loss", "log_loss", "--tol", "1e-6", "--scheduler", commands.address
+    )
+    _wait_for_rounds(run, 3, process)
+    workers[0].kill()
+    _wait_for_rounds(run, 8, process)
+    commands.start_worker(commands.address)  # one that comes late
+    _wait_for_rounds(run, 30, process)
+    commands.scheduler.kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert errors.strip().splitlines()[-1].startswith("streamcd: error: the dask scheduler is gone")
+    assert "Traceback" not in errors
+    committed = len(log(run))
+
+    _, address = commands.start_scheduler()
+    for _ in range(2):
+        commands.start_worker(address)
+    process = _train_command("resume", run, "--tol", "1e-4", "--scheduler", address, "--json")
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    result = json.loads(output)
+    assert result["converged"]
+    assert result["primal_objective"] == pytest.approx(calm.primal_objective, rel=2e-4)
+    used = [record["workers"] for record in log(run)]
+    assert used[committed:] == [2] * (len(used) - committed)
+    assert {2, 3} <= set(used[:committed])
