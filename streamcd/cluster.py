@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from .engines import Joint, WorkersLost, join_answers
 from .errors import EnvironmentFailure, StreamcdError, UsageError
 from .partition import Answer, Assignment, Order, Partition, Superseded, open_same
 from .progress import Listener
-from .roundloop import Joint, WorkersLost, join_answers
 from .rounds import Change, add_changes, assign_shards
 
 _POLL_SECONDS = 0.2
@@ -190,7 +190,7 @@ def _leave(folder: str) -> None:
 
 
 class DaskEngine:
-    """Carries rounds out on the workers of a dask client; see `roundloop.Engine`.
+    """Carries rounds out on the workers of a dask client; see `engines.Engine`.
 
     Parameters
     ----------

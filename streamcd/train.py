@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
+from .conditioning import advice
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
 from .memory import format_size, parse_size
+from .model import Model, path_directory, stored_certificate
 from .partition import DASK_BYTES, model_bytes, paired_layout
 from .problems import Problem, make_problem
 from .progress import Listener
@@ -90,7 +92,7 @@ def train(
         How memory is used; follows from `memory` by default.
     client : distributed.Client, optional
         Train on its workers, of which `memory` then bounds each; they must see `dataset` and `run` under these paths.
-        Every round is a checkpoint. `roundloop.Simulation` in its place does the same in this process.
+        Every round is a checkpoint. `engines.Simulation` in its place does the same in this process.
     local_passes : int, optional
         Passes of every worker over its own shards in a round; needs `client`.
     worker_timeout : float, optional
@@ -125,66 +127,6 @@ def train(
     refuse_existing(path, config, force)
     with checkpoint.create_run(path, force=force) as directory:
         directory.write_config(config)
-        return carry_out(directory, config, dataset, listener, stop_requested, client=client)
-
-
-def resume(
-    run: str | Path,
-    *,
-    max_passes: int | None = None,
-    tol: float | None = None,
-    checkpoint_every: float | None = None,
-    client: Any = None,
-    listener: Listener | None = None,
-    stop_requested: StopRequested | None = None,
-) -> Result:
-    """Go on from the last checkpoint of a run, also where it ended without convergence.
-
-    A run that has converged (by its own rule, or by `tol` where that is given) is left alone, and the listener is told.
-
-    Parameters
-    ----------
-    run : path
-    max_passes, tol, checkpoint_every : optional
-        Instead of the run's own.
-    client : distributed.Client, optional
-        Needed where the run was begun on workers; another scheduler and another number of workers will do.
-    listener, stop_requested : optional
-        As in `train`.
-
-    Returns
-    -------
-    Result
-
-    Raises
-    ------
-    CheckpointError
-        Where the run, or the dataset it was made with, is damaged, missing or changed.
-    """
-    listener = listener or Listener()
-    path = Path(run)
-    with checkpoint.open_run(path) as directory:
-        config = checkpoint.read_config(path)
-        _check_workers(path, config, client)
-        dataset = same_dataset(config)
-        old = StopRule(**config["rule"])
-        rule = stop_rule(
-            old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes
-        )
-        config["rule"] = asdict(rule)
-        if checkpoint_every is not None:
-            _check_positive(checkpoint_every=checkpoint_every)
-            config["checkpoint_every"] = float(checkpoint_every)
-        if config["versions"] != versions():
-            listener.warning(
-                "this machine or its libraries differ from those that the run was begun with: "
-                "the optimum is the same by its gap, the last digits may differ"
-            )
-        directory.write_config(config)
-        if "tune" in config:
-            from .tune import carry_out_search
-
-            return carry_out_search(directory, config, dataset, listener, stop_requested)
         return carry_out(directory, config, dataset, listener, stop_requested, client=client)
 
 
@@ -273,7 +215,7 @@ def make_config(
     rounds: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The configuration of a run: everything that decides its bits, and the memory plan."""
-    _check_positive(checkpoint_every=checkpoint_every)
+    check_positive(checkpoint_every=checkpoint_every)
     problem, budget = make_lanes(dataset, options), parse_size(memory)
     n_groups, plan = _group_lanes(dataset, problem, options, budget, plan, on_workers=rounds is not None)
     if rounds is None:
@@ -326,11 +268,12 @@ def round_options(
     if local_passes is not None and local_passes < 1:
         raise UsageError(f"local_passes: expected at least 1, found {local_passes}")
     timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
-    _check_positive(worker_timeout=timeout)
+    check_positive(worker_timeout=timeout)
     return {"local_passes": local_passes, "worker_timeout": timeout}
 
 
-def _check_workers(path: Path, config: Mapping[str, Any], client: Any) -> None:
+def check_workers(path: Path, config: Mapping[str, Any], client: Any) -> None:
+    """Refuse to go on with a run on workers in one process, and the other way round."""
     if client is None and "rounds" in config:
         raise UsageError(
             f"{path} was begun on workers, which keep dual variables in another way: resume it with --scheduler ADDRESS "
@@ -382,7 +325,7 @@ def _group_lanes(
     raise AssertionError("a single lane is always tried")
 
 
-def _check_positive(**numbers: float) -> None:
+def check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not number > 0:
             raise UsageError(f"{name}: expected a number > 0, found {number}")
@@ -533,10 +476,16 @@ def carry_out(
     before = _trained_passes(directory.path, problem, config)
     outcome = train_groups(directory, config, dataset, listener, stop_requested, client=client)
     result = make_result(str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows)
-    if before == outcome.lanes["passes"].tolist() and model_path.exists():
+    models = _planned_models(model_path, problem, result)
+    # a kill may have come after the last checkpoint and before its models: then those on disk are of an older state
+    if any(stored_certificate(path) != certificate for path, _, certificate in models):
+        for path, lanes, certificate in models:
+            _save_model(path, directory.path, config, dataset, problem, lanes, certificate)
+    elif before == outcome.lanes["passes"].tolist():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
-    else:
-        save_models(model_path, directory.path, config, dataset, problem, result)
+    if not result.converged:
+        for line in advice(dataset, max(config["options"]["C"])):
+            listener.warning(line)
     return result
 
 
@@ -593,20 +542,21 @@ class _EndedRun:
 # Models
 
 
-def save_models(
-    model_path: Path, run: Path, config: Mapping[str, Any], dataset: Dataset, problem: Problem, result: Result
-) -> None:
-    """Write the model of every C from the groups' states, block by block; one C alone is the run's model."""
-    from .model import path_directory
-
+def _planned_models(
+    model_path: Path, problem: Problem, result: Result
+) -> list[tuple[Path, range, dict[str, Any]]]:
+    """Directory, lanes and certificate of the model of every C; one C alone is the run's model."""
     per_model = problem.block_lanes
-    values = [problem.lanes[first].C for first in range(0, problem.n_lanes, per_model)]
-    for number, C in enumerate(values):
-        lanes = range(number * per_model, (number + 1) * per_model)
-        path = model_path if len(values) == 1 else path_directory(model_path, C)
-        if len(values) > 1:
-            model_path.mkdir(exist_ok=True)
-        _save_model(path, run, config, dataset, problem, lanes, result)
+    blocks = [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
+    single = len(blocks) == 1
+    return [
+        (
+            model_path if single else path_directory(model_path, problem.lanes[lanes.start].C),
+            lanes,
+            _certificate(result, lanes),
+        )
+        for lanes in blocks
+    ]
 
 
 def _save_model(
@@ -616,10 +566,10 @@ def _save_model(
     dataset: Dataset,
     problem: Problem,
     lanes: range,
-    result: Result,
+    certificate: dict[str, Any],
 ) -> None:
-    from .model import Model
-
+    """Write the model of some lanes from the groups' states, block by block."""
+    path.parent.mkdir(exist_ok=True)
     bias, C = config["options"]["bias"], problem.lanes[lanes.start].C
     factors = problem.cost[:, list(lanes)].max(axis=1) / C
     intercept = np.concatenate(
@@ -641,7 +591,8 @@ def _save_model(
         class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},
         fingerprint=dataset.fingerprint,
         versions=versions(),
-        certificate=_certificate(result, lanes),
+        certificate=certificate,
+        scaling=dataset.read_scaling(),
     ).save(path, rows=_weight_rows(run, config, problem, lanes, last=False))
 
 
@@ -652,6 +603,7 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
         "dual_objective": sum(lane["dual_objective"] for lane in mine),
         "gap": max(lane["gap"] for lane in mine),
         "converged": all(lane["converged"] for lane in mine),
+        "passes": [lane["passes"] for lane in mine],
     }
 
 

@@ -20,9 +20,9 @@ from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd.dataset import Dataset
+from streamcd.engines import SerialEngine, Simulation, WorkersLost
 from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.problems import dual_terms
-from streamcd.roundloop import RoundLoop, SerialEngine, Simulation, WorkersLost
 from streamcd.rounds import (
     DUAL_CHANGE,
     LINEAR,
@@ -268,7 +268,6 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
 @pytest.mark.parametrize("loss", BINARY)
 def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_path: Path) -> None:
     """Windows of two chunks, read from disk in every pass, against all rows in memory: the same optimum."""
-    from streamcd.partition import Partition
     from streamcd.stream import Plan
 
     def small_plan(*_: Any) -> Plan:
@@ -282,7 +281,6 @@ def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_
     resident = streamcd.train(
         data, tmp_path / "resident", loss=loss, max_passes=3000, local_passes=2, client=Simulation(2)
     )
-    assert Partition
     assert streamed.converged
     assert streamed.primal_objective == pytest.approx(resident.primal_objective, rel=2e-3)
     assert streamed.bytes_read > 5 * resident.bytes_read
@@ -392,7 +390,6 @@ def test_what_does_not_go_with_workers_is_refused(data: Dataset, tmp_path: Path)
     streamcd.train(data, tmp_path / "alone")
     with pytest.raises(UsageError, match=r"begun in one process.*--start-from"):
         streamcd.resume(tmp_path / "alone", client=Simulation(2))
-    assert RoundLoop
 
 
 # ---------------------------------------------------------------------------------------------------------------------

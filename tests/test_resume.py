@@ -24,8 +24,9 @@ from small_datasets import label_sorted, multiclass, random_rows, windows_of, wr
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.model import load_model
+from streamcd.resume import resume
 from streamcd.solvers import SOLVERS
-from streamcd.train import resume, train
+from streamcd.train import train
 
 LOSSES = [loss for loss, method in SOLVERS if method == "dual"]
 
@@ -133,6 +134,8 @@ def test_death_at_any_operation_on_files_leaves_the_bits_alone(
     for at in sorted({*range(1 + every // 2, n_operations + 1, every), *last}):
         run = tmp_path / f"run{at}"
         assert doomed("train", {"at": at, **die}, run=run, **arguments)["ended"] == "killed"
+        if at > n_operations / 2:  # the work of the first half is safe
+            assert (run / "state.npz").exists()
         if (run / "config.json").exists():
             resume(run)
         else:  # nothing was begun that could be resumed, and a new training may begin
@@ -213,7 +216,11 @@ def test_a_finished_run_is_left_alone(dataset: Dataset, tmp_path: Path, loss: st
     again = resume(run)
     assert tree(run) == before
     for key, value in result.to_json().items():
-        if key not in ("seconds", "peak_memory_bytes"):
+        if key not in (
+            "seconds",
+            "bytes_read",
+            "peak_memory_bytes",
+        ):  # the reader may be ahead when a run ends
             assert again.to_json()[key] == value, key
 
 
