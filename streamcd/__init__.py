@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .boxqp import BoxQPResult as BoxQPResult
+    from .boxqp import solve_box_qp as solve_box_qp
     from .convert import convert as convert
     from .dataset import Dataset as Dataset
     from .dataset import open_dataset as open  # noqa: F401
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
     from .resume import resume as resume
     from .train import Result as Result
     from .train import train as train
+    from .transpose import make_columns as make_columns
     from .tune import tune as tune
 
 __version__ = "0.1.0"
 
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
 _PUBLIC = {
+    "BoxQPResult": ("boxqp", "BoxQPResult"),
     "Dataset": ("dataset", "Dataset"),
     "Listener": ("progress", "Listener"),
     "Model": ("model", "Model"),
@@ -34,9 +38,11 @@ _PUBLIC = {
     "convert": ("convert", "convert"),
     "evaluate": ("predict", "evaluate"),
     "load_model": ("model", "load_model"),
+    "make_columns": ("transpose", "make_columns"),
     "open": ("dataset", "open_dataset"),
     "predict": ("predict", "predict"),
     "resume": ("resume", "resume"),
+    "solve_box_qp": ("boxqp", "solve_box_qp"),
     "train": ("train", "train"),
     "tune": ("tune", "tune"),
 }

@@ -24,6 +24,7 @@ from .options import (
     checked_training_options,
     checked_workers,
     cost_option,
+    free_bias_option,
     json_option,
     memory_option,
     quiet_option,
@@ -198,6 +199,9 @@ def cli() -> None:
     metavar="SIZE",
     help="Decoded size of a row group, the unit of reading.",
 )
+@click.option(
+    "--columns", is_flag=True, help="Make the column layout as well, for --method primal and online."
+)
 @click.option("--force", is_flag=True, help="Replace an existing dataset.")
 @quiet_option
 @json_option
@@ -206,6 +210,7 @@ def convert(
     dataset: str,
     source_format: str,
     no_shuffle: bool,
+    columns: bool,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -224,11 +229,62 @@ def convert(
 
     with console.Console(quiet) as listener:
         made = convert_text(list(sources), dataset, shuffle=not no_shuffle, listener=listener, **options)
+        if columns:
+            from .transpose import make_columns
+
+            sizes = {name: options[name] for name in ("memory", "chunk_size", "shard_size", "workers")}
+            make_columns(made, listener=listener, **sizes)
         result = _described(made)
     if as_json:
         console.print_json(result)
     else:
         console.print_table(f"dataset {dataset}", _dataset_rows(result))
+
+
+@cli.command()
+@click.argument("dataset")
+@memory_option
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes that make it.")
+@click.option(
+    "--shard-size",
+    default="256MB",
+    show_default=True,
+    metavar="SIZE",
+    help="Decoded size of a Parquet file of the layout.",
+)
+@click.option(
+    "--chunk-size", default="1MB", show_default=True, metavar="SIZE", help="Decoded size of a row group."
+)
+@click.option("--force", is_flag=True, help="Replace an existing column layout.")
+@quiet_option
+@json_option
+def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Make the column layout of a dataset: its entries once more, sorted by feature, for --method primal and online.
+
+    It needs as much disk again, and twice that while it is made. Interrupted, it goes on where it stopped.
+
+    \b
+    Example:
+      streamcd columns data --memory 2GB
+    """
+    from .transpose import make_columns
+
+    with console.Console(quiet) as listener:
+        made = make_columns(dataset, listener=listener, **options)
+    result = made.info()
+    if as_json:
+        console.print_json(result)
+    else:
+        rows = [
+            ("features", f"{result['n_features']:,} that occur"),
+            ("entries", f"{result['n_entries']:,}"),
+            (
+                "on disk",
+                f"{format_size(result['bytes'])} in {result['n_shards']:,} shards, {result['n_chunks']:,} chunks",
+            ),
+            ("fingerprint", result["fingerprint"]),
+        ]
+        console.print_table(f"column layout of {dataset}", rows)
 
 
 @cli.command()
@@ -251,9 +307,19 @@ def info(dataset: str, as_json: bool) -> None:
 
 
 def _described(dataset: Dataset) -> dict[str, Any]:
+    from .advice import advise_method
+    from .columns import has_columns
     from .conditioning import advice, feature_rms
 
-    return {**dataset.info(), "feature_rms": feature_rms(dataset), "advice": advice(dataset)}
+    method, reason = advise_method(dataset, "squared_hinge", 1.0)
+    return {
+        **dataset.info(),
+        "feature_rms": feature_rms(dataset),
+        "advice": advice(dataset),
+        "columns": has_columns(dataset),
+        "method": method,
+        "method_because": reason,
+    }
 
 
 def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
@@ -275,6 +341,8 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
         *_scaling_rows(info),
         ("fingerprint", info["fingerprint"]),
+        ("column layout", "yes" if info["columns"] else "no"),
+        ("method", f"{info['method']} for squared_hinge, C = 1: {info['method_because']}"),
     ]
 
 
@@ -310,12 +378,13 @@ def verify(dataset: str, quiet: bool, as_json: bool) -> None:
     Example:
       streamcd verify data
     """
+    from .columns import verify as verify_layouts
     from .dataset import open_dataset
 
     with console.Console(quiet) as listener:
         try:
             # files that are missing are problems to list, not a reason to stop
-            problems = open_dataset(dataset, check_files=False).verify(listener)
+            problems = verify_layouts(open_dataset(dataset, check_files=False), listener)
         except DatasetError as error:
             if not os.path.exists(dataset):
                 raise
@@ -351,6 +420,7 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
 @click.argument("dataset")
 @click.argument("run")
 @training_options
+@free_bias_option
 @click.option(
     "-C",
     "--C",

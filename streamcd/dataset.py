@@ -166,6 +166,21 @@ class Dataset:
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
     @property
+    def n_items(self) -> int:
+        """Of the row layout the rows (see `stream.Table`)."""
+        return self.n_rows
+
+    @property
+    def item_start(self) -> np.ndarray:
+        """As `row_start`."""
+        return self.row_start
+
+    @property
+    def unit_start(self) -> None:
+        """Every chunk travels by itself."""
+        return None
+
+    @property
     def entry_bytes(self) -> int:
         """Decoded bytes of one entry."""
         return self.index_dtype.itemsize + self.value_dtype.itemsize
@@ -233,13 +248,23 @@ class Dataset:
         """Where a chunk is, for messages: the file and the number of the chunk in it."""
         return f"{self.path / self._name('entries', chunk)}, chunk {int(self.chunk_group[chunk])}"
 
-    def read_features(self) -> Iterator[dict[str, np.ndarray]]:
-        """Statistics of the features that occur, ascending, in pieces: columns of ``features.parquet``."""
+    def read_features(
+        self, columns: Sequence[str] | None = None, *, first_group: int = 0
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Statistics of the features that occur, ascending, in pieces: columns of ``features.parquet``.
+
+        Parameters
+        ----------
+        columns : sequence of str, optional
+            All by default.
+        first_group : int
+            The piece to begin with.
+        """
         path = self.path / "features.parquet"
         with reading(path):
             reader = pq.ParquetFile(path, page_checksum_verification=True)
-            for group in range(reader.num_row_groups):
-                table = reader.read_row_group(group, use_threads=False)
+            for group in range(first_group, reader.num_row_groups):
+                table = reader.read_row_group(group, columns=columns, use_threads=False)
                 yield {name: column_values(table.column(name)) for name in table.column_names}
 
     @property

@@ -16,6 +16,7 @@ alpha : (rows, lanes) float64  dual variables; for the logistic loss (rows, 2 la
 active : (rows, flags) uint8   0 where shrinking took the row out of the lane, or the class out of the row's problem
 w : (d + 1, lanes) float64     weights; the last row belongs to the bias and stays 0 where there is none
 sign, cost : (classes, lanes)  y and C of a row of that class in that lane; cost 0 leaves the class out
+omega : (lanes,) float64       over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent
 totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named below
 """
 
@@ -29,7 +30,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER = 0, 1, 2, 3
+HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
+
+_SQUARE = 6
+"""Loss ½ t² of the rows that a twin plane hugs, those with ``y = -1`` (`_loss_of_row`)."""
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
@@ -121,6 +125,32 @@ def active_rows(row_start, row_stop, active, lanes, order):
     return n
 
 
+@njit(cache=True, nogil=True)
+def draw(candidates, key, order):
+    """Fill `order` with independent uniform draws from `candidates`, with replacement, as a function of `key` alone."""
+    state = np.uint64(key)
+    for i in range(order.size):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        # high bits times range: unbiased up to size / 2**32
+        place = ((_mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
+        order[i] = candidates[np.int64(place)]
+
+
+@njit(cache=True, nogil=True)
+def add_entry_hashes(row, feature, value_bits, sums):
+    """Add two independent 64-bit hashes of every entry (row, feature, bits of the value) to `sums` (2,) uint64, modulo 2^64.
+
+    The sums are those of a set of entries, whatever their order.
+    """
+    first, second = sums[0], sums[1]
+    for k in range(row.size):
+        place = _mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
+        entry = _mix(place) ^ np.uint64(value_bits[k])
+        first += _mix(entry)
+        second += _mix(entry * np.uint64(0xD6E8FEB86659FD93) + _mix(place + np.uint64(0x632BE59BD9B4E019)))
+    sums[0], sums[1] = first, second
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One row against one lane of weights
 
@@ -175,17 +205,32 @@ def _fetch_ahead(order, p, indptr, feature, value, w, n_columns):
 
 
 @njit(cache=True, inline="always")
+def _loss_of_row(loss, y):
+    """The loss of one row: a twin plane hugs the rows with y = -1, and keeps the others at a distance."""
+    if loss == TWIN_HINGE:
+        return _SQUARE if y < 0.0 else HINGE
+    if loss == TWIN_SQUARED_HINGE:
+        return _SQUARE if y < 0.0 else SQUARED_HINGE
+    return loss
+
+
+@njit(cache=True, inline="always")
 def _svc_diagonal(loss, cost):
-    """D_ii and U_i of hinge and squared hinge."""
+    """D_ii and U_i of hinge, squared hinge and square (whose lower bound is -U_i)."""
     if loss == SQUARED_HINGE:
         return 0.5 / cost, np.inf
+    if loss == _SQUARE:
+        return 1.0 / cost, np.inf
     return 0.0, cost
 
 
 @njit(cache=True, inline="always")
 def _svc_terms(loss, t, cost, alpha):
-    """Row's terms of gap, primal loss and dual objective: phi, C xi(t), alpha - D alpha²/2."""
+    """Row's terms of gap, primal loss and dual objective: phi, C xi(t), alpha - D alpha²/2 (of a square: - D alpha²/2)."""
     diagonal, _ = _svc_diagonal(loss, cost)
+    if loss == _SQUARE:
+        primal = 0.5 * cost * t * t
+        return 0.5 * cost * (t + diagonal * alpha) ** 2, primal, -0.5 * diagonal * alpha * alpha
     slack = max(1.0 - t, 0.0)
     primal = cost * slack * slack if loss == SQUARED_HINGE else cost * slack
     quadratic = 0.5 * diagonal * alpha * alpha
@@ -196,6 +241,8 @@ def _svc_terms(loss, t, cost, alpha):
 def _svc_projected_gradient(loss, t, cost, alpha):
     """G, and G projected: 0 where the bound at which alpha stands keeps it from moving."""
     diagonal, upper = _svc_diagonal(loss, cost)
+    if loss == _SQUARE:
+        return t + diagonal * alpha, t + diagonal * alpha
     gradient = t - 1.0 + diagonal * alpha
     if alpha <= 0.0:
         return gradient, min(gradient, 0.0)
@@ -205,13 +252,14 @@ def _svc_projected_gradient(loss, t, cost, alpha):
 
 
 @njit(cache=True, inline="always")
-def _svc_step(loss, gradient, q, cost, alpha):
-    """The minimiser of the dual over this one variable."""
+def _svc_step(loss, gradient, q, cost, alpha, omega):
+    """Omega times the way to the minimiser of the dual over this one variable, as far as its bounds allow."""
     diagonal, upper = _svc_diagonal(loss, cost)
     curvature = q + diagonal
     if curvature <= 0.0:  # an empty row under hinge: the dual falls all the way to the bound
         return upper
-    return min(max(alpha - gradient / curvature, 0.0), upper)
+    lower = -np.inf if loss == _SQUARE else 0.0
+    return min(max(alpha - omega * gradient / curvature, lower), upper)
 
 
 @njit(cache=True, inline="always")
@@ -277,7 +325,7 @@ def _row_cost(i, lane, code, weight, fold, cost, lane_fold):
 
 
 @njit(cache=True, inline="always")
-def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolerance, totals):
+def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolerance, omega, totals):
     """Minimise the dual over the row's variable in one lane; returns the change of alpha.
 
     `alpha`, `active` and the lane's row of `totals` are changed in place. The row leaves the active set where it stands at
@@ -308,7 +356,7 @@ def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolera
         totals[lane, N_STEPS] += steps
         _, _, dual_new = _log_terms(t, c, new, new_rest)
     else:
-        new = _svc_step(loss, gradient, q, c, old)
+        new = _svc_step(loss, gradient, q, c, old, omega)
         change = new - old
         _, _, dual_new = _svc_terms(loss, t, c, new)
     alpha[i, lane] = new
@@ -336,12 +384,15 @@ def dual_visit(
     high,
     low,
     tolerance,
+    omega,
     totals,
 ):
     """Visit rows once in the given order: dual coordinate descent for one lane.
 
     Problem: ``min f(a) = ½ aᵀ(Q + D)a - Σ a`` over ``0 <= a_i <= U_i`` (hinge, squared hinge), or
     ``½ aᵀQa + Σ a log a + (C - a) log(C - a)`` (logistic), ``Q_ij = y_i y_j x_i·x_j``, with ``w = Σ y_i a_i x_i`` kept.
+    Of a twin plane, rows with y = 1 are of hinge or squared hinge, and those with y = -1 have the term ``½ a_i²/C_i`` and no
+    bounds: their primal loss is ``½ C_i (w·x_i)²``.
 
     Parameters
     ----------
@@ -349,6 +400,8 @@ def dual_visit(
         Shrinking thresholds: rows at 0 with a gradient above `high` and at U with one below `low` leave the active set.
     tolerance : ndarray of float64, shape (1,)
         Inner tolerance of Newton's method (logistic).
+    omega : ndarray of float64, shape (1,)
+        Over-relaxation; no part of the logistic loss's step, which is not closed.
     alpha, active, w, totals
         Changed in place; shapes as at the head of this file with one lane, but `w` of shape (d + 1,).
 
@@ -368,7 +421,10 @@ def dual_visit(
         dot, q = _row_dot(feature, value, w, start, stop)
         t = y * (dot + bias * w[last])
         q += bias * bias
-        change = _solve_row(i, 0, 1, t, q, c, alpha, active, loss, high[0], low[0], tolerance[0], totals)
+        kind = _loss_of_row(loss, y)
+        change = _solve_row(
+            i, 0, 1, t, q, c, alpha, active, kind, high[0], low[0], tolerance[0], omega[0], totals
+        )
         if change != 0.0:
             _add_row(feature, value, w, start, stop, change * y)
             w[last] += change * y * bias
@@ -394,6 +450,7 @@ def dual_visit_lanes(
     high,
     low,
     tolerance,
+    omega,
     totals,
     lanes,
     dots,
@@ -405,7 +462,7 @@ def dual_visit_lanes(
     ----------
     w : ndarray of float64, shape ((d + 1) * n_lanes,)
         Row-major: the weights of a feature in all lanes are neighbours.
-    high, low, tolerance : ndarray of float64, shape (n_lanes,)
+    high, low, tolerance, omega : ndarray of float64, shape (n_lanes,)
     lanes : ndarray of int64
         The lanes to train.
     dots : ndarray of float64, shape (n_lanes,); live : ndarray of int64, shape (n_lanes,)
@@ -435,7 +492,20 @@ def dual_visit_lanes(
             c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
             t = y * (dots[lane] + bias * w[last + lane])
             change = _solve_row(
-                i, lane, n_lanes, t, q, c, alpha, active, loss, high[lane], low[lane], tolerance[lane], totals
+                i,
+                lane,
+                n_lanes,
+                t,
+                q,
+                c,
+                alpha,
+                active,
+                _loss_of_row(loss, y),
+                high[lane],
+                low[lane],
+                tolerance[lane],
+                omega[lane],
+                totals,
             )
             if change != 0.0:
                 live[n_changed] = lane
@@ -534,7 +604,8 @@ def dual_certify(
         y = sign[code[i], 0]
         start, stop = indptr[i], indptr[i + 1]
         dot, _ = _row_dot(feature, value, w, start, stop)
-        a = _certify_row(i, 0, 1, y * (dot + bias * w[last]), c, alpha, loss, totals)
+        t = y * (dot + bias * w[last])
+        a = _certify_row(i, 0, 1, t, c, alpha, _loss_of_row(loss, y), totals)
         if a != 0.0:
             _add_row(feature, value, w_alpha, start, stop, a * y)
             w_alpha[last] += a * y * bias
@@ -580,15 +651,207 @@ def dual_certify_lanes(
             lane = live[position]
             y = sign[code[i], lane]
             c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
-            a = _certify_row(
-                i, lane, n_lanes, y * (dots[lane] + bias * w[last + lane]), c, alpha, loss, totals
-            )
+            t = y * (dots[lane] + bias * w[last + lane])
+            a = _certify_row(i, lane, n_lanes, t, c, alpha, _loss_of_row(loss, y), totals)
             if a != 0.0:
                 live[n_changed] = lane
                 dots[n_changed] = a * y
                 n_changed += 1
                 w_alpha[last + lane] += a * y * bias
         _add_row_lanes(feature, value, w_alpha, n_lanes, start, stop, live, dots, n_changed)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Twin planes with an inverse: a_i of the rows with y = 1 alone, those of y = -1 being eliminated
+
+
+@njit(cache=True, nogil=True)
+def gram_visit(
+    order, indptr, feature, value, code, weight, fold, bias, sign, cost, lane_fold, lanes, part, n_parts, gram
+):
+    """Add ``C_i x_i x_iᵀ`` of the rows with y = -1 to each lane's matrix; only its rows ``part, part + n_parts, …``.
+
+    Parameters
+    ----------
+    gram : ndarray of float64, shape (lanes, d + 1, d + 1)
+        Changed in place. Whatever `n_parts`, every number is summed up in the same order.
+    """
+    last = gram.shape[1] - 1
+    for p in range(order.size):
+        i = order[p]
+        start, stop = indptr[i], indptr[i + 1]
+        for lane in lanes:
+            c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
+            if c <= 0.0 or sign[code[i], lane] > 0.0:
+                continue
+            matrix = gram[lane]
+            for k in range(start, stop + 1):
+                row = last if k == stop else np.int64(feature[k])
+                if row % n_parts != part:
+                    continue
+                factor = c * bias if k == stop else c * np.float64(value[k])
+                if factor == 0.0:
+                    continue
+                for m in range(start, stop):
+                    matrix[row, feature[m]] += factor * np.float64(value[m])
+                matrix[row, last] += factor * bias
+
+
+@njit(cache=True, nogil=True)
+def mirror(matrix):
+    """Copy the lower triangle of a square matrix to the upper one, in place, in blocks that stay in the cache."""
+    n = matrix.shape[0]
+    for block in range(0, n, 64):
+        for other in range(0, block + 64, 64):
+            for i in range(block, min(block + 64, n)):
+                for j in range(other, min(other + 64, i)):
+                    matrix[j, i] = matrix[i, j]
+
+
+@njit(cache=True, nogil=True)
+def twin_sor_visit(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    active,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    high,
+    low,
+    omega,
+    totals,
+    lanes,
+    inverse,
+    column,
+):
+    """Visit rows once in the given order: SOR on the dual of a twin plane from which the rows with y = -1 are eliminated.
+
+    Problem: ``min ½ aᵀBH⁻¹Bᵀa + ½ aᵀDa - Σ a`` over ``0 <= a_i <= U_i``, B the rows with y = 1,
+    ``H = I + Σ C_i x_i x_iᵀ`` over those with y = -1, with ``w = H⁻¹Bᵀa`` kept.
+
+    Parameters
+    ----------
+    w : ndarray of float64, shape ((d + 1) * n_lanes,)
+        Changed in place.
+    inverse : ndarray of float64, shape (lanes, d + 1, d + 1)
+    column : ndarray of float64, shape (d + 1,)
+        Scratch.
+    totals
+        Changed in place; DUAL gets the change of the whole dual objective, the quadratic term included.
+
+    Notes
+    -----
+    Cost: the entries of each row, and (d + 1) times as many for each that moves.
+    """
+    n_lanes = totals.shape[0]
+    last = column.size - 1
+    for p in range(order.size):
+        i = order[p]
+        start, stop = indptr[i], indptr[i + 1]
+        for lane in lanes:
+            c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
+            if c <= 0.0 or sign[code[i], lane] < 0.0 or not active[i, lane]:
+                continue
+            kind = _loss_of_row(loss, 1.0)
+            t = bias * w[last * n_lanes + lane]
+            for k in range(start, stop):
+                t += w[feature[k] * n_lanes + lane] * np.float64(value[k])
+            q = 0.0
+            if abs(_svc_projected_gradient(kind, t, c, alpha[i, lane])[1]) > _NO_STEP:
+                matrix = inverse[lane]
+                for j in range(last + 1):
+                    column[j] = bias * matrix[last, j]
+                for k in range(start, stop):
+                    v = np.float64(value[k])
+                    row = matrix[feature[k]]
+                    for j in range(last + 1):
+                        column[j] += v * row[j]
+                q = bias * column[last]
+                for k in range(start, stop):
+                    q += np.float64(value[k]) * column[feature[k]]
+            change = _solve_row(
+                i,
+                lane,
+                n_lanes,
+                t,
+                q,
+                c,
+                alpha,
+                active,
+                kind,
+                high[lane],
+                low[lane],
+                0.0,
+                omega[lane],
+                totals,
+            )
+            if change != 0.0:
+                totals[lane, DUAL] -= change * t + 0.5 * change * change * q
+                for j in range(last + 1):
+                    w[j * n_lanes + lane] += change * column[j]
+
+
+@njit(cache=True, nogil=True)
+def twin_sor_certify(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    w_alpha,
+    totals,
+    lanes,
+    pulled,
+):
+    """As `dual_certify_lanes`, with ``a_i = C_i w·x_i`` for the rows with y = -1, which no visit changes.
+
+    That is a feasible point of the dual of `dual_visit`, so the certificate is of the same kind, and knows of no inverse.
+    ``Σ a_i x_i`` of the rows with y = 1 is added to `pulled`, shape (d + 1, lanes).
+    """
+    n_lanes = totals.shape[0]
+    last = pulled.shape[0] - 1
+    for p in range(order.size):
+        i = order[p]
+        start, stop = indptr[i], indptr[i + 1]
+        for lane in lanes:
+            c = _row_cost(i, lane, code, weight, fold, cost, lane_fold)
+            if c <= 0.0:
+                continue
+            y = sign[code[i], lane]
+            t = bias * w[last * n_lanes + lane]
+            for k in range(start, stop):
+                t += w[feature[k] * n_lanes + lane] * np.float64(value[k])
+            t *= y
+            if y < 0.0:
+                alpha[i, lane] = -c * t
+            a = _certify_row(i, lane, n_lanes, t, c, alpha, _loss_of_row(loss, y), totals)
+            if a == 0.0:
+                continue
+            for k in range(start, stop):
+                w_alpha[feature[k] * n_lanes + lane] += a * y * np.float64(value[k])
+            w_alpha[last * n_lanes + lane] += a * y * bias
+            if y > 0.0:
+                for k in range(start, stop):
+                    pulled[feature[k], lane] += a * np.float64(value[k])
+                pulled[last, lane] += a * bias
 
 
 # ---------------------------------------------------------------------------------------------------------------------

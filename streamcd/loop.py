@@ -84,8 +84,12 @@ class Loop:
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         layout, dataset = task.solver.layout, task.dataset
+        n_chunks = dataset.n_chunks if layout.state_bytes else 0  # no slots where nothing is kept by chunk
         self.slots = checkpoint.SlotStore(
-            directory.path / "dual", dataset.chunk_part, np.diff(dataset.row_start), layout.state_bytes
+            directory.path / "dual",
+            dataset.chunk_part[:n_chunks],
+            np.diff(dataset.row_start)[:n_chunks],
+            layout.state_bytes,
         )
         self.rows = _RowStates(self.slots, task.solver, dataset, task.plan.resident)
         self.stream: Stream | None = None
@@ -101,7 +105,7 @@ class Loop:
                 folds = task.problem.n_folds
                 with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
                     self.stream = stream
-                    self.order = np.empty(self._largest_window_rows(), dtype=np.int64)
+                    self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
                     while self._open_lanes():
                         self._read(stream)
                     self._checkpoint()
@@ -155,7 +159,7 @@ class Loop:
                 f"{self.task.dataset.path}: the sums over its rows are not finite: values too large for these weights, or "
                 "not finite; 'streamcd verify' finds the latter, 'convert --scale maxabs' mends the former"
             )
-        judge(state, self.task.rule)
+        judge(state, self.task.rule, self.task.solver)
         self.task.solver.end_read(state, trained)
         reopen(state, self.task.rule)
         state.totals[:] = new_totals(self.task.problem.n_lanes)
@@ -215,11 +219,6 @@ class Loop:
         start.fill_weights(state.w)
         state.lanes["phase"][:] = TRAIN
 
-    def _largest_window_rows(self) -> int:
-        if self.task.plan.resident:
-            return self.task.dataset.n_rows
-        return max(self.task.plan.window_rows, int(np.diff(self.task.dataset.row_start).max(initial=1)))
-
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def _seconds(self) -> float:
@@ -250,23 +249,23 @@ class Loop:
         return {
             "read": self.state.read,
             "kind": "certify" if certifying_only else "train",
-            **lane_figures(self.state),
+            **lane_figures(self.state, self.task.problem.scale),
             "bytes_read": bytes_read,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }
 
 
-def lane_figures(state: State) -> dict[str, Any]:
-    """What a line of the log says of all lanes together."""
+def lane_figures(state: State, scale: float) -> dict[str, Any]:
+    """What a line of the log says of all lanes together; `scale` is the problem's."""
     lanes = state.lanes
     return {
         "passes": int(lanes["passes"].max()),
         "open_lanes": int((lanes["phase"] != DONE).sum()),
-        "objective_estimate": _finite(lanes["estimated_primal"].sum()),
-        "gap_estimate": _finite(lanes["estimate"].sum()),
-        "primal": _finite(lanes["primal"].sum()),
-        "dual": _finite(lanes["dual"].sum()),
-        "gap": _finite(lanes["gap"].sum()),
+        "objective_estimate": _finite(scale * lanes["estimated_primal"].sum()),
+        "gap_estimate": _finite(scale * lanes["estimate"].sum()),
+        "primal": _finite(scale * lanes["primal"].sum()),
+        "dual": _finite(scale * lanes["dual"].sum()),
+        "gap": _finite(scale * lanes["gap"].sum()),
         "violation": _finite(lanes["seen_violation"].max()),
         "active_rows": int(lanes["n_active"].sum()),
     }
@@ -295,12 +294,13 @@ class _RowStates:
     def __init__(self, slots: checkpoint.SlotStore, solver: Solver, dataset: Dataset, resident: bool) -> None:
         self._slots, self._solver = slots, solver
         self._resident = resident
+        self._is_empty = solver.layout.state_bytes == 0
         self._present = np.zeros(dataset.n_chunks, dtype=bool)
         self._changed: dict[int, list[np.ndarray]] = {}
 
     def load(self, window: Window, state: State) -> None:
         arena = window.arena
-        for chunk, start, stop in window.pieces():
+        for chunk, start, stop in () if self._is_empty else window.pieces():
             if not self._present[chunk]:
                 if not self._slots.load(chunk, [arena.alpha[start:stop], arena.active[start:stop]]):
                     self._solver.new_rows(arena, start, stop)
@@ -309,7 +309,7 @@ class _RowStates:
 
     def save(self, window: Window) -> None:
         arena = window.arena
-        for chunk, start, stop in window.pieces():
+        for chunk, start, stop in () if self._is_empty else window.pieces():
             arrays: list[np.ndarray] = [arena.alpha[start:stop], arena.active[start:stop]]
             if self._resident:
                 self._changed[chunk] = arrays

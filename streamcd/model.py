@@ -2,7 +2,8 @@
 
 A model decides by ``h(x) = x W + intercept``, one column of ``W`` per vector (lane). A code matrix ``M`` (classes × vectors,
 entries −1, 0, +1) says what the vectors tell apart: of two classes there is one vector, positive for the larger class; of
-several, the class with the largest ``h(x)·M_r`` is predicted.
+several, the class with the largest ``h(x)·M_r`` is predicted. A twin model has a plane per class, and predicts the class
+whose plane is nearest: the smallest ``|h_r(x)| / ‖w_r‖``, the norm without the bias's entry.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -51,7 +53,7 @@ class Model:
         Labels, ascending.
     code : ndarray of int8, shape (n_classes, n_vectors)
         Entries −1, 0, +1; ``[[-1], [1]]`` for two classes, the identity for Crammer–Singer.
-    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer"}
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
     C : float or None
         None where it is not known (LIBLINEAR's text does not hold it).
     method : str
@@ -63,12 +65,16 @@ class Model:
     label_kind : {"integer", "decimal"}
     class_weight : dict of float to float
         Factors on the cost of a label's rows.
+    ridge, slack : float, str
+        Of twin planes (see `problems`).
     tie_order : ndarray of int64, shape (n_classes,)
         Classes (as places in `classes`) in the order of preference where decisions are equal: an empty row, say.
     fingerprint : str
         Of the dataset trained on; empty where there was none.
     versions, certificate : dict
         Of libraries; gap and objectives at the end of training. Carried along, not interpreted.
+    free_bias : bool
+        Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling
         What was done to the values that the model was trained on, and has to be done to those it decides about.
     """
@@ -84,10 +90,13 @@ class Model:
     index_base: int = 1
     label_kind: str = "integer"
     class_weight: dict[float, float] = field(default_factory=dict)
+    ridge: float = 1.0
+    slack: str = "hinge"
     tie_order: np.ndarray | None = None
     fingerprint: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     certificate: dict[str, Any] = field(default_factory=dict)
+    free_bias: bool = False
     scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
@@ -137,7 +146,9 @@ class Model:
 
     def squared_norm(self) -> np.ndarray:
         """``‖w‖²`` of every vector, the constant feature's weight included; shape (n_vectors,)."""
-        return np.einsum("ij,ij->j", self.weights, self.weights) + self.bias_weight**2
+        return np.einsum("ij,ij->j", self.weights, self.weights) + (
+            0.0 if self.free_bias else self.bias_weight**2
+        )
 
     def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
         """``h(x)`` of a block of sparse rows.
@@ -162,7 +173,12 @@ class Model:
         return out, n_ignored
 
     def scores(self, decisions: np.ndarray) -> np.ndarray:
-        """``h(x)·M_r`` of every class ``r``, up to a constant that is the same for all; shape (rows, n_classes)."""
+        """``h(x)·M_r`` of every class ``r``, up to a constant that is the same for all; shape (rows, n_classes).
+
+        Of twin planes, minus the distance to each class's plane.
+        """
+        if self.loss == "twin":
+            return -plane_distances(decisions, self._plane_norms)
         return decisions @ self._score_code()
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
@@ -176,6 +192,10 @@ class Model:
     def labels(self, decisions: np.ndarray) -> np.ndarray:
         """The predicted labels, float64; shape (rows,)."""
         return self.classes[self.places(decisions)]
+
+    @cached_property
+    def _plane_norms(self) -> np.ndarray:
+        return np.sqrt(np.einsum("ij,ij->j", self.weights, self.weights))
 
     @property
     def has_probabilities(self) -> bool:
@@ -286,11 +306,13 @@ class Model:
             "C": self.C,
             "n_features": self.n_features,
             "bias": self.bias,
+            "free_bias": self.free_bias,
             "intercept": self.intercept.tolist(),
             "classes": self.classes.tolist(),
             "label_kind": self.label_kind,
             "code": self.code.tolist(),
             "tie_order": self.tie_order.tolist(),
+            **({"ridge": self.ridge, "slack": self.slack} if self.loss == "twin" else {}),
             "class_weight": {self.label_text(label): weight for label, weight in self.class_weight.items()},
             "index_base": self.index_base,
             "fingerprint": self.fingerprint,
@@ -310,6 +332,12 @@ class Model:
 
     def _one_vector_per_class(self) -> bool:
         return self.n_classes == self.n_vectors and np.array_equal(self._score_code(), np.eye(self.n_classes))
+
+
+def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """``|h_k| / ‖w_k‖`` of rows and planes; a plane with ``‖w‖ = 0`` is infinitely far."""
+    distances = np.full(h.shape, np.inf)
+    return np.divide(np.abs(h), norms, out=distances, where=norms > 0)
 
 
 def path_directory(model_path: Path, C: float) -> Path:
@@ -456,6 +484,9 @@ def _model_from(description: dict[str, Any], weights: np.ndarray, scaling: Scali
         C=description["C"],
         method=description["method"],
         bias=description["bias"],
+        ridge=description.get("ridge", 1.0),
+        slack=description.get("slack", "hinge"),
+        free_bias=description.get("free_bias", False),
         index_base=description["index_base"],
         label_kind=description["label_kind"],
         class_weight={float(label): weight for label, weight in description["class_weight"].items()},
@@ -484,8 +515,12 @@ def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Liste
     Raises
     ------
     ModelError
-        Where LIBLINEAR cannot hold the model: labels that are not integers; rows of unit norm and a bias.
+        Where LIBLINEAR cannot hold the model: labels that are not integers; rows of unit norm and a bias; twin planes.
     """
+    if model.loss == "twin":
+        raise ModelError(
+            "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
+        )
     if model.scaling.normalize != "none":
         _check_export_of_unit_rows(model, listener)
     if not (np.array_equal(model.classes, np.rint(model.classes)) and np.abs(model.classes).max() < 2**31):

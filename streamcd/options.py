@@ -20,8 +20,10 @@ LIBLINEAR_TYPES: dict[int, tuple[str, str]] = {
 }
 """LIBLINEAR's ``-s`` numbers as (loss, method)."""
 
-LOSSES = ("squared_hinge", "hinge", "log_loss", "crammer_singer")
-METHODS = ("auto", "dual", "primal")
+LOSSES = ("squared_hinge", "hinge", "log_loss", "crammer_singer", "twin")
+METHODS = ("auto", "dual", "primal", "online", "sor")
+
+SLACKS = ("hinge", "squared_hinge")
 
 Command = Callable[..., Any]
 
@@ -74,6 +76,21 @@ class ClassWeight(click.ParamType):
         if len(weights) != len(pairs):
             self.fail(f"expected each label once, found {value!r}.", param, ctx)
         return weights
+
+
+class Omega(click.ParamType):
+    """A number, or ``auto``."""
+
+    name = "omega"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        """The number, or ``"auto"``."""
+        if value == "auto":
+            return "auto"
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"expected a number above 0 and below 2, or auto, found {value!r}.", param, ctx)
 
 
 class CodeFile(click.ParamType):
@@ -138,17 +155,47 @@ def cost_option(command: Command) -> Command:
     return click.option("-C", "--C", "C", type=float, help=text)(command)
 
 
+def free_bias_option(command: Command) -> Command:
+    """``--unpenalized-bias``."""
+    text = "Leave the bias's weight out of ½‖w‖². By --method primal or online only."
+    return click.option("--unpenalized-bias", is_flag=True, help=text)(command)
+
+
 _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     click.option(
         "--loss",
         type=click.Choice(LOSSES),
         help="Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2 (the default), hinge max(0, 1-t), "
-        "log_loss log(1 + exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y].",
+        "log_loss log(1 + exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y]. twin: a plane per class that "
+        "lies close to its rows, ½ Σ (w·x)^2, and keeps the others at a distance (--slack); the nearest plane's class is "
+        "predicted.",
     ),
     click.option(
         "--method",
         type=click.Choice(METHODS),
-        help="dual: coordinate descent on the dual variables, row by row. auto (the default) chooses.",
+        help="dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, in a "
+        "new random order each pass; online: likewise, features drawn with replacement; both for squared_hinge and "
+        "log_loss, and need 'streamcd columns'. sor: for the loss twin, with the inverse of a matrix of features x features "
+        "for each plane. auto (the default) chooses, and says why.",
+    ),
+    click.option(
+        "--omega",
+        type=Omega(),
+        default="1.0",
+        show_default=True,
+        metavar="NUMBER|auto",
+        help="Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 and "
+        "below 2, times coordinate descent's. auto tries during the first passes which is faster, and says so.",
+    ),
+    click.option(
+        "--ridge",
+        type=float,
+        help="r in a twin plane's r/2 ‖w‖^2; small ones converge slowly by the method dual.  [default: 1]",
+    ),
+    click.option(
+        "--slack",
+        type=click.Choice(SLACKS),
+        help="Loss of the rows that a twin plane keeps at a distance, max(0, 1 - w·x) or its square.  [default: hinge]",
     ),
     click.option(
         "-s",
@@ -177,7 +224,8 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         type=float,
         metavar="EPS",
         help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
-        "max PG - min PG, |max PG|, |min PG| <= EPS.",
+        "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
+        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖.",
     ),
     click.option(
         "--max-passes", type=int, default=1000, show_default=True, help="Passes over the data at most."

@@ -34,7 +34,7 @@ from .rounds import (
     settle,
 )
 from .solvers import CERTIFY, DONE, SOLVERS, START, TRAIN, Solver, State, new_totals
-from .stream import Arena, RowLayout, Stream, Window, make_plan, random_key
+from .stream import RowArena, RowLayout, Stream, Window, make_plan, random_key
 
 WEIGHT_COPIES = 8
 """Arrays of the shape of w that a worker, and the coordinating process, hold at most: the common and the local w, its
@@ -205,11 +205,11 @@ class Partition:
         self._stream = Stream(
             self._dataset, self.plan, self._layout, assignment.seed, n_folds=self._problem.n_folds
         )
-        self._order = np.empty(self._largest_window_rows(), dtype=np.int64)
+        self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         # in a resident arena: the folder whose records the rows of a chunk hold, and whether the step was taken
         self._holds: list[str | None] = [None] * self._chunks.size
         self._settled = np.zeros(self._chunks.size, dtype=bool)
-        self._arena: Arena | None = None
+        self._arena: RowArena | None = None
         self._reader = self._writer = self._records("")
         self._slot_bytes_read = 0
         self.wanted: str | None = None
@@ -285,7 +285,7 @@ class Partition:
                 pair = arena.alpha[start:stop]
                 self._writer.slots.load(int(self._chunks[chunk]), [pair, arena.active[start:stop]])
 
-    def _load_settled(self, arena: Arena, chunk: int, start: int, stop: int, order: Order) -> None:
+    def _load_settled(self, arena: RowArena, chunk: int, start: int, stop: int, order: Order) -> None:
         """Bring in the committed state of a chunk: base and candidate both where the last step ended."""
         pair, active, width = arena.alpha[start:stop], arena.active[start:stop], self._width
         if self.plan.resident and self._holds[chunk] == order.committed:
@@ -342,11 +342,6 @@ class Partition:
     @property
     def _n_lanes(self) -> int:
         return self._problem.n_lanes
-
-    def _largest_window_rows(self) -> int:
-        if self.plan.resident:
-            return self._dataset.n_rows
-        return max(self.plan.window_rows, int(np.diff(self._dataset.row_start).max(initial=1)))
 
     def _open_stores(self, committed: str, token: str) -> None:
         """The records of the last committed round to read from, and those of this attempt to write to."""

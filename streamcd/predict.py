@@ -17,7 +17,7 @@ from .memory import parse_size, require
 from .model import Model, load_model
 from .ordering import SourceOrder
 from .parquet import TableWriter, schema
-from .problems import crammer_singer_primal, row_loss
+from .problems import crammer_singer_primal, row_loss, twin_primal
 from .progress import Listener, Progress
 from .ranking import RocArea
 from .scaling import Scaling
@@ -302,7 +302,9 @@ def _positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
     if decisions.shape[1] == 1:
         return decisions[:, 0]
     scores = model.scores(decisions)
-    return scores[:, 1] - scores[:, 0]
+    both_infinite = np.isinf(scores).all(axis=1)  # two twin planes without weights: neither is nearer
+    with np.errstate(invalid="ignore"):
+        return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -336,7 +338,7 @@ class _Evaluation:
             k = model.n_classes
             self.confusion += np.bincount(place * k + predicted, minlength=k * k).reshape(k, k)
         if self.costs is not None:
-            self.loss += _loss_sum(model, place, decisions, self.costs[place] * weight)
+            self.loss += _loss_sum(model, place, decisions, self.costs[place] * weight, weight)
         if model.has_probabilities:
             self.log_loss -= float(model.log_probabilities(decisions)[np.arange(place.size), place].sum())
         if model.n_classes == 2:
@@ -357,7 +359,8 @@ class _Evaluation:
         model = self.model
         objective = None
         if self.costs is not None and not self.n_unknown:
-            objective = 0.5 * float(model.squared_norm().sum()) + self.loss
+            ridge = model.ridge if model.loss == "twin" else 1.0
+            objective = 0.5 * ridge * float(model.squared_norm().sum()) + self.loss
         result: dict[str, Any] = {
             "n_rows": self.n_rows,
             "accuracy": self.n_correct / self.n_rows,
@@ -386,8 +389,12 @@ class _Evaluation:
         return {"labels": numbers, "confusion": table.tolist()}
 
 
-def _loss_sum(model: Model, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray) -> float:
+def _loss_sum(
+    model: Model, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
+) -> float:
     """``Σ cost_i loss_i`` over rows and vectors; `place` is each row's class."""
+    if model.loss == "twin":
+        return twin_primal(decisions, place, cost, weight, model.slack)
     if model.loss == "crammer_singer":
         return crammer_singer_primal(np.zeros(0), decisions, place, cost)
     sign = model.code[place].astype(np.float64)

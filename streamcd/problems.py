@@ -2,6 +2,11 @@
 
 Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
 A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
+
+A twin plane of class k is a lane too. It hugs the rows of k and keeps the others at a distance:
+``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``. Divided by r it has the form above, with the loss ``½ t²``
+for rows of k (whose y is -1) and costs divided by r. So everything here and in the solvers is of that form, dual variables
+too; what users see is multiplied by r, `Problem.scale`.
 """
 
 from __future__ import annotations
@@ -19,7 +24,11 @@ LOSSES = {
     "hinge": kernels.HINGE,
     "log_loss": kernels.LOG_LOSS,
     "crammer_singer": kernels.CRAMMER_SINGER,
+    "twin": kernels.TWIN_HINGE,
 }
+
+SLACKS = {"hinge": kernels.TWIN_HINGE, "squared_hinge": kernels.TWIN_SQUARED_HINGE}
+"""Losses of the rows that a twin plane keeps at a distance."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,12 @@ class Problem:
     bias : float
         Value of the constant feature appended to every row; 0 for none.
     n_features : int
+    free_bias : bool
+        Whether the bias's weight is not penalised; for primal methods only.
+    ridge : float
+        r of the twin planes.
+    slack : str
+        Loss of the rows that a twin plane keeps at a distance, a key of `SLACKS`.
     """
 
     loss: str
@@ -69,6 +84,9 @@ class Problem:
     lane_fold: np.ndarray
     bias: float
     n_features: int
+    free_bias: bool = False
+    ridge: float = 1.0
+    slack: str = "hinge"
 
     @property
     def n_lanes(self) -> int:
@@ -103,7 +121,19 @@ class Problem:
     @property
     def loss_code(self) -> int:
         """The loss as kernels know it."""
-        return LOSSES[self.loss]
+        return SLACKS[self.slack] if self.loss == "twin" else LOSSES[self.loss]
+
+    @property
+    def scale(self) -> float:
+        """What the lanes' objectives are multiplied by to be the user's."""
+        return self.ridge if self.loss == "twin" else 1.0
+
+    def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
+        """Factor of C for each class, as lanes of one C have it; 0 where none of them has the class."""
+        cost = self.cost[:, list(lanes)]
+        if self.loss == "twin":  # C is of the rows that are kept at a distance
+            cost = np.where(self.sign[:, list(lanes)] > 0, cost * self.ridge, 0.0)
+        return cost.max(axis=1) / self.lanes[lanes[0]].C
 
 
 def one_vs_rest_code(n_classes: int) -> np.ndarray:
@@ -160,6 +190,9 @@ def make_problem(
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | None = None,
     folds: int = 0,
+    free_bias: bool = False,
+    ridge: float = 1.0,
+    slack: str = "hinge",
 ) -> Problem:
     """Lay out the lanes: for every C, for every fold left out (or none), one lane per column of the code matrix.
 
@@ -176,15 +209,22 @@ def make_problem(
         One-vs-rest by default.
     folds : int
         0 trains on all rows; f > 0 makes f lanes of each, each leaving one fold out.
+    free_bias : bool
+        Whether the bias's weight is not penalised.
+    ridge, slack
+        Of twin planes.
 
     Raises
     ------
     UsageError
     """
     _check(loss, classes, C, bias)
+    if free_bias and bias <= 0:
+        raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
+    _check_twin(ridge, slack)
     if code is None:
         identity = np.eye(classes.size, dtype=np.int8)
-        code = identity if loss == "crammer_singer" else one_vs_rest_code(classes.size)
+        code = identity if loss in ("crammer_singer", "twin") else one_vs_rest_code(classes.size)
     else:
         _check_code(code, loss, classes)
     factors = class_costs(classes, class_counts, class_weight)
@@ -197,6 +237,10 @@ def make_problem(
                     float(classes[positive[0]]) if positive.size == 1 and loss != "crammer_singer" else None
                 )
                 lanes.append(Lane(label, float(c), fold))
+                if loss == "twin":
+                    signs.append(1 - 2 * column)
+                    costs.append(np.where(column > 0, 1.0, c * factors) / ridge)
+                    continue
                 signs.append(column)
                 costs.append(c * factors * (1.0 if loss == "crammer_singer" else np.abs(column)))
     return Problem(
@@ -209,6 +253,9 @@ def make_problem(
         lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
         bias=max(float(bias), 0.0),
         n_features=n_features,
+        free_bias=bool(free_bias),
+        ridge=float(ridge),
+        slack=slack,
     )
 
 
@@ -228,9 +275,18 @@ def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> N
         raise UsageError(f"expected a finite bias (negative for none), found {bias}")
 
 
+def _check_twin(ridge: float, slack: str) -> None:
+    if not (np.isfinite(ridge) and ridge > 0):
+        raise UsageError(f"ridge: expected a number > 0, found {ridge}")
+    if slack not in SLACKS:
+        raise UsageError(f"expected a slack among {', '.join(SLACKS)}, found {slack!r}")
+
+
 def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
     if loss == "crammer_singer":
         raise UsageError("crammer_singer tells all classes apart at once; a code matrix does not apply to it")
+    if loss == "twin":
+        raise UsageError("twin has one plane per class; a code matrix does not apply to it")
     if code.ndim != 2 or code.shape[0] != classes.size:
         raise UsageError(
             f"expected a code matrix with a row for each of {classes.size} classes, found shape {code.shape}"
@@ -263,6 +319,8 @@ def row_loss(loss: str, t: np.ndarray) -> np.ndarray:
         return np.maximum(1 - t, 0) ** 2
     if loss == "log_loss":
         return np.logaddexp(0, -t)
+    if loss == "square":
+        return 0.5 * t**2
     raise UsageError(f"no loss of single margins for {loss!r}")
 
 
@@ -278,9 +336,22 @@ def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
         terms = alpha
     elif loss == "squared_hinge":
         terms = alpha - alpha**2 / (4 * np.where(cost > 0, cost, 1.0))
+    elif loss == "square":
+        terms = -(alpha**2) / (2 * np.where(cost > 0, cost, 1.0))
     else:
         terms = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(cost - alpha)
     return np.where(cost > 0, terms, 0.0)
+
+
+def lane_dual_terms(
+    problem: Problem, lane: int, code: np.ndarray, alpha: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
+    """Rows' terms of a lane's dual objective; `code` is their classes, `weight` their weights."""
+    cost = problem.cost[code, lane] * weight
+    if problem.loss != "twin":
+        return dual_terms(problem.loss, alpha, cost)
+    hugged = problem.sign[code, lane] < 0
+    return np.where(hugged, dual_terms("square", alpha, cost), dual_terms(problem.slack, alpha, cost))
 
 
 def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
@@ -290,6 +361,13 @@ def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray
 
 def _x_log_x(x: np.ndarray) -> np.ndarray:
     return x * np.log(np.where(x > 0, x, 1.0))
+
+
+def twin_primal(h: np.ndarray, code: np.ndarray, cost: np.ndarray, weight: np.ndarray, slack: str) -> float:
+    """``Σ_k [½ Σ_k weight_i h_ik² + Σ_others cost_i loss(h_ik)]``; `h` (rows, k) is ``w_k·x``, `code` the rows' classes."""
+    own = code[:, None] == np.arange(h.shape[1])
+    terms = np.where(own, weight[:, None] * row_loss("square", h), cost[:, None] * row_loss(slack, h))
+    return float(terms.sum())
 
 
 def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:

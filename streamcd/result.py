@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import relaxation
 from .memory import peak_memory_bytes
 from .problems import Lane
 from .stopping import REASONS
@@ -41,7 +42,8 @@ class Result:
         Peak resident memory of this process.
     n_features, n_rows, n_lanes : int
     lanes : list of dict
-        ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``
+        ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega than 1, ``omega``
+        too, and of one chosen by trial ``omega_trial`` (see `relaxation.report`).
     """
 
     run: str
@@ -124,9 +126,11 @@ def relative_gaps(lanes: dict[str, np.ndarray]) -> np.ndarray:
     return np.divide(lanes["gap"], primal, out=np.zeros_like(primal), where=primal != 0)
 
 
-def make_result(run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: int, n_rows: int) -> Result:
-    """Sums and extremes over lanes."""
-    kept = outcome.lanes
+def make_result(
+    run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: int, n_rows: int, scale: float = 1.0
+) -> Result:
+    """Sums and extremes over lanes; `scale` makes their objectives the user's (`Problem.scale`)."""
+    kept = outcome.lanes | {name: scale * outcome.lanes[name] for name in ("primal", "dual", "gap")}
     gaps = relative_gaps(kept)
     return Result(
         run=run,
@@ -153,6 +157,7 @@ def make_result(run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: i
                 "gap": float(gaps[number]),
                 "passes": int(kept["passes"][number]),
                 "converged": bool(kept["converged"][number]),
+                **relaxation.report(kept, number),
             }
             for number, lane in enumerate(lanes)
         ],

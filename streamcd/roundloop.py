@@ -194,7 +194,7 @@ class RoundLoop:
             state.totals[trained, DUAL] = step.dual_change[trained]
         state.lanes["restore"][:] = False
         state.lanes["passes"][trained] += order.n_passes - 1  # `judge` counts the last one
-        judge(state, rule)
+        judge(state, rule, self.task.solver)
         if joint.w is None:
             self._learn_from_failures(certified)
         self._doubt_violations(certified)
@@ -209,7 +209,7 @@ class RoundLoop:
             "round": self.round,
             "read": state.read,
             "kind": "train" if trained.size else "certify",
-            **lane_figures(state),
+            **lane_figures(state, self.task.problem.scale),
             "eta": _range(step.eta[trained]),
             "line_search_reductions": step.n_evaluations,
             "workers": len(joint.seconds),

@@ -6,16 +6,19 @@ window is done. A new algorithm is a kernel, a class like these, and a line in `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from . import kernels
+from . import kernels, relaxation
+from .errors import UsageError
 from .kernels import DUAL, GAP, LOSS, N_STEPS, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
 from .problems import Problem
-from .stream import Arena, RowLayout, Window
+from .stream import RowArena, RowLayout, Window
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """What a lane does during a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at a fixed w, or rest."""
@@ -35,16 +38,22 @@ class State:
         Sums of the unfinished read (see `kernels`).
     lanes : dict of str to ndarray, each of shape (lanes,)
         What is kept per lane: phase, thresholds, sums, the last certificate.
+    rows : dict of str to ndarray
+        What a solver over columns keeps per row.
     read, window : int
         The next window to visit.
+    matrices : dict of str to ndarray
+        What else an algorithm keeps.
     """
 
     w: np.ndarray
     w_alpha: np.ndarray
     totals: np.ndarray
     lanes: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: dict[str, np.ndarray] = field(default_factory=dict)
     read: int = 0
     window: int = 0
+    matrices: dict[str, np.ndarray] = field(default_factory=dict)
 
     def phase(self, *phases: int) -> np.ndarray:
         """Lanes in one of these phases, as ndarray of int64."""
@@ -55,6 +64,8 @@ class State:
         arrays = {"w": self.w, "totals": self.totals, "position": np.array([self.read, self.window])}
         if self.window and self.phase(START, CERTIFY).size:  # else the sums are not in use
             arrays["w_alpha"] = self.w_alpha
+        arrays |= {f"row_{name}": array for name, array in self.rows.items()}
+        arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
     def take(self, arrays: dict[str, np.ndarray]) -> None:
@@ -63,8 +74,14 @@ class State:
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
         self.totals[:] = arrays["totals"]
         self.read, self.window = (int(number) for number in arrays["position"])
+        # taken over, not copied: they may be most of the memory there is
+        self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = {
             name.removeprefix("lane_"): array for name, array in arrays.items() if name.startswith("lane_")
+        }
+        # not copied: there may not be room for them twice
+        self.rows = {
+            name.removeprefix("row_"): array for name, array in arrays.items() if name.startswith("row_")
         }
 
 
@@ -89,18 +106,30 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
 class Solver(Protocol):
     """What `train` asks of an algorithm."""
 
-    layout: RowLayout
-    state_bytes: int
+    @property
+    def layout(self) -> Any:
+        """A `stream.Layout`: what is read, and what is kept of every row."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state takes in memory, but for what is kept of rows."""
+        ...
+
+    @property
+    def rows_bytes(self) -> int:
+        """What is kept in memory of all rows."""
+        ...
 
     def new_state(self) -> State:
         """State before the first read."""
         ...
 
-    def new_rows(self, arena: Arena, start: int, stop: int) -> None:
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Initial values of the dual variables of rows that were never visited."""
         ...
 
-    def restore_rows(self, state: State, arena: Arena, start: int, stop: int) -> None:
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Take back into the active set what shrinking removed, for lanes marked so."""
         ...
 
@@ -112,12 +141,63 @@ class Solver(Protocol):
         """Draw the algorithm's own conclusions from `state.totals`: thresholds, inner tolerances; for lanes that trained."""
         ...
 
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`)."""
+        ...
 
-class DualSolver:
-    """Dual coordinate descent for hinge, squared hinge and logistic loss (`kernels.dual_visit`)."""
+    def violation(self, state: State) -> np.ndarray:
+        """LIBLINEAR's measure of how far each lane is from the optimum, from the sums of a read that ends."""
+        ...
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def settle(self, state: State, lane: int) -> None:
+        """Replace what drifts while a lane trains by what the read at fixed w has summed up."""
+        ...
+
+    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+        """The primal objective after a training read, as well as it is known, given the estimate of the gap."""
+        ...
+
+
+class _RowSolver:
+    """What solvers over rows have in common: w is ``w(alpha)``, and alpha is on disk."""
+
+    rows_bytes = 0
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """See `certificate`."""
+        return certificate(state)
+
+    def violation(self, state: State) -> np.ndarray:
+        """See `violation`."""
+        return violation(state.totals)
+
+    def settle(self, state: State, lane: int) -> None:
+        """Go on from the w that alpha gives."""
+        width = state.w.shape[1] // state.lanes["phase"].size
+        columns = slice(lane * width, (lane + 1) * width)
+        state.w[:, columns] = state.w_alpha[:, columns]
+        state.w_alpha[:, columns] = 0.0
+
+    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+        """The dual objective, which is known exactly, and the estimate of the gap."""
+        width = state.w.shape[1] // state.lanes["phase"].size
+        w = state.w[:, lane * width : (lane + 1) * width]
+        dual = state.lanes["dual_sum"][lane] - 0.5 * float(np.einsum("ij,ij->", w, w))
+        return float(dual + estimate)
+
+
+class DualSolver(_RowSolver):
+    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`kernels.dual_visit`).
+
+    Parameters
+    ----------
+    problem : Problem
+    omega : float or "auto"
+        Over-relaxation of the closed-form steps (see `relaxation`).
+    """
+
+    def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
+        self.problem, self.omega = problem, omega
         self.loss = problem.loss_code
         n_lanes = problem.n_lanes
         values = (
@@ -133,9 +213,10 @@ class DualSolver:
         shape = (self.problem.n_features + 1, n_lanes)
         lanes = new_lanes(n_lanes, START if self.problem.loss == "log_loss" else TRAIN)
         lanes["inner_tolerance"] = np.full(n_lanes, 1e-2)
+        lanes |= relaxation.new_lane_arrays(n_lanes, self.omega)
         return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), lanes)
 
-    def new_rows(self, arena: Arena, start: int, stop: int) -> None:
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """alpha = 0, or as close to it as the logistic loss may start."""
         arena.active[start:stop] = 1
         if self.problem.loss != "log_loss":
@@ -148,7 +229,7 @@ class DualSolver:
         arena.alpha[start:stop, :n_lanes] = alpha
         arena.alpha[start:stop, n_lanes : 2 * n_lanes] = cost - alpha
 
-    def restore_rows(self, state: State, arena: Arena, start: int, stop: int) -> None:
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """All rows active again, for lanes whose `restore` mark is set during this read."""
         lanes = np.flatnonzero(state.lanes["restore"])
         if lanes.size:
@@ -166,18 +247,16 @@ class DualSolver:
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Shrinking thresholds for the next read, and the inner tolerance of Newton's method."""
         kept, totals = state.lanes, state.totals
-        for lane in trained[~kept["restore"][trained]]:
-            largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
-            kept["high"][lane] = largest if largest > 0 else np.inf
-            kept["low"][lane] = smallest if smallest < 0 else -np.inf
+        set_thresholds(state, trained)
         for lane in trained:
             if totals[lane, N_STEPS] <= 0.1 * totals[lane, N_VISITED]:
                 kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
+        relaxation.go_on(kept, state.w, trained)
 
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         arena, kept = window.arena, state.lanes
-        rows = (order, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
-        steering = (kept["high"], kept["low"], kept["inner_tolerance"], state.totals)
+        rows = (order, *row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
+        steering = (kept["high"], kept["low"], kept["inner_tolerance"], kept["omega"], state.totals)
         if self.problem.n_lanes == 1:
             kernels.dual_visit(*rows, self.loss, *steering)
         else:
@@ -185,7 +264,7 @@ class DualSolver:
 
     def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         arena = window.arena
-        rows = (order, *_row_arrays(arena), arena.alpha, state.w.reshape(-1), *self._costs())
+        rows = (order, *row_arrays(arena), arena.alpha, state.w.reshape(-1), *self._costs())
         sums = (state.w_alpha.reshape(-1), state.totals)
         if self.problem.n_lanes == 1:
             kernels.dual_certify(*rows, self.loss, *sums)
@@ -197,7 +276,7 @@ class DualSolver:
         return problem.bias, problem.sign, problem.cost, problem.lane_fold
 
 
-class CrammerSingerSolver:
+class CrammerSingerSolver(_RowSolver):
     """Sequential dual method for the multiclass SVM of Crammer and Singer (`kernels.crammer_singer_visit`)."""
 
     def __init__(self, problem: Problem) -> None:
@@ -215,12 +294,12 @@ class CrammerSingerSolver:
         lanes = new_lanes(n_lanes, TRAIN) | {"shrink_tolerance": np.ones(n_lanes)}
         return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), lanes)
 
-    def new_rows(self, arena: Arena, start: int, stop: int) -> None:
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """alpha = 0."""
         arena.alpha[start:stop] = 0.0
         arena.active[start:stop] = 1
 
-    def restore_rows(self, state: State, arena: Arena, start: int, stop: int) -> None:
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """All classes of all rows active again, for lanes whose `restore` mark is set during this read."""
         for lane in np.flatnonzero(state.lanes["restore"]).tolist():
             arena.active[start:stop, self._columns(lane)] = 1
@@ -230,7 +309,7 @@ class CrammerSingerSolver:
         arena, problem = window.arena, self.problem
         costs = (problem.bias, problem.cost, problem.lane_fold)
         for lane in state.phase(START, CERTIFY).tolist():
-            rows = (all_rows(window, order), *_row_arrays(arena), arena.alpha, state.w.reshape(-1), *costs)
+            rows = (all_rows(window, order), *row_arrays(arena), arena.alpha, state.w.reshape(-1), *costs)
             place = (lane, self._columns(lane).start, self.n_columns)
             kernels.crammer_singer_certify(
                 *rows, *place, state.w_alpha.reshape(-1), state.totals, self._margin
@@ -238,7 +317,7 @@ class CrammerSingerSolver:
         for lane in state.phase(TRAIN).tolist():
             columns = self._columns(lane)
             chosen = shuffled_active_rows(window, np.arange(columns.start, columns.stop), order, key)
-            rows = (chosen, *_row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *costs)
+            rows = (chosen, *row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *costs)
             place = (lane, columns.start, self.n_columns)
             kernels.crammer_singer_visit(*rows, *place, state.totals, self._margin, self._target, self._step)
 
@@ -259,7 +338,135 @@ class CrammerSingerSolver:
         return slice(lane * n_classes, (lane + 1) * n_classes)
 
 
-def _row_arrays(arena: Arena) -> tuple[np.ndarray, ...]:
+_SCIPY_BYTES = 60_000_000  # scipy.linalg and its buffers, which no other solver loads: 45 MB were seen
+
+
+class TwinSorSolver(_RowSolver):
+    """Twin planes by SOR with the inverse of a matrix of features × features (`kernels.twin_sor_visit`).
+
+    The first read sums up ``H = I + Σ C_i x_i x_iᵀ`` over the rows that a plane hugs; its inverse is kept, and the visits
+    change the dual variables of the other rows alone. It is the problem that `DualSolver` solves for twin planes, with half
+    of the variables eliminated: it converges well where that one does not (a small ridge).
+
+    Parameters
+    ----------
+    problem : Problem
+    omega : float or "auto"
+    """
+
+    def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
+        self.problem, self.omega, self.loss = problem, omega, problem.loss_code
+        n_lanes, self.size = problem.n_lanes, problem.n_features + 1
+        self.layout = RowLayout(alpha_width=n_lanes, n_flags=n_lanes)
+        self.state_bytes = 3 * 8 * self.size * n_lanes
+        matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {self.size:,} x {self.size:,}"
+        self.more_memory = {
+            "needs": {matrices: 8 * self.size**2 * n_lanes, "scipy": _SCIPY_BYTES},
+            "advice": "give a larger --memory, or take --method dual, which needs no matrix",
+        }
+        self._column = np.empty(self.size)
+
+    def new_state(self) -> State:
+        """State before the first read, which sums up the matrices."""
+        n_lanes = self.problem.n_lanes
+        shape = (self.size, n_lanes)
+        lanes = new_lanes(n_lanes, START) | relaxation.new_lane_arrays(n_lanes, self.omega)
+        lanes["seen_phase"] = np.full(n_lanes, START, dtype=np.int64)
+        # zeros that are never touched take no memory: on resume they are replaced
+        matrices = {"inverse": np.zeros((n_lanes, self.size, self.size)), "pulled": np.zeros(shape)}
+        return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), lanes, matrices=matrices)
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """alpha = 0."""
+        arena.alpha[start:stop] = 0.0
+        arena.active[start:stop] = 1
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """All rows active again, for lanes whose `restore` mark is set during this read."""
+        lanes = np.flatnonzero(state.lanes["restore"])
+        if lanes.size:
+            arena.active[start:stop, lanes] = 1
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Sum up matrices, certify, or train: each lane what its phase says."""
+        state.lanes["seen_phase"][:] = state.lanes["phase"]
+        starting, certifying, training = (state.phase(phase) for phase in (START, CERTIFY, TRAIN))
+        if starting.size:
+            self._sum_up(window, state, all_rows(window, order), starting)
+        if certifying.size:
+            rows = (all_rows(window, order), *row_arrays(window.arena), window.arena.alpha)
+            sums = (state.w_alpha.reshape(-1), state.totals, certifying, state.matrices["pulled"])
+            kernels.twin_sor_certify(*rows, state.w.reshape(-1), *self._costs(), self.loss, *sums)
+        if training.size:
+            self._train(window, state, shuffled_active_rows(window, training, order, key), training)
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Invert what was summed up; renew w from alpha where a certificate was made; thresholds, omega."""
+        seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
+        for lane in np.flatnonzero(seen == START):
+            _invert(state.matrices["inverse"][lane], self.problem.ridge)
+        for lane in np.flatnonzero(seen == CERTIFY):
+            # not w(alpha) as the certificate has it: there a rounding error of w is multiplied by H
+            state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
+            pulled[:, lane] = 0.0
+        set_thresholds(state, trained)
+        relaxation.go_on(state.lanes, state.w, trained)
+
+    def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        n_parts = min(4, os.cpu_count() or 1)
+        rows = (order, *row_arrays(window.arena), *self._costs(), lanes)
+
+        def part(number: int) -> None:
+            kernels.gram_visit(*rows, number, n_parts, state.matrices["inverse"])
+
+        with ThreadPoolExecutor(n_parts) as pool:
+            list(pool.map(part, range(n_parts)))
+        state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
+
+    def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        arena, kept = window.arena, state.lanes
+        before = _half_squares(state.w)
+        rows = (order, *row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
+        steering = (self.loss, kept["high"], kept["low"], kept["omega"], state.totals, lanes)
+        kernels.twin_sor_visit(*rows, *steering, state.matrices["inverse"], self._column)
+        # `stopping` takes ½‖w‖² off the sum of DUAL; here the quadratic term is in that sum already
+        state.totals[lanes, DUAL] += (_half_squares(state.w) - before)[lanes]
+
+    def _costs(self) -> tuple[Any, ...]:
+        problem = self.problem
+        return problem.bias, problem.sign, problem.cost, problem.lane_fold
+
+
+def _half_squares(w: np.ndarray) -> np.ndarray:
+    return 0.5 * np.einsum("ij,ij->j", w, w)
+
+
+def _invert(matrix: np.ndarray, ridge: float) -> None:
+    """Replace a Gram matrix G by ``(I + G)⁻¹``, in place."""
+    from scipy.linalg import lapack  # tens of MB that no other training needs
+
+    matrix[np.diag_indices_from(matrix)] += 1.0
+    # LAPACK sees the transpose, whose columns are contiguous: its upper triangle is the lower one here
+    _, failed = lapack.dpotrf(matrix.T, lower=0, clean=0, overwrite_a=1)
+    if not failed:
+        _, failed = lapack.dpotri(matrix.T, lower=0, overwrite_c=1)
+    if failed:
+        raise UsageError(
+            f"ridge {ridge:g} is too small for these rows: their matrix is singular in double precision; give a larger one"
+        )
+    kernels.mirror(matrix)
+
+
+def set_thresholds(state: State, trained: np.ndarray) -> None:
+    """Shrinking thresholds for the next read, from the projected gradients that lanes met while training."""
+    kept, totals = state.lanes, state.totals
+    for lane in trained[~kept["restore"][trained]]:
+        largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
+        kept["high"][lane] = largest if largest > 0 else np.inf
+        kept["low"][lane] = smallest if smallest < 0 else -np.inf
+
+
+def row_arrays(arena: RowArena) -> tuple[np.ndarray, ...]:
     """The arrays with which every row kernel begins, after the order."""
     return arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold
 
@@ -275,16 +482,18 @@ def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
 
 def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:
     """Places of the rows with any of these flags, in a random order that is a function of `key`, in the front of `order`."""
-    n = kernels.active_rows(window.row_start, window.row_stop, window.arena.active, flags, order)
+    n = kernels.active_rows(window.start, window.stop, window.arena.active, flags, order)
     kernels.shuffle(order[:n], key)
     return order[:n]
 
 
-SOLVERS: dict[tuple[str, str], Callable[[Problem], Solver]] = {
+SOLVERS: dict[tuple[str, str], Callable[..., Solver]] = {
     ("squared_hinge", "dual"): DualSolver,
     ("hinge", "dual"): DualSolver,
     ("log_loss", "dual"): DualSolver,
     ("crammer_singer", "dual"): CrammerSingerSolver,
+    ("twin", "dual"): DualSolver,
+    ("twin", "sor"): TwinSorSolver,
 }
 """Solver of each (loss, method)."""
 

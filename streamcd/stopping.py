@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .kernels import DUAL, GAP, N_ACTIVE, N_SHRUNK
-from .solvers import CERTIFY, DONE, START, TRAIN, State, certificate, violation
+from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
 REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
@@ -60,21 +60,16 @@ def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
     }
 
 
-def judge(state: State, rule: StopRule) -> None:
+def judge(state: State, rule: StopRule, solver: Solver) -> None:
     """Decide what each lane does next, from the totals of the read that ended; changes `state` in place."""
-    lanes = state.lanes
     certified = state.phase(START, CERTIFY)
     if certified.size:
-        _take_certificates(state, rule)
+        _take_certificates(state, rule, solver)
     for lane in state.phase(TRAIN):
         if lane not in certified:
-            _judge_training(state, rule, int(lane))
-    # a lane that was certified without success trains on, from the w that its alpha gives
-    width = state.w.shape[1] // lanes["phase"].size
+            _judge_training(state, rule, solver, int(lane))
     for lane in certified:
-        columns = slice(lane * width, (lane + 1) * width)
-        state.w[:, columns] = state.w_alpha[:, columns]
-        state.w_alpha[:, columns] = 0.0
+        solver.settle(state, int(lane))
 
 
 def reopen(state: State, rule: StopRule) -> bool:
@@ -111,12 +106,12 @@ def _restore(state: State, lanes: np.ndarray) -> None:
     state.lanes["low"][lanes] = -np.inf
 
 
-def _take_certificates(state: State, rule: StopRule) -> None:
+def _take_certificates(state: State, rule: StopRule, solver: Solver) -> None:
     lanes = state.lanes
     starting = state.phase(START)
     lanes["dual_sum"][state.phase(START, CERTIFY)] = state.totals[state.phase(START, CERTIFY), DUAL]
     lanes["phase"][starting] = TRAIN
-    proof = certificate(state)
+    proof = solver.certificate(state)
     for lane in state.phase(CERTIFY):
         for name in ("primal", "dual", "gap", "violation"):
             lanes[name][lane] = proof[name][lane]
@@ -133,17 +128,15 @@ def _take_certificates(state: State, rule: StopRule) -> None:
             _restore(state, np.array([lane]))
 
 
-def _judge_training(state: State, rule: StopRule, lane: int) -> None:
+def _judge_training(state: State, rule: StopRule, solver: Solver, lane: int) -> None:
     lanes, totals = state.lanes, state.totals[lane]
     lanes["passes"][lane] += 1
     lanes["dual_sum"][lane] += totals[DUAL]
     lanes["n_active"][lane] = int(totals[N_ACTIVE])
-    width = state.w.shape[1] // lanes["phase"].size
-    w = state.w[:, lane * width : (lane + 1) * width]
     previous, estimate = lanes["estimate"][lane], max(float(totals[GAP]), 0.0)
-    primal = lanes["dual_sum"][lane] - 0.5 * float(np.einsum("ij,ij->", w, w)) + estimate
+    primal = solver.estimated_primal(state, lane, estimate)
     lanes["estimate"][lane], lanes["estimated_primal"][lane] = estimate, primal
-    lanes["seen_violation"][lane] = violation(state.totals)[lane]
+    lanes["seen_violation"][lane] = solver.violation(state)[lane]
 
     was_shrunk = bool(lanes["shrunk"][lane])
     lanes["shrunk"][lane] = was_shrunk or totals[N_SHRUNK] > 0

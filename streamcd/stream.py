@@ -1,8 +1,9 @@
 """Which chunk when: the order of a read, its windows, the memory plan, and reading ahead into reused arenas.
 
-The order is a pure function of (seed, read): all chunks in a fresh random order, cut into windows of many small chunks,
-inside which the rows of all chunks are mixed. Measured on real text, this converges as a full random permutation does
-(blocks of neighbouring rows do not), and costs no random access to the disk.
+The same for both layouts: an item is a row of the row layout or a feature of the column layout, and a `Layout` says how its
+chunks are decoded. The order is a pure function of (seed, read): all chunks in a fresh random order, cut into windows of
+many small chunks, inside which the items of all chunks are mixed. Measured on real text, this converges as a full random
+permutation of the rows does (blocks of neighbouring rows do not), and costs no random access to the disk.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from .columns import Columns, open_columns
 from .dataset import MAX_OPEN_PARTS, Dataset
 from .errors import DatasetError, UsageError
 from .kernels import shuffle
@@ -49,9 +51,76 @@ def random_key(*parts: int) -> np.uint64:
 # The memory plan
 
 
+class Table(Protocol):
+    """What `Dataset` and `Columns` have in common: chunks of entries, in parts, each entry of one item.
+
+    Attributes
+    ----------
+    n_chunks, n_shards, n_items, n_entries, entry_bytes : int
+    chunk_part : ndarray of int32, shape (n_chunks,)
+    item_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
+        The items that a chunk begins, and its entries.
+    unit_start : ndarray of int64, shape (units + 1,), or None
+        Chunks that belong together and travel together; None where every chunk is a unit.
+    """
+
+    @property
+    def n_items(self) -> int: ...
+    @property
+    def entry_bytes(self) -> int: ...
+    @property
+    def item_start(self) -> np.ndarray: ...
+    @property
+    def unit_start(self) -> np.ndarray | None: ...
+
+    n_chunks: int
+    n_shards: int
+    n_entries: int
+    chunk_part: np.ndarray
+    entry_start: np.ndarray
+
+    def advise(self, chunk: int, advice: int) -> None: ...
+    def chunk_bytes(self, chunk: int) -> int: ...
+    def bytes_on_disk(self) -> int: ...
+    def close(self) -> None: ...
+
+
+Decoder = Callable[[Any, int, int, int, bool], None]
+"""Decodes to an arena: a chunk, to the places of its first item and entry, verified or not. Checks that no index can lead a
+kernel astray."""
+
+
+class Layout(Protocol):
+    """One of the two sort orders, as a solver wants it.
+
+    Attributes
+    ----------
+    state_bytes : int
+        Bytes that an item keeps between visits, on disk; 0 for none.
+    item_bytes : int
+        Bytes of an item in an arena, beside its entries.
+    resident_window : int
+        Entries of a window where all of them are in memory.
+    """
+
+    @property
+    def state_bytes(self) -> int: ...
+    @property
+    def item_bytes(self) -> int: ...
+    @property
+    def resident_window(self) -> int: ...
+
+    def open(self, dataset: Dataset) -> Any:
+        """The table of chunks to read."""
+        ...
+
+    def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any: ...
+    def decoder(self, table: Any, seed: int, n_folds: int) -> Decoder: ...
+
+
 @dataclass(frozen=True)
 class RowLayout:
-    """What a row takes in an arena, beside its entries.
+    """The row layout: an item is a row, which brings its label and what a solver keeps of it.
 
     Attributes
     ----------
@@ -63,6 +132,7 @@ class RowLayout:
 
     alpha_width: int
     n_flags: int
+    resident_window: int = RESIDENT_WINDOW_ENTRIES
 
     @property
     def state_bytes(self) -> int:
@@ -70,9 +140,49 @@ class RowLayout:
         return 8 * self.alpha_width + self.n_flags
 
     @property
-    def row_bytes(self) -> int:
+    def item_bytes(self) -> int:
         """Bytes of a row: indptr, code, weight, fold, alpha, active."""
         return 8 + 4 + 8 + 1 + self.state_bytes
+
+    def open(self, dataset: Dataset) -> Dataset:
+        """The dataset itself."""
+        return dataset
+
+    def new_arena(self, table: Dataset, n_items: int, n_entries: int) -> RowArena:
+        """Room for rows."""
+        return RowArena(table, n_items, n_entries, self)
+
+    def decoder(self, table: Dataset, seed: int, n_folds: int) -> Decoder:
+        """Entries by row, classes, weights, folds."""
+        return _RowDecoder(table, seed, n_folds)
+
+
+@dataclass(frozen=True)
+class ColumnLayout:
+    """The column layout: an item is a feature; what is kept for rows is the solver's own business.
+
+    Attributes
+    ----------
+    resident_window : int
+        Entries of a window where all of them are in memory.
+    """
+
+    resident_window: int = RESIDENT_WINDOW_ENTRIES
+    state_bytes: int = 0
+    item_bytes: int = 8 + 8
+    """indptr, feature."""
+
+    def open(self, dataset: Dataset) -> Columns:
+        """The dataset's column layout; `DatasetError` where there is none."""
+        return open_columns(dataset)
+
+    def new_arena(self, table: Columns, n_items: int, n_entries: int) -> ColumnArena:
+        """Room for columns."""
+        return ColumnArena(table, n_items, n_entries)
+
+    def decoder(self, table: Columns, seed: int, n_folds: int) -> Decoder:
+        """Entries by feature."""
+        return _ColumnDecoder(table)
 
 
 @dataclass(frozen=True)
@@ -82,7 +192,7 @@ class Plan:
     Attributes
     ----------
     window_entries, window_rows : int
-        No window holds more, but for a single chunk that does.
+        No window holds more, but for a single chunk that does; of a column layout, features for rows.
     resident : bool
         Whether all chunks are kept in memory; does not change the order.
     """
@@ -95,7 +205,19 @@ class Plan:
 _ORDER_BYTES = 8
 
 
-def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: RowLayout) -> Plan:
+_ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
+
+
+def make_plan(
+    dataset: Dataset,
+    budget: int,
+    model_bytes: int,
+    layout: Layout,
+    *,
+    needs: Mapping[str, int] | None = None,
+    advice: str = _ADVICE,
+    rows_bytes: int = 0,
+) -> Plan:
     """Divide the memory budget.
 
     Parameters
@@ -105,107 +227,138 @@ def make_plan(dataset: Dataset, budget: int, model_bytes: int, layout: RowLayout
         Bound on peak resident memory, bytes.
     model_bytes : int
         What the solver's state takes (weights and their like).
-    layout : RowLayout
+    layout : Layout
+    needs : mapping of str to int, optional
+        What else the solver takes, and how many bytes.
+    advice : str
+        What the user can do where it does not fit.
+    rows_bytes : int
+        What the solver keeps in memory of all rows.
 
     Raises
     ------
     UsageError
         Where the model and two windows of one chunk do not fit; with the arithmetic.
     """
-    chunk_entries, chunk_rows = _largest_chunk(dataset)
-    row_bytes = layout.row_bytes + _ORDER_BYTES
+    table = layout.open(dataset)
+    unit_entries, unit_items = _largest_unit(table)
+    item_bytes = layout.item_bytes + _ORDER_BYTES
     overhead = {
         "weights": model_bytes,
-        "reading": _reading_bytes(dataset, chunk_entries, chunk_rows),
-        "chunk table": 40 * dataset.n_chunks,
+        "scores of all rows": rows_bytes,
+        **(needs or {}),
+        "reading": _reading_bytes(table),
+        "chunk table": 40 * table.n_chunks,
     }
-    whole = dataset.n_entries * dataset.entry_bytes + dataset.n_rows * row_bytes
+    whole = table.n_entries * table.entry_bytes + table.n_items * item_bytes
     if RESERVED_BYTES + sum(overhead.values()) + whole <= budget:
-        entries = min(max(RESIDENT_WINDOW_ENTRIES, chunk_entries), max(dataset.n_entries, 1))
-        return Plan(entries, dataset.n_rows, resident=True)
-    smallest = 2 * chunk_entries * dataset.entry_bytes + chunk_rows * (2 * layout.row_bytes + _ORDER_BYTES)
+        entries = min(max(layout.resident_window, unit_entries), max(table.n_entries, 1))
+        return Plan(entries, table.n_items, resident=True)
+    smallest = 2 * unit_entries * table.entry_bytes + unit_items * (2 * layout.item_bytes + _ORDER_BYTES)
+    pieces = _largest_pieces(table)
+    what = "two windows of one chunk" if pieces == 1 else f"two windows of a feature of {pieces} chunks"
     left = require(
         budget,
-        {**overhead, "two windows of one chunk": smallest},
-        "give a larger --memory, or convert with a smaller --chunk-size",
+        {**overhead, what: smallest},
+        advice if pieces == 1 else "give a larger --memory, or use --method dual",
     )
     # what is left over beside the smallest windows is shared in the proportion of an average chunk
-    entries = max(dataset.n_entries, 1)
-    average = 2 * dataset.entry_bytes + dataset.n_rows / entries * (2 * layout.row_bytes + _ORDER_BYTES)
+    entries = max(table.n_entries, 1)
+    average = 2 * table.entry_bytes + table.n_items / entries * (2 * layout.item_bytes + _ORDER_BYTES)
     more_entries = int(left / average)
     return Plan(
-        chunk_entries + more_entries,
-        chunk_rows + int(more_entries * dataset.n_rows / entries),
+        unit_entries + more_entries,
+        unit_items + int(more_entries * table.n_items / entries),
         resident=False,
     )
 
 
-def _largest_chunk(dataset: Dataset) -> tuple[int, int]:
-    if dataset.n_chunks == 0:
+def _unit_start(table: Table) -> np.ndarray:
+    return np.arange(table.n_chunks + 1) if table.unit_start is None else table.unit_start
+
+
+def _largest_unit(table: Table) -> tuple[int, int]:
+    """Entries and items that the largest unit of chunks holds."""
+    if table.n_chunks == 0:
         return 1, 1
-    return max(1, int(np.diff(dataset.entry_start).max())), max(1, int(np.diff(dataset.row_start).max()))
+    start = _unit_start(table)
+    return (
+        max(1, int(np.diff(table.entry_start[start]).max())),
+        max(1, int(np.diff(table.item_start[start]).max())),
+    )
 
 
-def _reading_bytes(dataset: Dataset, chunk_entries: int, chunk_rows: int) -> int:
+def _largest_pieces(table: Table) -> int:
+    return int(np.diff(_unit_start(table)).max(initial=1))
+
+
+def _reading_bytes(table: Table) -> int:
     """Decoding a chunk holds it on disk and decoded; Arrow's allocator keeps as much again."""
-    footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * dataset.n_shards)
-    return 4 * (chunk_entries * dataset.entry_bytes + chunk_rows * 40) + footers
+    footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
+    entries = max(1, int(np.diff(table.entry_start).max(initial=1)))
+    items = max(1, int(np.diff(table.item_start).max(initial=1)))
+    return 4 * (entries * table.entry_bytes + items * 40) + footers
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The order of a read
 
 
-def chunk_order(dataset: Dataset, chunks: np.ndarray, seed: int, read: int) -> np.ndarray:
-    """A random order of chunks as a function of (seed, read).
+def chunk_order(table: Table, units: np.ndarray, seed: int, read: int) -> np.ndarray:
+    """A random order of units (chunks, or chunks that belong together) as a function of (seed, read).
 
-    Where parts outnumber the footers kept open, random groups of parts come one after another, and the chunks of a group
+    Where parts outnumber the footers kept open, random groups of parts come one after another, and the units of a group
     are mixed; the groups are new in every read.
     """
     key = random_key(seed, read, _ORDER_OF_CHUNKS)
-    if dataset.n_shards <= MAX_OPEN_PARTS:
-        order = chunks.copy()
+    if table.n_shards <= MAX_OPEN_PARTS:
+        order = units.copy()
         shuffle(order, key)
         return order
-    parts = np.arange(dataset.n_shards)
+    parts = np.arange(table.n_shards)
     shuffle(parts, key)
     rank = np.empty_like(parts)
     rank[parts] = np.arange(parts.size)
-    group = rank[dataset.chunk_part[chunks]] // MAX_OPEN_PARTS
+    group = rank[table.chunk_part[_unit_start(table)[units]]] // MAX_OPEN_PARTS
     pieces = []
     for number in range(int(group.max(initial=-1)) + 1):
-        piece = chunks[group == number]
+        piece = units[group == number]
         shuffle(piece, random_key(seed, read, _ORDER_OF_CHUNKS, number))
         pieces.append(piece)
     return np.concatenate(pieces)
 
 
-def cut_windows(dataset: Dataset, order: np.ndarray, plan: Plan) -> list[np.ndarray]:
-    """Cut an order of chunks into windows that the plan's arenas can hold."""
-    entries = np.diff(dataset.entry_start)[order]
-    rows = np.diff(dataset.row_start)[order]
-    entry_sum, row_sum = np.cumsum(entries), np.cumsum(rows)
+def cut_windows(table: Table, order: np.ndarray, plan: Plan) -> list[np.ndarray]:
+    """Cut an order of units into windows that the plan's arenas can hold; gives their chunks."""
+    unit_start = _unit_start(table)
+    first, behind = unit_start[order], unit_start[order + 1]
+    entry_sum = np.cumsum(table.entry_start[behind] - table.entry_start[first])
+    item_sum = np.cumsum(table.item_start[behind] - table.item_start[first])
     windows = []
     start = 0
     while start < order.size:
         entry_limit = (entry_sum[start - 1] if start else 0) + plan.window_entries
-        row_limit = (row_sum[start - 1] if start else 0) + plan.window_rows
+        item_limit = (item_sum[start - 1] if start else 0) + plan.window_rows
         stop = min(
             int(np.searchsorted(entry_sum, entry_limit, "right")),
-            int(np.searchsorted(row_sum, row_limit, "right")),
+            int(np.searchsorted(item_sum, item_limit, "right")),
         )
         stop = max(stop, start + 1)
-        windows.append(order[start:stop])
+        if table.unit_start is None:
+            windows.append(order[start:stop])
+        else:
+            pieces = zip(first[start:stop].tolist(), behind[start:stop].tolist(), strict=True)
+            windows.append(np.concatenate([np.arange(*piece) for piece in pieces]))
         start = stop
-    return windows
+    return windows or [order]  # a window without chunks, where the bias is all there is to train
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Arenas and windows
 
 
-class Arena:
-    """Preallocated arrays into which chunks are decoded, and the state of their rows beside them."""
+class RowArena:
+    """Preallocated arrays into which chunks of rows are decoded, and the state of the rows beside them."""
 
     def __init__(self, dataset: Dataset, n_rows: int, n_entries: int, layout: RowLayout) -> None:
         self.indptr = np.zeros(n_rows + 1, dtype=np.int64)
@@ -218,32 +371,51 @@ class Arena:
         self.active = np.empty((n_rows, layout.n_flags), dtype=np.uint8)
 
 
+class ColumnArena:
+    """Preallocated arrays into which chunks of columns are decoded; the pieces of a feature lie one behind the other.
+
+    Attributes
+    ----------
+    indptr : ndarray of int64, shape (n_columns + 1,)
+        Column ``c`` has the entries ``indptr[c]:indptr[c + 1]``.
+    feature : ndarray of int64, shape (n_columns,)
+    row, value : ndarray, shape (n_entries,)
+    """
+
+    def __init__(self, columns: Columns, n_columns: int, n_entries: int) -> None:
+        self.indptr = np.zeros(n_columns + 1, dtype=np.int64)
+        self.feature = np.empty(n_columns, dtype=np.int64)
+        self.row = np.empty(n_entries, dtype=columns.row_dtype)
+        self.value = np.empty(n_entries, dtype=columns.value_dtype)
+
+
 @dataclass(frozen=True)
 class Window:
     """Chunks that are in memory at one time.
 
     Attributes
     ----------
-    read, number : int
-        The read it belongs to, and its place in it.
+    read, number, count : int
+        The read it belongs to, its place in it, and of how many.
     chunks : ndarray of int64
-    arena : Arena
-    row_start, row_stop : ndarray of int64, shape (chunks,)
-        Where in the arena each chunk's rows are.
+    arena : RowArena or ColumnArena
+    start, stop : ndarray of int64, shape (chunks,)
+        Where in the arena each chunk's items are.
     n_entries : int
     """
 
     read: int
     number: int
+    count: int
     chunks: np.ndarray
-    arena: Arena
-    row_start: np.ndarray
-    row_stop: np.ndarray
+    arena: Any
+    start: np.ndarray
+    stop: np.ndarray
     n_entries: int
 
     def pieces(self) -> Iterator[tuple[int, int, int]]:
-        """Each chunk with the start and stop of its rows in the arena."""
-        return zip(self.chunks.tolist(), self.row_start.tolist(), self.row_stop.tolist(), strict=True)
+        """Each chunk with the start and stop of its items in the arena."""
+        return zip(self.chunks.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
 
 
 class Stream:
@@ -254,12 +426,10 @@ class Stream:
     dataset : Dataset
         Used by the reading thread alone from now on, until `close`.
     plan : Plan
-    layout : RowLayout
+    layout : Layout
     seed : int
     n_folds : int
         Deal the rows to so many folds (`deal_folds`); 0 for none.
-    chunks : ndarray of int64, optional
-        The chunks to read, all by default.
 
     Attributes
     ----------
@@ -271,19 +441,19 @@ class Stream:
         self,
         dataset: Dataset,
         plan: Plan,
-        layout: RowLayout,
+        layout: Layout,
         seed: int,
         *,
         n_folds: int = 0,
-        chunks: np.ndarray | None = None,
     ) -> None:
         if dataset.classes is None:
             raise UsageError(f"{dataset.path}: the labels take too many values to be classes")
-        self.dataset, self.plan, self.seed = dataset, plan, seed
-        self.chunks = np.arange(dataset.n_chunks) if chunks is None else np.asarray(chunks, dtype=np.int64)
-        self._loader = _Loader(dataset, seed, n_folds)
-        self._arenas = _make_arenas(dataset, plan, layout)
-        self._resident = _ResidentMap(dataset, self.chunks) if plan.resident else None
+        self.plan, self.seed = plan, seed
+        self.table: Table = layout.open(dataset)
+        self._units = np.arange(_unit_start(self.table).size - 1)
+        self._loader = _Loader(self.table, layout.decoder(self.table, seed, n_folds))
+        self._arenas = _make_arenas(self.table, plan, layout)
+        self._resident = _ResidentMap(self.table) if plan.resident else None
         self._hinted: np.ndarray | None = None
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: tuple[tuple[int, int, bool], queue.SimpleQueue[Any]] | None = None
@@ -300,6 +470,11 @@ class Stream:
     def read_seconds(self) -> float:
         """Seconds that the reading thread was at work."""
         return self._loader.seconds
+
+    @property
+    def largest_window_items(self) -> int:
+        """Items that a window may hold."""
+        return self.table.n_items if self.plan.resident else _window_size(self.table, self.plan)[0]
 
     def n_windows(self, read: int) -> int:
         """Number of windows of a read."""
@@ -328,7 +503,7 @@ class Stream:
         """Stop the reading thread and close the dataset's files."""
         self._tasks.put(None)
         self._thread.join()
-        self.dataset.close()
+        self.table.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -338,8 +513,8 @@ class Stream:
 
     def _windows(self, read: int) -> list[np.ndarray]:
         if self._order_cache is None or self._order_cache[0] != read:
-            order = chunk_order(self.dataset, self.chunks, self.seed, read)
-            self._order_cache = (read, cut_windows(self.dataset, order, self.plan))
+            order = chunk_order(self.table, self._units, self.seed, read)
+            self._order_cache = (read, cut_windows(self.table, order, self.plan))
         return self._order_cache[1]
 
     def _request(self, read: int, number: int, verify: bool) -> None:
@@ -352,7 +527,7 @@ class Stream:
         arena = self._arenas[self._next_arena]
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
         self._ahead = ((read, number, verify), reply)
-        self._tasks.put((read, number, chunks, hint, arena, verify, reply))
+        self._tasks.put((read, number, len(windows), chunks, hint, arena, verify, reply))
 
     def _take(self, read: int, number: int, verify: bool) -> Window:
         if self._ahead is None or self._ahead[0][:2] != (read, number):
@@ -374,24 +549,22 @@ class Stream:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            read, number, chunks, hint, arena, verify, reply = task
+            read, number, count, chunks, hint, arena, verify, reply = task
             try:
                 starts, n_entries = self._load(arena, chunks, hint, verify)
-                rows = np.diff(self.dataset.row_start)[chunks]
-                reply.put(Window(read, number, chunks, arena, starts, starts + rows, n_entries))
+                items = np.diff(self.table.item_start)[chunks]
+                reply.put(Window(read, number, count, chunks, arena, starts, starts + items, n_entries))
             except BaseException as error:
                 reply.put(error)
 
-    def _load(
-        self, arena: Arena, chunks: np.ndarray, hint: np.ndarray, verify: bool
-    ) -> tuple[np.ndarray, int]:
-        entries = np.diff(self.dataset.entry_start)[chunks]
+    def _load(self, arena: Any, chunks: np.ndarray, hint: np.ndarray, verify: bool) -> tuple[np.ndarray, int]:
+        entries = np.diff(self.table.entry_start)[chunks]
         if self._resident is not None:
-            row_starts, entry_starts, missing = self._resident.places(chunks)
+            item_starts, entry_starts, missing = self._resident.places(chunks)
             hint = hint[self._resident.places(hint)[2]]
         else:
-            rows = np.diff(self.dataset.row_start)[chunks]
-            row_starts, entry_starts = np.cumsum(rows) - rows, np.cumsum(entries) - entries
+            items = np.diff(self.table.item_start)[chunks]
+            item_starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
             missing = np.ones(chunks.size, dtype=bool)
         if chunks is not self._hinted:  # the first window of a read
             self._loader.expect(chunks[missing])
@@ -399,19 +572,23 @@ class Stream:
         self._hinted = hint
         for place in np.flatnonzero(missing).tolist():
             self._loader.load(
-                arena, int(chunks[place]), int(row_starts[place]), int(entry_starts[place]), verify
+                arena, int(chunks[place]), int(item_starts[place]), int(entry_starts[place]), verify
             )
         if self._resident is not None:
             self._resident.mark(chunks)
-        return row_starts, int(entries.sum())
+        return item_starts, int(entries.sum())
 
 
-def _make_arenas(dataset: Dataset, plan: Plan, layout: RowLayout) -> list[Arena]:
+def _make_arenas(table: Table, plan: Plan, layout: Layout) -> list[Any]:
     if plan.resident:
-        return [Arena(dataset, dataset.n_rows, dataset.n_entries, layout)]
-    chunk_entries, chunk_rows = _largest_chunk(dataset)
-    n_rows, n_entries = max(plan.window_rows, chunk_rows), max(plan.window_entries, chunk_entries)
-    return [Arena(dataset, n_rows, n_entries, layout) for _ in range(2)]
+        return [layout.new_arena(table, table.n_items, table.n_entries)]
+    return [layout.new_arena(table, *_window_size(table, plan)) for _ in range(2)]
+
+
+def _window_size(table: Table, plan: Plan) -> tuple[int, int]:
+    """Items and entries of the largest window."""
+    unit_entries, unit_items = _largest_unit(table)
+    return max(plan.window_rows, unit_items), max(plan.window_entries, unit_entries)
 
 
 def deal_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
@@ -423,14 +600,14 @@ def deal_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
 
 
 class _ResidentMap:
-    """Where each chunk lives in the one arena of a resident dataset, and which are there already."""
+    """Where each chunk lives in the one arena of resident data, and which are there already."""
 
-    def __init__(self, dataset: Dataset, chunks: np.ndarray) -> None:
-        self._row_start, self._entry_start = dataset.row_start, dataset.entry_start
-        self._loaded = np.zeros(dataset.n_chunks, dtype=bool)
+    def __init__(self, table: Table) -> None:
+        self._item_start, self._entry_start = table.item_start, table.entry_start
+        self._loaded = np.zeros(table.n_chunks, dtype=bool)
 
     def places(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self._row_start[chunks], self._entry_start[chunks], ~self._loaded[chunks]
+        return self._item_start[chunks], self._entry_start[chunks], ~self._loaded[chunks]
 
     def mark(self, chunks: np.ndarray) -> None:
         self._loaded[chunks] = True
@@ -439,49 +616,58 @@ class _ResidentMap:
 class _Loader:
     """Decodes chunks into an arena; gives the kernel hints about what comes next and what is done with."""
 
+    def __init__(self, table: Table, decode: Decoder) -> None:
+        self._table, self._decode = table, decode
+        self.bytes_read = 0
+        self.seconds = 0.0
+        self._seen = np.zeros(table.n_chunks, dtype=bool)
+        self._drop = _page_cache_too_small(table)
+
+    def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
+        """Start reading chunks into the page cache: measured twice as fast as plain reads where the disk is cold."""
+        for chunk in chunks:
+            self._table.advise(int(chunk), os.POSIX_FADV_WILLNEED)
+
+    def load(self, arena: Any, chunk: int, item_start: int, entry_start: int, verify: bool) -> None:
+        """Decode a chunk to its place in the arena."""
+        started = time.monotonic()
+        self._decode(arena, chunk, item_start, entry_start, verify or not self._seen[chunk])
+        self._seen[chunk] = True
+        self.bytes_read += self._table.chunk_bytes(chunk)
+        if self._drop:
+            self._table.advise(chunk, os.POSIX_FADV_DONTNEED)
+        self.seconds += time.monotonic() - started
+
+
+class _RowDecoder:
+    """Chunks of the row layout into a `RowArena`."""
+
     def __init__(self, dataset: Dataset, seed: int, n_folds: int) -> None:
         self.dataset, self.seed, self.n_folds = dataset, seed, n_folds
         self._columns = ["label", "n_entries"]
         self._columns += ["weight"] if dataset.weighted else []
         self._columns += ["source"] if n_folds else []
-        self.bytes_read = 0
-        self.seconds = 0.0
-        self._seen = np.zeros(dataset.n_chunks, dtype=bool)
-        self._drop = _page_cache_too_small(dataset)
 
-    def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
-        """Start reading chunks into the page cache: measured twice as fast as plain reads where the disk is cold."""
-        for chunk in chunks:
-            self.dataset.advise(int(chunk), os.POSIX_FADV_WILLNEED)
-
-    def load(self, arena: Arena, chunk: int, row_start: int, entry_start: int, verify: bool) -> None:
-        """Decode a chunk to its place in the arena."""
-        started, dataset = time.monotonic(), self.dataset
-        check = verify or not self._seen[chunk]
-        arrays = dataset.read_rows(chunk, self._columns, verify=check)
+    def __call__(self, arena: RowArena, chunk: int, row_start: int, entry_start: int, verify: bool) -> None:
+        dataset = self.dataset
+        arrays = dataset.read_rows(chunk, self._columns, verify=verify)
         rows = dict(zip(self._columns, arrays, strict=True))
-        feature, value = dataset.read_entries(chunk, verify=check)
+        feature, value = dataset.read_entries(chunk, verify=verify)
         self._copy_rows(arena, chunk, row_start, entry_start, rows)
         self._copy_entries(arena, chunk, entry_start, feature, value)
-        self._seen[chunk] = True
-        self.bytes_read += dataset.chunk_bytes(chunk)
-        if self._drop:
-            dataset.advise(chunk, os.POSIX_FADV_DONTNEED)
-        self.seconds += time.monotonic() - started
 
     def _copy_rows(
-        self, arena: Arena, chunk: int, row_start: int, entry_start: int, rows: Mapping[str, np.ndarray]
+        self, arena: RowArena, chunk: int, row_start: int, entry_start: int, rows: Mapping[str, np.ndarray]
     ) -> None:
         label, n_entries = rows["label"], rows["n_entries"]
         row_stop = row_start + label.size
-        ends = arena.indptr[row_start + 1 : row_stop + 1]
-        np.cumsum(n_entries, out=ends)
-        if label.size and (n_entries.min() < 0 or ends[-1] != self._n_entries(chunk)):
+        ends = _ends(n_entries, entry_start)
+        if label.size and (n_entries.min() < 0 or ends[-1] != entry_start + self._n_entries(chunk)):
             raise DatasetError(
                 f"{self.dataset.place(chunk)}: the rows' counts of entries do not fit the entries"
             )
-        ends += entry_start
         arena.indptr[row_start] = entry_start
+        arena.indptr[row_start + 1 : row_stop + 1] = ends
         classes = self.dataset.classes
         assert classes is not None
         code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
@@ -493,7 +679,7 @@ class _Loader:
             arena.fold[row_start:row_stop] = deal_folds(rows["source"], self.seed, self.n_folds)
 
     def _copy_entries(
-        self, arena: Arena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray
+        self, arena: RowArena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray
     ) -> None:
         # the kernels do not check bounds: a feature out of range would write outside the weights
         if feature.size and (feature.min() < 0 or feature.max() >= self.dataset.n_features):
@@ -507,13 +693,58 @@ class _Loader:
         return int(self.dataset.entry_start[chunk + 1] - self.dataset.entry_start[chunk])
 
 
-def _page_cache_too_small(dataset: Dataset) -> bool:
-    """Whether the page cache cannot hold the dataset, so that pages read are better given back at once.
+def _ends(n_entries: np.ndarray, start: int) -> np.ndarray:
+    """Where items end in an arena.
+
+    Written there at one stroke: of resident data the last end is the start of the next chunk's first item as well, which
+    may be in training at this moment.
+    """
+    ends = np.cumsum(n_entries, dtype=np.int64)
+    ends += start
+    return ends
+
+
+class _ColumnDecoder:
+    """Chunks of the column layout into a `ColumnArena`."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def __call__(self, arena: ColumnArena, chunk: int, start: int, entry_start: int, verify: bool) -> None:
+        columns = self._columns
+        listed, n_entries = columns.read_index(chunk, verify=verify)
+        row, value = columns.read_entries(chunk, verify=verify)
+        # the kernels do not check bounds: a row out of range would write outside the rows' scores
+        if row.size and (row.min() < 0 or row.max() >= columns.dataset.n_rows):
+            raise DatasetError(f"{columns.place(chunk)}: a row outside 0 … {columns.dataset.n_rows - 1}")
+        if listed.size and (listed.min() < 0 or listed.max() >= columns.dataset.n_features):
+            raise DatasetError(
+                f"{columns.place(chunk)}: a feature outside 0 … {columns.dataset.n_features - 1}"
+            )
+        arena.row[entry_start : entry_start + row.size] = row
+        arena.value[entry_start : entry_start + value.size] = value
+        if columns.item_start[chunk + 1] == columns.item_start[chunk]:
+            return  # a further piece: where its feature ends was said with the first
+        stop = start + listed.size
+        ends = _ends(n_entries, entry_start)
+        ends[-1] = entry_start + self._rest_of_unit(chunk)
+        arena.feature[start:stop] = listed
+        arena.indptr[start] = entry_start
+        arena.indptr[start + 1 : stop + 1] = ends
+
+    def _rest_of_unit(self, chunk: int) -> int:
+        """Entries from the chunk's first one to the end of the last chunk that belongs to it."""
+        columns = self._columns
+        behind = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
+        return int(columns.entry_start[behind] - columns.entry_start[chunk])
+
+
+def _page_cache_too_small(table: Table) -> bool:
+    """Whether the page cache cannot hold the data, so that pages read are better given back at once.
 
     Where it can, the kernel keeps them and later reads cost no disk. Changes speed alone, never results.
     """
-    on_disk = sum(part["rows_bytes"] + part["entries_bytes"] for part in dataset.manifest["parts"])
-    return on_disk > 0.6 * _page_cache_room()
+    return table.bytes_on_disk() > 0.6 * _page_cache_room()
 
 
 def _page_cache_room() -> float:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
+from .advice import chosen_method
+from .columns import open_columns
 from .conditioning import advice
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
@@ -19,8 +21,10 @@ from .loop import Loop, StopRequested, Task
 from .memory import format_size, parse_size
 from .model import Model, path_directory, stored_certificate
 from .partition import DASK_BYTES, model_bytes, paired_layout
+from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
 from .problems import Problem, make_problem
 from .progress import Listener
+from .relaxation import check_omega
 from .result import Outcome, Result, join_outcomes, make_result
 from .roundloop import ROUND_SOLVERS, WORKER_TIMEOUT, RoundLoop, make_round_loop
 from .solvers import SOLVERS, Solver
@@ -41,11 +45,15 @@ def train(
     method: str = "auto",
     C: float | Sequence[float] = 1.0,
     bias: float = -1.0,
+    unpenalized_bias: bool = False,
     tol: float | None = None,
     eps: float | None = None,
     max_passes: int = 1000,
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
+    omega: float | str = 1.0,
+    ridge: float | None = None,
+    slack: str | None = None,
     start_from: str | Path | None = None,
     memory: int | str = "1GB",
     seed: int = 0,
@@ -65,12 +73,16 @@ def train(
     dataset : Dataset or path
     run : path
         Directory to be made.
-    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer"}
-    method : {"auto", "dual"}
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
+    method : {"auto", "dual", "primal", "online", "sor"}
+        ``"primal"`` and ``"online"`` read the column layout (see `transpose.make_columns`); ``"sor"`` is the classic twin
+        SVM, with an inverse of features × features for each plane; ``"auto"`` chooses by `advice.choose_method`.
     C : float or sequence of float
         Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float
         Value of a constant feature appended to every row; its weight is penalised as the others'. Negative for none.
+    unpenalized_bias : bool
+        Leave the bias's weight out of ``½‖w‖²``; by primal methods only.
     tol : float, optional
         Relative duality gap at which to stop; 1e-3 where neither this nor `eps` is given.
     eps : float, optional
@@ -79,6 +91,12 @@ def train(
     class_weight : mapping of label to factor, or ``"balanced"``, optional
     code : array of -1, 0, +1, shape (classes, vectors), optional
         How several classes are told apart; one-vs-rest by default.
+    omega : float or "auto"
+        Over-relaxation in (0, 2) of hinge, squared_hinge and twin; 1 is plain coordinate descent, ``"auto"`` tries.
+    ridge : float, optional
+        Of twin: r in ``r/2 ‖w‖²``, 1 by default.
+    slack : {"hinge", "squared_hinge"}, optional
+        Of twin: loss of the rows that a plane keeps at a distance.
     start_from : path, optional
         An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning.
     memory : int or str
@@ -113,12 +131,26 @@ def train(
     """
     listener = listener or Listener()
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    options = make_options(loss, method, C, bias, class_weight, code, seed)
-    rounds = round_options(client, loss, options["method"], local_passes, worker_timeout, plan)
+    if method == "auto":
+        method = (
+            "dual"
+            if start_from is not None or client is not None
+            else chosen_method(dataset, loss, C, unpenalized_bias, listener)
+        )
+    options = make_options(
+        loss, method, C, bias, class_weight, code, seed, omega=omega, ridge=ridge, slack=slack
+    )
+    options["unpenalized_bias"] = bool(unpenalized_bias)
+    warn_of_ridge(options, listener)
+    rounds = round_options(client, options, local_passes, worker_timeout, plan)
     config = make_config(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener, rounds
     )
     if start_from is not None:
+        if method != "dual":
+            raise UsageError(
+                f"--start-from is for --method dual, found {method}: a warm start needs dual variables"
+            )
         config["start_from"] = str(Path(start_from).resolve())
         _EndedRun(
             dataset, make_lanes(dataset, options), config["start_from"]
@@ -159,20 +191,39 @@ def make_options(
     code: Any,
     seed: int,
     folds: int = 0,
+    *,
+    omega: float | str = 1.0,
+    ridge: float | None = None,
+    slack: str | None = None,
 ) -> dict[str, Any]:
     """What decides the problem and the order of visits, as JSON keeps it."""
+    if loss != "twin" and (ridge is not None or slack is not None):
+        raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
+    method = "dual" if method == "auto" else method
     if class_weight is not None and not isinstance(class_weight, str):
         class_weight = [[float(label), float(weight)] for label, weight in class_weight.items()]  # type: ignore[assignment]
     return {
         "loss": loss,
-        "method": "dual" if method == "auto" else method,
+        "method": method,
         "C": [float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))],
         "bias": float(bias),
         "class_weight": class_weight,
         "code": None if code is None else np.asarray(code).tolist(),
         "seed": int(seed),
         "folds": int(folds),
+        "omega": check_omega(omega, loss, method),
+        "ridge": 1.0 if ridge is None else float(ridge),
+        "slack": slack or "hinge",
     }
+
+
+def warn_of_ridge(options: Mapping[str, Any], listener: Listener) -> None:
+    """Small ridges make twin planes by coordinate descent slow."""
+    if options["loss"] == "twin" and options["method"] == "dual" and options["ridge"] < 1:
+        listener.warning(
+            f"ridge {options['ridge']:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
+            "--method sor does not, where a matrix of features x features fits in memory"
+        )
 
 
 def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
@@ -192,16 +243,29 @@ def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
         class_weight=dict(weights) if isinstance(weights, list) else weights,
         code=None if options["code"] is None else np.array(options["code"], dtype=np.int8),
         folds=options["folds"],
+        free_bias=options.get("unpenalized_bias", False),
+        ridge=options.get("ridge", 1.0),
+        slack=options.get("slack", "hinge"),
     )
 
 
-def make_solver(problem: Problem, method: str) -> Solver:
+def make_solver(problem: Problem, options: Mapping[str, Any], dataset: Dataset) -> Solver:
     """The solver of a problem."""
+    method = options["method"]
+    if problem.free_bias and method not in PRIMAL_METHODS:
+        raise UsageError(
+            f"--unpenalized-bias is for --method {' and '.join(PRIMAL_METHODS)}, found {method}; "
+            "or give --bias a larger value, which is penalised less"
+        )
+    if (problem.loss, method) in PRIMAL_SOLVERS:
+        return PRIMAL_SOLVERS[problem.loss, method](problem, dataset, options["seed"])
     try:
-        return SOLVERS[problem.loss, method](problem)
+        make = SOLVERS[problem.loss, method]
     except KeyError:
-        known = ", ".join(f"{loss} by {way}" for loss, way in SOLVERS)
+        known = ", ".join(f"{loss} by {way}" for loss, way in {**SOLVERS, **PRIMAL_SOLVERS})
         raise UsageError(f"no solver for {problem.loss} by method {method}; there are: {known}") from None
+    omega = options.get("omega", 1.0)
+    return make(problem) if omega == 1.0 else make(problem, omega=omega)
 
 
 def make_config(
@@ -238,13 +302,13 @@ def make_config(
         "checkpoint_every": float(checkpoint_every),
         "versions": versions(),
         **({} if rounds is None else {"rounds": dict(rounds)}),
+        **({"columns": open_columns(dataset).fingerprint} if options["method"] in PRIMAL_METHODS else {}),
     }
 
 
 def round_options(
     client: Any,
-    loss: str,
-    method: str,
+    options: Mapping[str, Any],
     local_passes: int | None,
     worker_timeout: float | None,
     plan: Plan | None,
@@ -257,6 +321,9 @@ def round_options(
                     f"{name} is for training on workers; give a client (--scheduler or --workers)"
                 )
         return None
+    loss, method = options["loss"], options["method"]
+    if options.get("omega", 1.0) != 1.0:
+        raise UsageError("omega is for one process: on workers a line search decides how far a step goes")
     if (loss, method) not in ROUND_SOLVERS:
         known = ", ".join(f"{loss} by {way}" for loss, way in ROUND_SOLVERS)
         raise UsageError(
@@ -305,7 +372,7 @@ def _group_lanes(
         if size == tried:
             continue
         tried = size
-        solver = make_solver(problem.subset(range(size * block)), options["method"])
+        solver = make_solver(problem.subset(range(size * block)), options, dataset)
         if plan is not None:
             return n_groups, plan
         try:
@@ -314,7 +381,14 @@ def _group_lanes(
                     dataset, budget - DASK_BYTES, model_bytes(solver), paired_layout(solver.layout)
                 )
             else:
-                found = make_plan(dataset, budget, solver.state_bytes + _SAVE_BYTES, solver.layout)
+                found = make_plan(
+                    dataset,
+                    budget,
+                    solver.state_bytes + _SAVE_BYTES,
+                    solver.layout,
+                    **getattr(solver, "more_memory", {}),
+                    rows_bytes=solver.rows_bytes,
+                )
         except UsageError:
             if size == 1:
                 raise
@@ -369,6 +443,11 @@ def same_dataset(config: Mapping[str, Any]) -> Dataset:
         raise CheckpointError(
             f"{dataset.path}: not the dataset that the run was begun with (fingerprint {dataset.fingerprint}, "
             f"the run has {config['fingerprint']}); restore that one, or train again"
+        )
+    if "columns" in config and open_columns(dataset).fingerprint != config["columns"]:
+        raise CheckpointError(
+            f"{dataset.path}: its column layout was made with other options than that which the run was begun with; "
+            "make it with the same ones, or train again"
         )
     return dataset
 
@@ -433,7 +512,7 @@ def train_groups(
         task = Task(
             dataset=dataset,
             problem=lanes,
-            solver=make_solver(lanes, config["options"]["method"]),
+            solver=make_solver(lanes, config["options"], dataset),
             plan=Plan(**config["plan"]),
             rule=StopRule(**config["rule"]),
             seed=config["options"]["seed"],
@@ -475,7 +554,11 @@ def carry_out(
     problem = make_lanes(dataset, config["options"])
     before = _trained_passes(directory.path, problem, config)
     outcome = train_groups(directory, config, dataset, listener, stop_requested, client=client)
-    result = make_result(str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows)
+    result = make_result(
+        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
+    )
+    if config["options"].get("omega") == "auto":
+        _tell_omegas(result, listener)
     models = _planned_models(model_path, problem, result)
     # a kill may have come after the last checkpoint and before its models: then those on disk are of an older state
     if any(stored_certificate(path) != certificate for path, _, certificate in models):
@@ -487,6 +570,17 @@ def carry_out(
         for line in advice(dataset, max(config["options"]["C"])):
             listener.warning(line)
     return result
+
+
+def _tell_omegas(result: Result, listener: Listener) -> None:
+    """Which omega every lane was trained with, and why."""
+    for lane in result.lanes[:20]:
+        name = f"omega of the lane {'' if lane['label'] is None else format(lane['label'], 'g') + ', '}C = {lane['C']:g}"
+        trial = lane["omega_trial"]
+        gains = "too few passes for a trial"
+        if trial:
+            gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
+        listener.message(f"{name}: {lane['omega']:g} ({gains})")
 
 
 def _trained_passes(path: Path, problem: Problem, config: Mapping[str, Any]) -> list[int] | None:
@@ -533,7 +627,7 @@ class _EndedRun:
     def __call__(self, lanes: Problem, numbers: range) -> WarmStart:
         parts = []
         for group in lane_groups(self._old, self._config):
-            solver = make_solver(self._old.subset(group.lanes), self._config["options"]["method"])
+            solver = make_solver(self._old.subset(group.lanes), self._config["options"], self._dataset)
             parts.append((self._path / group.directory, solver, list(group.lanes)))
         return WarmStart(self._dataset, lanes, self._matrix[:, list(numbers)], parts)
 
@@ -571,7 +665,7 @@ def _save_model(
     """Write the model of some lanes from the groups' states, block by block."""
     path.parent.mkdir(exist_ok=True)
     bias, C = config["options"]["bias"], problem.lanes[lanes.start].C
-    factors = problem.cost[:, list(lanes)].max(axis=1) / C
+    factors = problem.class_factors(lanes)
     intercept = np.concatenate(
         [block[-1:] for block in _weight_rows(run, config, problem, lanes, last=True)]
     )[0]
@@ -585,7 +679,10 @@ def _save_model(
         loss=problem.loss,
         C=C,
         method=config["options"]["method"],
+        ridge=problem.ridge,
+        slack=problem.slack,
         bias=bias if bias >= 0 else -1.0,
+        free_bias=problem.free_bias,
         index_base=dataset.index_base,
         label_kind=dataset.label_kind,
         class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},

@@ -16,6 +16,7 @@ from . import checkpoint, kernels
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
 from .loop import StopRequested
+from .model import plane_distances
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
@@ -30,6 +31,7 @@ from .train import (
     refuse_existing,
     stop_rule,
     train_groups,
+    warn_of_ridge,
     write_json,
 )
 
@@ -50,6 +52,9 @@ def tune(
     max_passes: int = 1000,
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
+    omega: float | str = 1.0,
+    ridge: float | None = None,
+    slack: str | None = None,
     memory: int | str = "1GB",
     seed: int = 0,
     checkpoint_every: float = 60.0,
@@ -68,7 +73,7 @@ def tune(
         The values to try.
     cv : int
         Folds, dealt by a hash of (seed, place in the source).
-    loss, method, bias, tol, eps, max_passes, class_weight, code, memory, seed, checkpoint_every, force
+    loss, method, bias, tol, eps, max_passes, class_weight, code, omega, ridge, slack, memory, seed, checkpoint_every, force
         As in `train.train`.
     listener, stop_requested
         As in `train.train`.
@@ -85,8 +90,15 @@ def tune(
         raise UsageError(f"cv: expected from 2 to 100 folds, found {cv}")
     listener = listener or Listener()
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    if method not in ("auto", "dual"):
+        raise UsageError(
+            f"expected --method dual, found {method}: a search ends with a warm start, which needs dual variables"
+        )
     values = sorted({float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))})
-    options = make_options(loss, method, values, bias, class_weight, code, seed, folds=cv)
+    options = make_options(
+        loss, method, values, bias, class_weight, code, seed, folds=cv, omega=omega, ridge=ridge, slack=slack
+    )
+    warn_of_ridge(options, listener)
     config = make_config(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, None, listener
     )
@@ -139,7 +151,9 @@ def _train_best(
         rule = stop_rule(config["rule"]["tol"], config["rule"]["eps"], config["rule"]["max_passes"])
         every = config["checkpoint_every"]
         best_config = make_config(dataset, options, rule, config["memory"], every, None, Listener())
-        part.write_config({**best_config, "start_from": str((directory.path / "folds").resolve())})
+        if options["method"] == "dual":  # other methods keep no dual variables to begin from
+            best_config["start_from"] = str((directory.path / "folds").resolve())
+        part.write_config(best_config)
     best_config = {**checkpoint.read_config(part.path), "rule": config["rule"]}
     return carry_out(part, best_config, dataset, listener, stop_requested, model_path=directory.model_path)
 
@@ -174,7 +188,7 @@ def _score(
         lanes = problem.subset(group.lanes)
         arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
         assert arrays is not None
-        layout = make_solver(lanes, config["options"]["method"]).layout
+        layout = make_solver(lanes, config["options"], dataset).layout
         with Stream(
             dataset, Plan(**config["plan"]), layout, config["options"]["seed"], n_folds=problem.n_folds
         ) as stream:
@@ -220,12 +234,16 @@ def _count_correct(
         mine = fold == lane.fold
         first = number * lanes.lane_vectors
         block = decisions[mine, first : first + columns]
-        hits = int((predicted_classes(lanes, block) == code[mine]).sum())
+        vectors = w[:, first : first + columns]
+        hits = int((predicted_classes(lanes, block, vectors) == code[mine]).sum())
         correct[lane.C, lane.fold] = correct.get((lane.C, lane.fold), 0) + hits
 
 
-def predicted_classes(problem: Problem, decisions: np.ndarray) -> np.ndarray:
-    """Places of the predicted classes, from the decisions of one classifier's vectors, as a model decides."""
+def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Places of the predicted classes, from the decisions of one classifier's vectors `w`, as a model decides."""
+    if problem.loss == "twin":
+        norms = np.sqrt(np.einsum("ij,ij->j", w[:-1], w[:-1]))
+        return plane_distances(decisions, norms).argmin(axis=1)
     if problem.classes.size == 2 and decisions.shape[1] == 1:
         return (decisions[:, 0] > 0).astype(np.int64)
     return (decisions @ problem.code.T.astype(np.float64)).argmax(axis=1)

@@ -14,7 +14,7 @@ import numpy as np
 from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, UsageError
-from .problems import Problem, dual_terms
+from .problems import Problem, lane_dual_terms
 from .solvers import Solver
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
@@ -33,6 +33,8 @@ def combination(old: Problem, new: Problem) -> np.ndarray:
         "bias": old.bias == new.bias,
         "code matrix": np.array_equal(old.code, new.code),
         "class weights": _same_factors(old, new),
+        "ridge": old.ridge == new.ridge,
+        "slack": old.slack == new.slack,
     }
     different = [name for name, equal in same.items() if not equal]
     if different:
@@ -53,7 +55,8 @@ def combination(old: Problem, new: Problem) -> np.ndarray:
 
 
 def _same_factors(old: Problem, new: Problem) -> bool:
-    return np.allclose(old.cost[:, 0] / old.lanes[0].C, new.cost[:, 0] / new.lanes[0].C, rtol=1e-12)
+    first, second = (problem.class_factors(range(problem.block_lanes)) for problem in (old, new))
+    return np.allclose(first, second, rtol=1e-12)
 
 
 class WarmStart:
@@ -100,8 +103,9 @@ class WarmStart:
                     np.arange(code.size), code
                 ].sum()  # Σ_m alpha = 0, so -Σ_{m ≠ y} alpha is this
             return own
-        cost = problem.cost[code] * weight[:, None]
-        terms = [dual_terms(problem.loss, alpha[:, lane], cost[:, lane]) for lane in range(problem.n_lanes)]
+        terms = [
+            lane_dual_terms(problem, lane, code, alpha[:, lane], weight) for lane in range(problem.n_lanes)
+        ]
         return np.array([term.sum() for term in terms])
 
     def fill_weights(self, w: np.ndarray) -> None:

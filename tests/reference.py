@@ -130,7 +130,7 @@ def exact_optimum(
     columns = []
     for sign in signs_of(y, np.unique(y)).T:
         signed = x * sign[:, None]
-        columns.append(_hinge_optimum(signed, cost) if loss == "hinge" else _newton(loss, signed, cost))
+        columns.append(hinge_optimum(signed, cost) if loss == "hinge" else _newton(loss, signed, cost))
     w = np.array(columns).T
     return w, primal_objectives(loss, x, y, w, cost)
 
@@ -162,7 +162,7 @@ def _newton(loss: str, signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return w
 
 
-def _hinge_optimum(signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
+def hinge_optimum(signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """``min ½‖Xᵀa‖² - Σa`` over ``0 <= a <= cost`` by a primal-dual interior-point method; returns ``Xᵀa``."""
     used = cost > 0
     rows, upper = signed[used], cost[used]
@@ -211,7 +211,7 @@ class Twin:
         self.loss, self.x, self.y, self.cost = loss, x, y, cost
         self.alpha, self.rest, self.w = alpha.copy(), cost - alpha, w.copy()
         self.active = np.ones(alpha.shape, dtype=np.uint8)
-        self.high, self.low = np.inf, -np.inf
+        self.high, self.low, self.omega = np.inf, -np.inf, 1.0
         self.totals = np.zeros((alpha.shape[1], N_TOTALS))
         self.totals[:, VIOLATION_MAX], self.totals[:, VIOLATION_MIN] = -np.inf, np.inf
 
@@ -300,7 +300,9 @@ class Twin:
             return c / (1 + np.exp(-u)), c / (1 + np.exp(u))
         diagonal = 0.5 / c if self.loss == "squared_hinge" else 0.0
         upper = c if self.loss == "hinge" else np.inf
-        new = upper if q + diagonal == 0 else min(max(old - gradient / (q + diagonal), 0.0), upper)
+        new = (
+            upper if q + diagonal == 0 else min(max(old - self.omega * gradient / (q + diagonal), 0.0), upper)
+        )
         return new, c - new
 
 

@@ -64,7 +64,10 @@ class Lanes:
         self.scratch = (np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64))
 
     def visit(self, order: np.ndarray) -> None:
-        thresholds = [np.full(self.n_lanes, number) for number in (self.twin.high, self.twin.low, 1e-13)]
+        thresholds = [
+            np.full(self.n_lanes, number)
+            for number in (self.twin.high, self.twin.low, 1e-13, self.twin.omega)
+        ]
         problem = (self.bias, self.sign, self.cost, self.lane_fold, LOSSES[self.loss])
         arguments = (order, *self.rows, self.alpha, self.active, self.w, *problem, *thresholds, self.totals)
         if self.n_lanes == 1:
@@ -237,7 +240,7 @@ def test_logistic_steps_stay_finite_and_keep_their_digits_at_both_bounds(C: floa
     for _ in range(30):
         kernels.dual_visit(
             np.arange(30), *rows, alpha, active, w, 0.0, signs, cost, NO_FOLD, kernels.LOG_LOSS,
-            np.array([np.inf]), np.array([-np.inf]), np.array([1e-10]), new_totals(1),
+            np.array([np.inf]), np.array([-np.inf]), np.array([1e-10]), np.ones(1), new_totals(1),
         )  # fmt: skip
         assert np.isfinite(w).all()
         assert (alpha > 0).all()

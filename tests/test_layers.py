@@ -19,12 +19,12 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 VERSION = {"__version__"}
 
 DOORS = {
-    "numba": {"kernels", "svmlight", "features"},
+    "numba": {"kernels", "primal_kernels", "boxqp_kernels", "svmlight", "features", "transpose"},
     "llvmlite": {"kernels", "svmlight"},
-    "pyarrow": {"parquet", "dataset", "convert", "sources", "svmlight"},
+    "pyarrow": {"parquet", "dataset", "columns", "convert", "sources", "svmlight"},
     "rich": {"console"},
     "click": {"cli", "options"},
-    "scipy": set(),
+    "scipy": {"solvers"},
     "sklearn": set(),
     "dask": set(),
     "distributed": {"cluster"},

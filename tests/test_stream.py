@@ -201,7 +201,7 @@ def test_labels_that_are_no_classes_are_refused(dataset: Dataset) -> None:
 
 def arena_bytes(dataset: Dataset, plan: Plan) -> int:
     """Of the arrays that a stream holds under a plan, and the order of a window's rows."""
-    row_bytes = LAYOUT.row_bytes
+    row_bytes = LAYOUT.item_bytes
     if plan.resident:
         return dataset.n_entries * dataset.entry_bytes + dataset.n_rows * (row_bytes + 8)
     chunk_rows = max(plan.window_rows, int(np.diff(dataset.row_start).max()))

@@ -1,0 +1,273 @@
+"""Primal coordinate descent over the column layout: Algorithms 1 and 3 of Chang, Hsieh, Lin (2008), and CDN.
+
+The state is w, and beside it the score ``z = w·x`` of every row and lane, kept up to date with every step; from it follow
+residuals and margins. alpha = ``-C ξ'`` at the rows' margins is a point of the dual, so ``½‖∇f(w)‖²`` is the duality gap:
+summed up as a pass meets the coordinates it is the estimate, and in a read at fixed w, which recomputes the scores, the
+certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import kernels, primal_kernels
+from .dataset import Dataset
+from .kernels import DUAL, GAP, VIOLATION_MAX
+from .primal_kernels import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM
+from .problems import Problem
+from .solvers import CERTIFY, TRAIN, State, all_rows, new_lanes, new_totals
+from .stream import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena, Window, deal_folds, random_key
+
+_BIAS = -1  # the place of the bias in an order of columns
+_BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one that the bias is visited in
+
+
+class PrimalSolver:
+    """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss.
+
+    Parameters
+    ----------
+    problem : Problem
+    dataset : Dataset
+    seed : int
+    """
+
+    with_replacement = False
+
+    def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
+        self.problem, self._dataset, self._seed = problem, dataset, seed
+        # in one window that holds all of them, independent draws are Algorithm 3 itself
+        whole = max(dataset.n_entries, 1)
+        self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
+        per_row = 2 * 8 * problem.n_lanes + _kind_dtype(problem.classes.size, problem.n_folds).itemsize
+        per_row += 8 * dataset.weighted
+        self.state_bytes = 2 * 8 * (problem.n_features + 1) * problem.n_lanes
+        self.rows_bytes = dataset.n_rows * per_row
+        self._rows: tuple[np.ndarray, np.ndarray] | None = None
+        self._signed = _signed_costs(problem)
+
+    def new_state(self) -> State:
+        """w = 0, and so are the scores."""
+        n_lanes = self.problem.n_lanes
+        lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
+        lanes |= {"side_minus": np.ones(n_lanes), "side_plus": np.ones(n_lanes)}
+        state = State(
+            np.zeros((self.problem.n_features + 1, n_lanes)),
+            np.zeros((0, n_lanes)),
+            new_totals(n_lanes),
+            lanes,
+        )
+        state.rows["score"] = np.zeros((self._dataset.n_rows, n_lanes))
+        return state
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Nothing is kept by chunk."""
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """Nothing shrinks."""
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Certify lanes at their fixed w, then train the others."""
+        problem = self.problem
+        certifying, training = state.phase(CERTIFY), state.phase(TRAIN)
+        costs = (problem.loss_code, problem.bias, problem.free_bias)
+        score = state.rows["score"].reshape(-1)
+        if certifying.size:
+            if window.number == 0:
+                self._begin_certificates(state, certifying)
+            columns = self._columns(window, state, self.places(window, order))
+            primal_kernels.primal_certify(
+                *columns,
+                score,
+                *self._row_arrays(),
+                *costs,
+                _sides(state),
+                certifying,
+                state.rows["fresh"].reshape(-1),
+                state.totals,
+            )
+        if training.size:
+            columns = self._columns(window, state, self.visits(window, order, key))
+            primal_kernels.primal_visit(
+                *columns,
+                score,
+                *self._row_arrays(),
+                *costs,
+                np.isnan(state.lanes["start_norm"]),
+                training,
+                state.totals,
+            )
+
+    def places(self, window: Window, order: np.ndarray) -> np.ndarray:
+        """Places of all columns of a window, the bias among them in one window of a read, in the front of `order`."""
+        places = all_rows(window, order)
+        if self.problem.bias and self._bias_window(window) == window.number:
+            order[places.size] = _BIAS
+            return order[: places.size + 1]
+        return places
+
+    def visits(self, window: Window, order: np.ndarray, key: np.uint64) -> np.ndarray:
+        """Places of the columns in the order in which they are visited, a function of `key`, in the front of `order`."""
+        places = self.places(window, order)
+        if self.with_replacement:
+            kernels.draw(places.copy(), key, places)
+        else:
+            kernels.shuffle(places, key)
+        return places
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """The first pass has summed up the gradient at w = 0; the scores of a read at fixed w have served."""
+        state.rows.pop("fresh", None)  # keeps checkpoints small
+        norm = state.lanes["start_norm"]
+        norm[trained] = np.where(np.isnan(norm[trained]), _start_norm(state)[trained], norm[trained])
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, where alpha comes from the kept scores and margins from the fresh ones.
+
+        For the squared hinge alpha is scaled to the best point on its ray, which is free.
+        """
+        lanes = state.phase(CERTIFY)
+        sums = np.zeros((self.problem.n_lanes, 5))
+        if lanes.size:
+            primal_kernels.row_terms(
+                state.rows["score"].reshape(-1),
+                state.rows["fresh"].reshape(-1),
+                0,
+                *self._row_arrays(),
+                self.problem.loss_code,
+                _sides(state),
+                lanes,
+                sums,
+            )
+        totals = state.totals
+        squared = np.einsum("ij,ij->j", state.w, state.w)
+        if self.problem.free_bias:
+            squared -= state.w[-1] ** 2
+        primal = 0.5 * squared + sums[:, LOSS_SUM]
+        gap = np.maximum(totals[:, GAP], 0.0) + np.maximum(sums[:, PHI], 0.0)
+        if self.problem.loss == "squared_hinge":
+            curvature = sums[:, QUADRATIC_SUM] - 2.0 * totals[:, DUAL]  # ‖v‖² + Σ D alpha²
+            slope = sums[:, ALPHA_SUM] - curvature
+            gain = np.divide(0.5 * slope**2, curvature, out=np.zeros_like(slope), where=curvature > 0)
+            gap = np.maximum(gap - gain, 0.0)
+        return {"primal": primal, "dual": primal - gap, "gap": gap, "violation": self.violation(state)}
+
+    def violation(self, state: State) -> np.ndarray:
+        """``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``: what LIBLINEAR's primal solvers compare with eps."""
+        start = np.where(np.isnan(state.lanes["start_norm"]), _start_norm(state), state.lanes["start_norm"])
+        norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
+        seen = np.isfinite(state.totals[:, VIOLATION_MAX])
+        scale = start * self._smaller_side()
+        return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
+
+    def settle(self, state: State, lane: int) -> None:
+        """Go on from the scores that the read at fixed w has computed."""
+        state.rows["score"][:, lane] = state.rows["fresh"][:, lane]
+
+    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+        """From the scores; exact but for their drift."""
+        sums = np.zeros((self.problem.n_lanes, 5))
+        score = state.rows["score"].reshape(-1)
+        side = np.ones((2, self.problem.n_lanes))
+        primal_kernels.row_terms(
+            score, score, 0, *self._row_arrays(), self.problem.loss_code, side, np.array([lane]), sums
+        )
+        w = state.w[: -1 if self.problem.free_bias else None, lane]
+        return 0.5 * float(w @ w) + float(sums[lane, LOSS_SUM])
+
+    # -- inside
+
+    def _bias_window(self, window: Window) -> int:
+        return int(random_key(self._seed, window.read, _BIAS_WINDOW)) % window.count
+
+    def _begin_certificates(self, state: State, lanes: np.ndarray) -> None:
+        rows, n_lanes = state.rows, self.problem.n_lanes
+        if rows.get("fresh", np.zeros((0, n_lanes))).shape != rows["score"].shape:
+            rows["fresh"] = np.zeros_like(rows["score"])
+        rows["fresh"][:, lanes] = 0.0
+        if not self.problem.free_bias:
+            return
+        # the multiplier of a free bias asks for Σ y alpha = 0: the heavier side is scaled down to the lighter one
+        sums = np.zeros((2, n_lanes))
+        primal_kernels.side_sums(
+            rows["score"].reshape(-1), 0, *self._row_arrays(), self.problem.loss_code, lanes, sums
+        )
+        least = sums.min(axis=0)
+        for name, side in (("side_minus", sums[0]), ("side_plus", sums[1])):
+            factor = np.divide(least, side, out=np.ones_like(least), where=side > 0)
+            state.lanes[name][lanes] = factor[lanes]
+
+    def _columns(self, window: Window, state: State, order: np.ndarray) -> tuple[np.ndarray, ...]:
+        arena = window.arena
+        return order, arena.indptr, arena.feature, arena.row, arena.value, state.w.reshape(-1)
+
+    def _row_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Kind and weight of every row (the latter empty where all are 1), and ``y C`` of every kind and lane."""
+        if self._rows is None:
+            self._rows = _read_rows(self._dataset, self._seed, self.problem.n_folds)
+        return *self._rows, self._signed
+
+    def _smaller_side(self) -> np.ndarray:
+        """Share of the rows of a lane that are on its smaller side."""
+        counts = self._dataset.class_counts
+        assert counts is not None
+        plus, minus = (counts @ (side * self.problem.sign > 0) for side in (1, -1))
+        return np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
+
+
+class OnlineSolver(PrimalSolver):
+    """Coordinates drawn uniformly at random with replacement, as many as there are (Algorithm 3).
+
+    Within a window so many draws as it holds features: each has one expected visit a pass, whatever the chunks' sizes.
+    """
+
+    with_replacement = True
+
+
+PRIMAL_SOLVERS: dict[tuple[str, str], Callable[[Problem, Dataset, int], PrimalSolver]] = {
+    ("squared_hinge", "primal"): PrimalSolver,
+    ("squared_hinge", "online"): OnlineSolver,
+    ("log_loss", "primal"): PrimalSolver,
+    ("log_loss", "online"): OnlineSolver,
+}
+"""Solver of each (loss, method), beside `solvers.SOLVERS`."""
+
+PRIMAL_METHODS = ("primal", "online")
+
+
+def _sides(state: State) -> np.ndarray:
+    return np.array([state.lanes["side_minus"], state.lanes["side_plus"]])
+
+
+def _start_norm(state: State) -> np.ndarray:
+    return np.sqrt(np.maximum(state.totals[:, DUAL], 0.0))
+
+
+def _signed_costs(problem: Problem) -> np.ndarray:
+    """y C of a row by ``class * folds + fold`` and lane; 0 where the lane leaves the row out."""
+    signed = problem.sign * problem.cost
+    if not problem.n_folds:
+        return np.ascontiguousarray(signed)
+    kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
+    return np.ascontiguousarray((signed[:, None, :] * kept).reshape(-1, problem.n_lanes))
+
+
+def _kind_dtype(n_classes: int, n_folds: int) -> np.dtype:
+    return np.dtype(np.uint16 if n_classes * max(n_folds, 1) <= 1 << 16 else np.uint32)
+
+
+def _read_rows(dataset: Dataset, seed: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Kind and weight of all rows; see `primal_kernels`."""
+    assert dataset.classes is not None
+    kind = np.empty(dataset.n_rows, dtype=_kind_dtype(dataset.classes.size, n_folds))
+    weight = np.empty(dataset.n_rows if dataset.weighted else 0)
+    for chunk in range(dataset.n_chunks):
+        start, stop = int(dataset.row_start[chunk]), int(dataset.row_start[chunk + 1])
+        label, weights, source = dataset.read_rows(chunk, ("label", "weight", "source"))
+        code = np.searchsorted(dataset.classes, label)
+        kind[start:stop] = code * n_folds + deal_folds(source, seed, n_folds) if n_folds else code
+        if dataset.weighted:
+            weight[start:stop] = weights
+    return kind, weight

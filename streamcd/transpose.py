@@ -1,0 +1,673 @@
+"""Row layout to column layout, in bounded memory: entries are scattered by ranges of features, then sorted range by range.
+
+How many entries every feature has is known from ``features.parquet``, so ranges are cut to fit in memory beforehand, and
+sorting a range is one step: every entry goes straight to its place. Rows are read in their order and written behind each
+other, so a feature's entries come out ascending by row by themselves. The result is a function of the dataset and of the
+options of the format, not of the memory. What was done is kept in checkpoints: begun again, it goes on from the last one.
+"""
+
+# mypy: allow-untyped-defs, no-check-untyped-defs
+# (types of kernels are numba's to infer; everything else here is annotated)
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from .columns import FOLDER, Columns, ColumnsWriter, has_columns, open_columns
+from .dataset import Dataset, open_dataset
+from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
+from .memory import parse_size, require
+from .parquet import sync_directory, write_file_atomically
+from .progress import Listener, Progress
+
+_INT32_MAX = 2**31 - 1
+_MAX_BUCKETS = 256
+_FEATURE_BYTES = 48
+"""What a feature takes while its range is sorted: number, count, places, and a table of at most four times as many."""
+_TABLE_BITS = 18
+_LEAST_BYTES = 16_000_000
+_CHECKPOINT_SECONDS = 30.0
+
+Block = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Feature, row and value of entries."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kernels
+
+
+@njit(cache=True, nogil=True)
+def _partition(
+    feature, row, value, ends, first_bucket, shift, start, number, offset, to_feature, to_row, to_value
+):
+    """Sort entries by bucket, keeping their order within each (a counting sort).
+
+    Parameters
+    ----------
+    feature, row, value : (n,)
+    ends : (buckets,) int64
+        The feature behind the last one of each bucket, ascending.
+    first_bucket : (cells,) int64, shift : int, start : int
+        The first bucket with features ``f`` of which ``(f - start) >> shift`` is the cell.
+    number : (n,) uint8
+        Scratch.
+    offset : (buckets + 1,) int64
+        Written: bucket b is ``offset[b]:offset[b + 1]`` of the output.
+    to_feature, to_row, to_value : (n,)
+        Written.
+    """
+    offset[:] = 0
+    for k in range(feature.size):
+        b = first_bucket[(np.int64(feature[k]) - start) >> shift]
+        while feature[k] >= ends[b]:
+            b += 1
+        number[k] = b
+        offset[b + 1] += 1
+    for b in range(ends.size):
+        offset[b + 1] += offset[b]
+    place = offset.copy()
+    for k in range(feature.size):
+        at = place[number[k]]
+        place[number[k]] += 1
+        to_feature[at], to_row[at], to_value[at] = feature[k], row[k], value[k]
+
+
+@njit(cache=True, nogil=True)
+def _place(feature, row, value, start, table, listed, following, ends, to_row, to_value):
+    """Put entries at their places among those sorted by feature.
+
+    Parameters
+    ----------
+    start : int, table : (features of the range,) int32
+        Number of feature ``start + i`` among those that occur; empty where the range is too wide for a table.
+    listed : (features,) int64
+        The features that occur, ascending.
+    following, ends : (features,) int64
+        Where the next entry of each goes, moved on in place; where its entries end.
+
+    Returns
+    -------
+    int
+        -1, or the place of the first entry that the counts do not allow for.
+    """
+    for k in range(feature.size):
+        if table.size:
+            i = np.int64(table[feature[k] - start])
+        else:
+            i = np.searchsorted(listed, feature[k])
+            if i >= listed.size or listed[i] != feature[k]:
+                i = -1
+        if i < 0 or following[i] >= ends[i]:
+            return k
+        at = following[i]
+        following[i] += 1
+        to_row[at], to_value[at] = row[k], value[k]
+    return -1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The public function
+
+
+def make_columns(
+    dataset: Dataset | str | Path,
+    *,
+    memory: int | str = "1GB",
+    chunk_size: int | str = "1MB",
+    shard_size: int | str = "256MB",
+    compression: str = "lz4",
+    force: bool = False,
+    workers: int = 1,
+    listener: Listener | None = None,
+) -> Columns:
+    """Make the column layout of a dataset, beside its row layout; what an interrupted call has done is not done again.
+
+    Parameters
+    ----------
+    dataset : Dataset or path
+    memory : size
+        Bound of the process's peak resident memory. The result does not depend on it.
+    chunk_size, shard_size : size
+        Decoded bytes of entries in a chunk and in a shard.
+    compression : {"lz4", "zstd", "none"}
+    force : bool
+        Replace an existing layout, once the new one is complete.
+    workers : int
+        Only 1: reading, sorting and writing overlap already.
+    listener : Listener, optional
+
+    Returns
+    -------
+    Columns
+
+    Raises
+    ------
+    UsageError
+        Where the layout exists, or the memory is too small.
+    DatasetError
+        Where the dataset is damaged.
+    LockError, EnvironmentFailure
+        Where another process makes it; where the disk is full.
+    """
+    if workers != 1:
+        raise UsageError(f"expected --workers 1, found {workers}; one process makes the column layout")
+    if compression not in ("lz4", "zstd", "none"):
+        raise UsageError(f"expected compression lz4, zstd or none, found {compression!r}")
+    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    if has_columns(dataset) and not force:
+        raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
+    options = _Options(parse_size(chunk_size), parse_size(shard_size), compression)
+    plan = _make_plan(dataset, parse_size(memory), options)
+    with _locked(dataset.path), _disk_full(dataset.path):
+        work = dataset.path / f".{FOLDER}.partial"
+        _Transposition(dataset, options, plan, work, listener or Listener()).run()
+        _put_in_place(work, dataset.path)
+    dataset.close()
+    return open_columns(dataset)
+
+
+@dataclass(frozen=True)
+class _Options:
+    chunk_bytes: int
+    shard_bytes: int
+    compression: str
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the memory is shared out: entries gathered before they are scattered, and entries sorted at a time."""
+
+    gather_entries: int
+    sort_bytes: int
+
+
+def _make_plan(dataset: Dataset, budget: int, options: _Options) -> _Plan:
+    largest = int(np.diff(dataset.entry_start).max(initial=1))
+    needs = {
+        # copied, cast, encoded, compressed
+        "chunks being written": 8 * options.chunk_bytes,
+        "chunks being read": 5 * largest * _record_bytes(dataset),
+        "chunk tables": 40 * dataset.n_chunks + 200 * (dataset.n_entries * 8 // options.chunk_bytes + 1),
+        "entries being sorted": _LEAST_BYTES,
+    }
+    left = require(budget, needs, "give a larger --memory") + _LEAST_BYTES
+    # gathered and scattered: two copies and a byte an entry; a bucket is sorted while a part of it is being read
+    gather = max(left // 4 // (2 * _record_bytes(dataset) + 1), largest)
+    return _Plan(gather_entries=gather, sort_bytes=left // 2)
+
+
+def _row_dtype(dataset: Dataset) -> np.dtype:
+    return np.dtype(np.int32 if dataset.n_rows <= _INT32_MAX else np.int64)
+
+
+def _record_bytes(dataset: Dataset) -> int:
+    return dataset.index_dtype.itemsize + _row_dtype(dataset).itemsize + dataset.value_dtype.itemsize
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LockError(
+                f"{path}: another process makes its column layout; wait for it to end or stop it"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _disk_full(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise EnvironmentFailure(
+                f"{path}: the disk is full; make room (about three times the size of the decoded entries) and run it "
+                "again: it goes on where it stopped"
+            ) from error
+        raise
+
+
+def _put_in_place(work: Path, path: Path) -> None:
+    if (path / FOLDER).exists():
+        os.rename(path / FOLDER, work / "replaced")
+    os.rename(work / FOLDER, path / FOLDER)
+    sync_directory(path)
+    shutil.rmtree(work)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The work
+
+
+@dataclass
+class _Bucket:
+    """Entries of the features ``start <= feature < stop``, in a file unless they are the whole dataset."""
+
+    start: int
+    stop: int
+    n_features: int
+    n_entries: int
+    path: Path | None = None
+    n_bytes: int = 0
+
+    def figures(self) -> list[int]:
+        return [self.start, self.stop, self.n_features, self.n_entries, self.n_bytes]
+
+
+class _FeatureCounts:
+    """Which features occur and how often, read from ``features.parquet`` in pieces."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._first: list[int] = []  # feature of each piece, as far as they have been read
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Features in a range, ascending, and their numbers of entries."""
+        group = max(int(np.searchsorted(self._first, start, side="right")) - 1, 0)
+        for piece in self._dataset.read_features(("feature", "n_entries"), first_group=group):
+            feature, count = piece["feature"], piece["n_entries"]
+            if group == len(self._first):
+                self._first.append(int(feature[0]))
+            group += 1
+            if feature[0] >= stop:
+                return
+            chosen = (feature >= start) & (feature < stop) & (count > 0)
+            if chosen.any():
+                yield feature[chosen].astype(np.int64), count[chosen].astype(np.int64)
+
+
+class _Transposition:
+    """One transposition, from the last checkpoint in its directory to the end."""
+
+    def __init__(
+        self, dataset: Dataset, options: _Options, plan: _Plan, work: Path, listener: Listener
+    ) -> None:
+        self._dataset, self._options, self._plan, self._work = dataset, options, plan, work
+        self._listener = listener
+        self._counts = _FeatureCounts(dataset)
+        self._entry_bytes = _row_dtype(dataset).itemsize + dataset.value_dtype.itemsize
+        self._task = {
+            "dataset": dataset.fingerprint,
+            "chunk_bytes": options.chunk_bytes,
+            "shard_bytes": options.shard_bytes,
+            "compression": options.compression,
+        }
+        self._saved = time.monotonic()
+        self._n_placed = 0
+
+    def run(self) -> None:
+        state = self._read_state()
+        buckets = [
+            _Bucket(start, stop, n_features, n_entries, self._work / f"bucket-{number:03d}", n_bytes)
+            for number, (start, stop, n_features, n_entries, n_bytes) in enumerate(state["buckets"])
+        ]
+        if state["next_chunk"] == 0:
+            whole = _Bucket(0, self._dataset.n_features, *self._totals())
+            if self._fits(whole):
+                buckets = [whole]
+            else:
+                buckets = self._cut(whole, "bucket")
+        if buckets[0].path is not None and state["next_chunk"] < self._dataset.n_chunks:
+            self._scatter_rows(buckets, state["next_chunk"])
+        finished = state["finished"]
+        writer = ColumnsWriter(
+            self._work / FOLDER,
+            self._dataset,
+            row_dtype=_row_dtype(self._dataset),
+            chunk_bytes=self._options.chunk_bytes,
+            shard_bytes=self._options.shard_bytes,
+            compression=self._options.compression,
+            finished=finished,
+        )
+        self._behind = (finished["feature"], finished["piece"]) if finished else (-1, 0)
+        for bucket in buckets:
+            if bucket.stop > self._behind[0] and bucket.n_entries:
+                self._sort(bucket, writer)
+            else:
+                self._n_placed += bucket.n_entries
+            if bucket.path is not None:
+                self._save_now_and_then(buckets, self._dataset.n_chunks, writer)
+        writer.close()
+
+    # -- checkpoints
+
+    def _read_state(self) -> dict[str, Any]:
+        """What an earlier call of the same task has done; removes what another one left."""
+        path = self._work / "state.json"
+        try:
+            state = json.loads(path.read_bytes())
+            if state["task"] == self._task:
+                self._listener.message("going on with a column layout that was begun earlier")
+                return dict(state)
+        except (OSError, ValueError, KeyError):
+            pass
+        if self._work.exists():
+            _restore_replaced(self._work, self._dataset.path)
+            shutil.rmtree(self._work)
+        self._work.mkdir()
+        return {"buckets": [], "next_chunk": 0, "finished": None}
+
+    def _save_now_and_then(
+        self, buckets: list[_Bucket], next_chunk: int, writer: ColumnsWriter | None
+    ) -> None:
+        if time.monotonic() - self._saved >= _CHECKPOINT_SECONDS:
+            self._save(buckets, next_chunk, writer)
+
+    def _save(self, buckets: list[_Bucket], next_chunk: int, writer: ColumnsWriter | None) -> None:
+        if writer is None:
+            for bucket in buckets:
+                if bucket.path is not None and bucket.n_bytes:
+                    _sync_file(bucket.path)
+        state = {
+            "task": self._task,
+            "buckets": [bucket.figures() for bucket in buckets],
+            "next_chunk": next_chunk,
+            "finished": writer.finished() if writer else None,
+        }
+        write_file_atomically(self._work / "state.json", json.dumps(state).encode())
+        self._saved = time.monotonic()
+
+    # -- buckets
+
+    def _totals(self) -> tuple[int, int]:
+        n_features = n_entries = 0
+        for feature, count in self._counts.pieces(0, self._dataset.n_features):
+            n_features += feature.size
+            n_entries += int(count.sum())
+        if n_entries != self._dataset.n_entries:
+            raise _damaged(self._dataset)
+        return n_features, n_entries
+
+    def _fits(self, bucket: _Bucket) -> bool:
+        needed = bucket.n_entries * self._entry_bytes + bucket.n_features * _FEATURE_BYTES
+        return needed <= self._plan.sort_bytes
+
+    def _cut(self, bucket: _Bucket, name: str) -> list[_Bucket]:
+        """Cut a range into buckets that fit in memory, or into as many as can be written at a time."""
+        needed = bucket.n_entries * self._entry_bytes + bucket.n_features * _FEATURE_BYTES
+        limit = max(self._plan.sort_bytes, -(-needed // (_MAX_BUCKETS // 2)))
+        parts: list[_Bucket] = []
+        held = 0
+        for feature, count in self._counts.pieces(bucket.start, bucket.stop):
+            size = np.cumsum(count * self._entry_bytes + _FEATURE_BYTES)
+            entries = np.cumsum(count)
+            start = 0
+            while start < feature.size:
+                before = int(size[start - 1]) if start else 0
+                stop = int(np.searchsorted(size, before + limit - held, side="right"))
+                if stop <= start and held:
+                    held = 0
+                    parts[-1].stop = int(feature[start])
+                    parts.append(_Bucket(int(feature[start]), bucket.stop, 0, 0))
+                    continue
+                stop = max(stop, start + 1)
+                if not parts:
+                    parts.append(_Bucket(bucket.start, bucket.stop, 0, 0))
+                parts[-1].n_features += stop - start
+                parts[-1].n_entries += int(entries[stop - 1]) - (int(entries[start - 1]) if start else 0)
+                held += int(size[stop - 1]) - before
+                start = stop
+        for number, part in enumerate(parts):
+            part.path = self._work / f"{name}-{number:03d}"
+        return parts
+
+    # -- scattering
+
+    def _scatter_rows(self, buckets: list[_Bucket], next_chunk: int) -> None:
+        dataset = self._dataset
+        for bucket in buckets:  # what was written behind the last checkpoint is written again
+            assert bucket.path is not None
+            with open(bucket.path, "ab") as file:
+                file.truncate(bucket.n_bytes)
+        scatter = _Scatter(buckets, self._plan.gather_entries, dataset)
+        for chunk, block in _read_ahead(dataset, next_chunk):
+            if not scatter.has_room(block[0].size):
+                scatter.flush()
+                self._save_now_and_then(buckets, chunk, None)
+            scatter.add(block)
+            self._listener.progress(
+                Progress("scatter", int(dataset.entry_start[chunk + 1]), dataset.n_entries, "entries")
+            )
+        scatter.flush()
+        self._save(buckets, dataset.n_chunks, None)
+
+    def _split(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+        """Scatter a bucket that does not fit over narrower ones."""
+        assert bucket.path is not None
+        parts = self._cut(bucket, bucket.path.name)
+        for part in parts:
+            assert part.path is not None
+            part.path.unlink(missing_ok=True)
+        scatter = _Scatter(parts, self._plan.gather_entries // 2, self._dataset)
+        for block in _read_bucket(bucket, self._dataset, self._plan.gather_entries // 2):
+            if not scatter.has_room(block[0].size):
+                scatter.flush()
+            scatter.add(block)
+        scatter.flush()
+        del scatter
+        for part in parts:
+            if part.stop > self._behind[0]:
+                self._sort(part, writer)
+            else:
+                self._n_placed += part.n_entries
+            assert part.path is not None
+            part.path.unlink(missing_ok=True)
+
+    # -- sorting
+
+    def _blocks(self, bucket: _Bucket) -> Iterator[Block]:
+        if bucket.path is None:
+            for _, block in _read_ahead(self._dataset, 0):
+                yield block
+        else:
+            yield from _read_bucket(bucket, self._dataset, self._plan.gather_entries)
+
+    def _sort(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+        if bucket.n_features == 1:
+            self._copy_feature(bucket, writer)
+        elif self._fits(bucket):
+            self._sort_in_memory(bucket, writer)
+        else:
+            self._split(bucket, writer)
+
+    def _copy_feature(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+        """A bucket of one feature is in order as it is."""
+        (feature, count) = next(self._counts.pieces(bucket.start, bucket.stop))
+        large = int(count[0]) > writer.piece_entries
+        skip = self._behind[1] * writer.piece_entries if feature[0] == self._behind[0] else 0
+        if large:
+            writer.begin_feature(self._behind[1] if skip else 0)
+        held: list[Block] = []
+        n_entries = 0
+        for block in self._blocks(bucket):
+            n_entries += block[0].size
+            self._tell(block[0].size)
+            dropped = min(skip, block[0].size)
+            skip -= dropped
+            if large:
+                writer.add_pieces(int(feature[0]), block[1][dropped:], block[2][dropped:])
+            else:
+                held.append((block[0].copy(), block[1].copy(), block[2].copy()))
+        if n_entries != count[0]:
+            raise _damaged(self._dataset)
+        if large:
+            writer.end_feature(int(feature[0]))
+        else:
+            writer.add(
+                feature, count, np.concatenate([b[1] for b in held]), np.concatenate([b[2] for b in held])
+            )
+
+    def _sort_in_memory(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+        pieces = list(self._counts.pieces(bucket.start, bucket.stop))
+        feature = np.concatenate([piece[0] for piece in pieces])
+        count = np.concatenate([piece[1] for piece in pieces])
+        ends = np.cumsum(count)
+        following = ends - count
+        first, width = int(feature[0]), int(feature[-1] - feature[0]) + 1
+        table = np.empty(0, dtype=np.int32)
+        if width <= 4 * feature.size + 1024:
+            table = np.full(width, -1, dtype=np.int32)
+            table[feature - first] = np.arange(feature.size, dtype=np.int32)
+        row = np.empty(bucket.n_entries, dtype=_row_dtype(self._dataset))
+        value = np.empty(bucket.n_entries, dtype=self._dataset.value_dtype)
+        for block in self._blocks(bucket):
+            if block[0].size and (block[0].min() < first or block[0].max() > feature[-1]):
+                raise _damaged(self._dataset)
+            if _place(*block, first, table, feature, following, ends, row, value) >= 0:
+                raise _damaged(self._dataset)
+            self._tell(block[0].size)
+        if not np.array_equal(following, ends):
+            raise _damaged(self._dataset)
+        del table
+        self._write(writer, feature, count, row, value)
+
+    def _write(
+        self,
+        writer: ColumnsWriter,
+        feature: np.ndarray,
+        count: np.ndarray,
+        row: np.ndarray,
+        value: np.ndarray,
+    ) -> None:
+        """Hand features to the writer, those behind what it has already."""
+        behind, piece = self._behind
+        start = int(np.searchsorted(feature, behind))
+        entry = int(count[:start].sum())
+        if piece and start < feature.size and feature[start] == behind:
+            stop, entry = entry + int(count[start]), entry + piece * writer.piece_entries
+            writer.begin_feature(piece)
+            writer.add_pieces(behind, row[entry:stop], value[entry:stop])
+            writer.end_feature(behind)
+            start, entry = start + 1, stop
+        writer.add(feature[start:], count[start:], row[entry:], value[entry:])
+
+    def _tell(self, n_entries: int) -> None:
+        self._n_placed += n_entries
+        self._listener.progress(Progress("sort", self._n_placed, self._dataset.n_entries, "entries"))
+
+
+def _damaged(dataset: Dataset) -> DatasetError:
+    return DatasetError(
+        f"{dataset.path / 'features.parquet'}: does not count the entries of {dataset.path / 'entries'}; "
+        "run 'streamcd verify', or convert the data again"
+    )
+
+
+def _restore_replaced(work: Path, path: Path) -> None:
+    if (work / "replaced").exists() and not (path / FOLDER).exists():
+        os.rename(work / "replaced", path / FOLDER)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_ahead(dataset: Dataset, first: int) -> Iterator[tuple[int, Block]]:
+    """All chunks of the row layout from `first` on, the next one read while one is worked on."""
+
+    def read(chunk: int) -> Block:
+        feature, row, value = dataset.read_entries(chunk, ("feature", "row", "value"))
+        if feature.size and (feature.min() < 0 or feature.max() >= dataset.n_features):
+            raise DatasetError(f"{dataset.place(chunk)}: a feature outside 0 … {dataset.n_features - 1}")
+        return feature, row, value
+
+    with ThreadPoolExecutor(1) as reader:
+        ahead: Future[Block] | None = None
+        for chunk in range(first, dataset.n_chunks):
+            current = ahead or reader.submit(read, chunk)
+            ahead = reader.submit(read, chunk + 1) if chunk + 1 < dataset.n_chunks else None
+            yield chunk, current.result()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bucket files: segments of entries, each a length and its columns
+
+
+class _Scatter:
+    """Gathers entries, and writes them to the files of their buckets when no more fit."""
+
+    def __init__(self, buckets: list[_Bucket], gather_entries: int, dataset: Dataset) -> None:
+        self._buckets = buckets
+        dtypes = (dataset.index_dtype, _row_dtype(dataset), dataset.value_dtype)
+        self._gathered = [np.empty(gather_entries, dtype) for dtype in dtypes]
+        self._sorted = [np.empty(gather_entries, dtype) for dtype in dtypes]
+        self._number = np.empty(gather_entries, np.uint8)
+        self._n = 0
+        self._start = buckets[0].start
+        self._ends = np.array([bucket.stop for bucket in buckets])
+        width = int(self._ends[-1]) - self._start
+        self._shift = max(width.bit_length() - _TABLE_BITS, 0)
+        cells = (np.arange(((width - 1) >> self._shift) + 1) << self._shift) + self._start
+        self._first_bucket = np.searchsorted(self._ends, cells, side="right")
+        self._offset = np.zeros(len(buckets) + 1, np.int64)
+
+    def has_room(self, n_entries: int) -> bool:
+        return self._n + n_entries <= self._number.size
+
+    def add(self, block: Block) -> None:
+        stop = self._n + block[0].size
+        for held, column in zip(self._gathered, block, strict=True):
+            held[self._n : stop] = column
+        self._n = stop
+
+    def flush(self) -> None:
+        n = self._n
+        place = (self._ends, self._first_bucket, self._shift, self._start, self._number, self._offset)
+        _partition(*(column[:n] for column in self._gathered), *place, *self._sorted)
+        for bucket, start, stop in zip(
+            self._buckets, self._offset[:-1].tolist(), self._offset[1:].tolist(), strict=True
+        ):
+            if start == stop:
+                continue
+            assert bucket.path is not None
+            with open(bucket.path, "ab") as file:
+                file.write(np.int64(stop - start).tobytes())
+                for column in self._sorted:
+                    file.write(column[start:stop].data.cast("B"))
+                bucket.n_bytes = file.tell()
+        self._n = 0
+
+
+def _read_bucket(bucket: _Bucket, dataset: Dataset, most: int) -> Iterator[Block]:
+    """The entries of a bucket file, at most so many at a time, in the order in which they were written."""
+    assert bucket.path is not None
+    dtypes = (dataset.index_dtype, _row_dtype(dataset), dataset.value_dtype)
+    position = 0
+    with open(bucket.path, "rb", buffering=0) as file:
+        while position < bucket.n_bytes:
+            n = int(np.fromfile(file, np.int64, 1, offset=0)[0])
+            starts = np.cumsum([position + 8, *(n * dtype.itemsize for dtype in dtypes)])
+            for first in range(0, n, most):
+                count = min(most, n - first)
+                block = []
+                for dtype, start in zip(dtypes, starts[:-1].tolist(), strict=True):
+                    file.seek(start + first * dtype.itemsize)
+                    block.append(np.fromfile(file, dtype, count))
+                if any(column.size != count for column in block):
+                    raise OSError(f"{bucket.path}: a temporary file is shorter than what was written to it")
+                yield block[0], block[1], block[2]
+            position = int(starts[-1])
+            file.seek(position)

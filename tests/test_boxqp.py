@@ -1,0 +1,348 @@
+"""Box-constrained quadratic programs against a QP solver of others, in every storage, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import quadprog
+import scipy.sparse as sp
+from conftest import SUBPROCESS_ENVIRONMENT
+
+from streamcd import solve_box_qp
+from streamcd.errors import UsageError
+
+Program = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def program(n: int, seed: int = 0, *, rank: int | None = None, ridge: float = 0.1) -> Program:
+    """A random one: some variables are free, some have one bound, some are fixed."""
+    rng = np.random.default_rng(seed)
+    factor = rng.standard_normal((n, rank or max(2, n // 2))) / np.sqrt(n)
+    Q = factor @ factor.T + ridge * np.eye(n)
+    h = rng.standard_normal(n)
+    lo, hi = np.full(n, -0.5), rng.uniform(0.0, 1.5, n)
+    lo[: n // 5], hi[n // 10 : n // 3] = -np.inf, np.inf
+    hi[-1] = lo[-1] = 0.25
+    return Q, h, lo, hi
+
+
+def dual_of_svm(n: int, seed: int = 0) -> Program:
+    """The dual of squared hinge on random rows: all variables are correlated, most end at 0."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, 30)) + 0.5
+    signed = x * np.where(x[:, 0] + rng.standard_normal(n) > 0.5, 1.0, -1.0)[:, None]
+    return signed @ signed.T + 0.5 * np.eye(n), -np.ones(n), np.zeros(n), np.full(n, np.inf)
+
+
+def chain(n: int) -> Program:
+    """A consistently ordered matrix, on which over-relaxation is at its best."""
+    Q = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)).toarray()
+    return Q + 1e-3 * np.eye(n), np.sin(np.arange(n)), np.full(n, -np.inf), np.full(n, np.inf)
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "random_10": lambda: program(10),
+    "random_60": lambda: program(60, 1),
+    "random_200": lambda: program(200, 2, ridge=0.02),
+    "svm_100": lambda: dual_of_svm(100),
+    "svm_400": lambda: dual_of_svm(400, 1),
+    "chain_80": lambda: chain(80),
+}
+
+
+def reference(Q: np.ndarray, h: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> float:
+    """Objective at the optimum by quadprog, an active-set method; Q positive definite."""
+    eye = np.eye(h.size)
+    below, above = np.isfinite(lo) & (lo < hi), np.isfinite(hi) & (lo < hi)
+    fixed = lo == hi
+    rows = np.vstack([eye[fixed], eye[below], -eye[above]])
+    limits = np.concatenate([lo[fixed], lo[below], -hi[above]])
+    if not limits.size:
+        return float(quadprog.solve_qp(Q, -h)[1])
+    solution = quadprog.solve_qp(Q, -h, np.ascontiguousarray(rows.T), limits, int(fixed.sum()))
+    return float(solution[1])
+
+
+def objective(Q: np.ndarray, h: np.ndarray, alpha: np.ndarray) -> float:
+    return float(0.5 * alpha @ Q @ alpha + h @ alpha)
+
+
+def assert_optimal(result: Any, problem: Program, best: float) -> None:
+    Q, h, lo, hi = problem
+    assert result.converged
+    assert (result.alpha >= lo).all()
+    assert (result.alpha <= hi).all()
+    assert result.objective == pytest.approx(objective(Q, h, result.alpha), rel=1e-10, abs=1e-12)
+    assert result.objective == pytest.approx(best, rel=1e-8, abs=1e-10)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The optimum
+
+
+@pytest.mark.parametrize("omega", [1.0, 0.5, 1.4, 1.9, "auto"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_agrees_with_a_qp_solver(name: str, omega: float | str) -> None:
+    problem = PROGRAMS[name]()
+    result = solve_box_qp(*problem, omega=omega, tol=1e-9, max_passes=20_000)
+    assert_optimal(result, problem, reference(*problem))
+    assert result.violation <= 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [10, 30, 100, 300, 1000, 2000])
+@pytest.mark.parametrize("omega", [1.0, 1.5, "auto"])
+def test_agrees_with_a_qp_solver_on_large_problems(n: int, omega: float | str) -> None:
+    for problem in (program(n, n, ridge=0.05), dual_of_svm(n, n)):
+        assert_optimal(solve_box_qp(*problem, omega=omega, tol=1e-9), problem, reference(*problem))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_auto_needs_hardly_more_passes_than_coordinate_descent(name: str) -> None:
+    problem = PROGRAMS[name]()
+    plain = solve_box_qp(*problem, tol=1e-8)
+    chosen = solve_box_qp(*problem, tol=1e-8, omega="auto")
+    assert plain.trial_passes == 0
+    assert plain.trials == ()
+    assert chosen.passes <= 1.2 * plain.passes + chosen.trial_passes
+    for trial in chosen.trials:
+        assert len(trial["change"]) == 2
+    assert chosen.omega in {1.0} | {omega for trial in chosen.trials for omega in trial["change"]}
+
+
+def test_over_relaxation_pays_on_a_chain() -> None:
+    problem = chain(200)
+    plain, chosen = (solve_box_qp(*problem, tol=1e-8, omega=omega) for omega in (1.0, "auto"))
+    assert chosen.omega > 1.2
+    assert chosen.passes < 0.7 * plain.passes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Storage
+
+
+def stored(kind: str, Q: np.ndarray, folder: Path) -> tuple[Any, dict[str, Any]]:
+    n = len(Q)
+    if kind == "dense":
+        return Q, {}
+    if kind == "fortran":
+        return np.asfortranarray(Q), {}
+    if kind == "list":
+        return Q.tolist(), {}
+    if kind in ("lower", "upper"):
+        triangle = np.tril_indices(n) if kind == "lower" else np.triu_indices(n)
+        return Q[triangle], {"packed": kind}
+    if kind.startswith("csr"):
+        return sp.csr_array(Q) if kind == "csr" else sp.csr_matrix(Q), {}
+    if kind in ("csc", "coo"):
+        return getattr(sp, f"{kind}_array")(Q), {}
+    np.save(folder / "q.npy", Q)
+    mapped = np.load(folder / "q.npy", mmap_mode="c" if kind == "private" else "r")
+    return mapped, {"memory": "1GB" if kind == "mapped" else Q.nbytes // 3}
+
+
+@pytest.mark.parametrize("omega", [1.0, "auto"])
+@pytest.mark.parametrize(
+    "kind",
+    ["fortran", "list", "lower", "upper", "csr", "csr_matrix", "csc", "coo", "mapped", "streamed", "private"],
+)
+def test_every_storage_gives_the_same(tmp_path: Path, kind: str, omega: float | str) -> None:
+    problem = program(120, 5)
+    Q, options = stored(kind, problem[0], tmp_path)
+    result = solve_box_qp(Q, *problem[1:], omega=omega, tol=1e-9, **options)
+    assert_optimal(result, problem, reference(*problem))
+    if kind not in ("streamed", "private"):  # which visit panel by panel
+        plain = solve_box_qp(*problem, omega=omega, tol=1e-9)
+        np.testing.assert_allclose(result.alpha, plain.alpha, rtol=1e-9, atol=1e-10)
+        assert result.passes == plain.passes
+
+
+def test_a_mapped_matrix_is_not_written_to(tmp_path: Path) -> None:
+    problem = program(50)
+    np.save(tmp_path / "q.npy", problem[0])
+    solve_box_qp(np.load(tmp_path / "q.npy", mmap_mode="r+"), *problem[1:], memory=10_000)
+    np.testing.assert_array_equal(np.load(tmp_path / "q.npy"), problem[0])
+
+
+def test_single_precision(tmp_path: Path) -> None:
+    Q, h, lo, hi = program(80, 3)
+    single = Q.astype(np.float32)
+    problem = single.astype(np.float64), h, lo, hi
+    assert_optimal(solve_box_qp(single, h, lo, hi, tol=1e-9), problem, reference(*problem))
+
+
+MEMORY_SCRIPT = """
+import sys
+import numpy as np
+from streamcd import solve_box_qp
+from streamcd.memory import peak_memory_bytes
+Q = np.lib.format.open_memmap(sys.argv[1], mode="r")
+n = len(Q)
+small = solve_box_qp(np.eye(10), np.ones(10))  # compiles what is needed
+before = peak_memory_bytes()
+result = solve_box_qp(Q, -np.ones(n), 0.0, 1.0, memory="30MB", max_passes=3)
+print(peak_memory_bytes() - before, result.passes)
+"""
+
+
+@pytest.mark.slow
+def test_a_matrix_larger_than_memory_is_streamed(tmp_path: Path) -> None:
+    n = 5000  # 200 MB
+    mapped = np.lib.format.open_memmap(tmp_path / "q.npy", mode="w+", dtype=np.float64, shape=(n, n))
+    x = np.random.default_rng(0).standard_normal((n, 10))
+    for start in range(0, n, 500):
+        mapped[start : start + 500] = x[start : start + 500] @ x.T + np.eye(n)[start : start + 500]
+    mapped.flush()
+    command = [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path / "q.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=True)
+    grown, passes = (int(word) for word in done.stdout.split())
+    assert grown < 60_000_000
+    assert passes == 3
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Shrinking, stopping, beginning
+
+
+@pytest.mark.parametrize("omega", [1.0, 1.5])
+def test_shrinking_does_not_move_the_optimum(omega: float) -> None:
+    problem = dual_of_svm(300, 3)
+    shrunk, whole = (
+        solve_box_qp(*problem, omega=omega, tol=1e-10, shrinking=shrinking) for shrinking in (True, False)
+    )
+    assert shrunk.converged
+    assert whole.converged
+    np.testing.assert_allclose(shrunk.alpha, whole.alpha, atol=1e-8)
+
+
+def test_violation_is_that_of_the_result() -> None:
+    Q, h, lo, hi = program(60, 4)
+    result = solve_box_qp(Q, h, lo, hi, max_passes=3)
+    gradient = Q @ result.alpha + h
+    gradient = np.where(result.alpha <= lo, np.minimum(gradient, 0), gradient)
+    gradient = np.where(result.alpha >= hi, np.maximum(gradient, 0), gradient)
+    assert not result.converged
+    assert result.passes == 3
+    assert result.violation == pytest.approx(np.abs(gradient).max(), rel=1e-9)
+
+
+def test_begins_where_it_is_told() -> None:
+    problem = program(60, 4)
+    solved = solve_box_qp(*problem, tol=1e-10)
+    again = solve_box_qp(*problem, tol=1e-9, alpha=solved.alpha)
+    assert again.passes <= 2
+    outside = solve_box_qp(*problem, tol=1e-10, alpha=np.full(60, 1e3))
+    np.testing.assert_allclose(outside.alpha, solved.alpha, atol=1e-8)
+
+
+def test_same_seed_same_bits() -> None:
+    problem = program(60, 4)
+    first, again, other = (solve_box_qp(*problem, seed=seed, max_passes=5).alpha for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_bounds_may_be_numbers() -> None:
+    Q, h, *_ = program(20)
+    result = solve_box_qp(Q, h, -1, 1)
+    same = solve_box_qp(Q, h, np.full(20, -1.0), np.full(20, 1.0))
+    np.testing.assert_array_equal(result.alpha, same.alpha)
+
+
+def test_no_variables() -> None:
+    result = solve_box_qp(np.zeros((0, 0)), np.zeros(0))
+    assert result.converged
+    assert result.objective == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Zero diagonals, infinite bounds, indefinite matrices, and what else is refused
+
+
+def test_a_variable_without_curvature_goes_to_its_better_bound() -> None:
+    Q = np.diag([1.0, 0.0, 0.0, 0.0])
+    result = solve_box_qp(Q, np.array([1.0, 1.0, -1.0, 0.0]), -2.0, 3.0)
+    np.testing.assert_allclose(result.alpha, [-1.0, -2.0, 3.0, 0.0])
+    assert result.converged
+
+
+def test_falling_for_ever_is_refused() -> None:
+    Q = np.diag([1.0, 0.0])
+    with pytest.raises(UsageError, match="falls for ever along variable 1"):
+        solve_box_qp(Q, np.array([1.0, -1.0]), -np.inf, np.inf)
+    assert solve_box_qp(Q, np.array([1.0, 1.0]), 0.0, np.inf).alpha[1] == 0.0
+
+
+def test_infinite_bounds_are_none() -> None:
+    Q, h, *_ = program(40, 6)
+    result = solve_box_qp(Q, h, -np.inf, np.inf, tol=1e-10)
+    np.testing.assert_allclose(result.alpha, np.linalg.solve(Q, -h), atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("Q", "proof"),
+    [
+        (np.diag([1.0, -1.0]), r"Q\[1, 1\] = -1 is negative"),
+        (np.array([[0.0, 1.0], [1.0, 2.0]]), r"Q\[0, 0\] = 0 while its row is not zero"),
+        (np.array([[1.0, 2.0], [2.0, 1.0]]), r"dᵀQd"),
+    ],
+)
+def test_an_indefinite_matrix_is_an_error_or_a_local_result(Q: np.ndarray, proof: str) -> None:
+    h = np.array([-1.0, -0.9])
+    with pytest.raises(UsageError, match=proof):
+        solve_box_qp(Q, h, -10.0, 10.0, alpha=np.array([0.0, 0.5]))
+    result = solve_box_qp(Q, h, -10.0, 10.0, alpha=np.array([0.0, 0.5]), indefinite="local")
+    assert result.converged
+    grid = np.linspace(-10, 10, 201)
+    for i in range(2):  # no single variable improves
+        for value in grid:
+            other = result.alpha.copy()
+            other[i] = value
+            assert objective(Q, h, other) >= result.objective - 1e-9
+    with pytest.raises(UsageError, match="falls for ever"):
+        solve_box_qp(Q, h, -np.inf, np.inf, alpha=np.array([0.0, 0.5]), indefinite="local", max_passes=10_000)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"lo": 1.0, "hi": 0.0}, "variable 0: expected lo <= hi, found lo = 1, hi = 0"),
+    ({"lo": np.array([0.0, 2.0, 0.0]), "hi": 1.0}, "variable 1"),
+    ({"lo": np.nan}, "lo <= hi"),
+    ({"lo": np.inf, "hi": np.inf}, "lo = inf"),
+    ({"lo": np.zeros(2)}, "lo: expected a number or 3"),
+    ({"h": np.ones(2)}, r"shape \(2, 2\)"),
+    ({"h": np.array([1.0, np.nan, 0.0])}, r"h\[1\]"),
+    ({"Q": np.full((3, 3), np.nan)}, "Q"),
+    ({"Q": np.arange(9.0).reshape(3, 3)}, "symmetric"),
+    ({"Q": sp.csr_array(np.triu(np.ones((3, 3))))}, "symmetric"),
+    ({"Q": np.ones(5)}, "6 entries of a packed triangle"),
+    ({"Q": np.ones(6), "packed": "diagonal"}, "packed: expected"),
+    ({"Q": np.eye(3) * 1j}, "real numbers"),
+    ({"omega": 0.0}, "above 0 and below 2"),
+    ({"omega": 2.0}, "above 0 and below 2"),
+    ({"omega": "fast"}, "above 0 and below 2"),
+    ({"omega": np.nan}, "above 0 and below 2"),
+    ({"tol": -1.0}, "tol"),
+    ({"max_passes": 0}, "max_passes"),
+    ({"indefinite": "maybe"}, "indefinite"),
+    ({"alpha": np.zeros(4)}, "alpha"),
+    ({"alpha": np.full(3, np.nan)}, "alpha"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), REFUSED)
+def test_what_is_wrong_is_refused(wrong: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"Q": np.eye(3), "h": -np.ones(3), "lo": 0.0, "hi": 1.0} | wrong
+    with pytest.raises(UsageError, match=message):
+        solve_box_qp(**options)
+
+
+def test_a_row_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    np.save(tmp_path / "q.npy", np.eye(100))
+    with pytest.raises(UsageError, match=r"two rows of Q take 1\.6 kB"):
+        solve_box_qp(np.load(tmp_path / "q.npy", mmap_mode="r"), np.ones(100), memory=1000)

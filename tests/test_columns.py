@@ -1,0 +1,272 @@
+"""The column layout: the same entries in another order, whatever the memory, the chunks, or the kills in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from small_datasets import NAMED, random_rows, write_dataset
+
+from streamcd import transpose
+from streamcd.columns import Columns, open_columns, verify
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.errors import DatasetError, LockError, UsageError
+from streamcd.transpose import make_columns
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = {"chunk_size": 200, "shard_size": 1500}
+
+
+def entries_of(columns: Columns) -> sp.csc_array:
+    """All entries, chunk by chunk, as a matrix; they come in the order that the format promises."""
+    feature, row, value = [], [], []
+    for chunk in range(columns.n_chunks):
+        parts = columns.read_entries(chunk, ("feature", "row", "value"))
+        for column, part in zip((feature, row, value), parts, strict=True):
+            column.append(part)
+    place = np.concatenate(feature), np.concatenate(row)
+    key = place[0].astype(np.int64) * columns.dataset.n_rows + place[1]
+    assert (np.diff(key) > 0).all()
+    shape = (columns.dataset.n_rows, columns.dataset.n_features)
+    return sp.csc_array((np.concatenate(value), (place[1], place[0])), shape=shape)
+
+
+def wide_rows() -> tuple[sp.csr_array, np.ndarray]:
+    """Few dense features, many rare ones, in a space that is mostly empty."""
+    rng = np.random.default_rng(3)
+    dense = np.zeros((150, 4000))
+    dense[:, 5] = 1.0
+    dense[:, 2000] = rng.random(150) < 0.6
+    for _ in range(500):
+        dense[rng.integers(150), rng.integers(3000)] = float(np.float32(rng.random()))
+    return sp.csr_array(dense), np.where(rng.random(150) < 0.5, 1.0, -1.0)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return write_dataset(tmp_path / "data", wide_rows(), n_chunks=7, n_shards=3)
+
+
+def files_of(columns: Columns) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(columns.path.iterdir())}
+
+
+@pytest.mark.parametrize("name", [*NAMED, "wide"])
+def test_columns_hold_the_entries_of_the_rows(tmp_path: Path, name: str) -> None:
+    x, y = wide_rows() if name == "wide" else NAMED[name]()
+    dataset = write_dataset(tmp_path / "data", (x, y), n_chunks=4)
+    before = (dataset.path / "manifest.json").read_bytes()
+    columns = make_columns(dataset, **SMALL)
+    assert (entries_of(columns) != sp.csc_array(x.astype(np.float32))).nnz == 0
+    assert verify(dataset) == []
+    assert columns.n_items == np.count_nonzero(np.diff(sp.csc_array(x).indptr))
+    assert (dataset.path / "manifest.json").read_bytes() == before
+    assert open_dataset(dataset.path).fingerprint == dataset.fingerprint
+
+
+def test_chunks_hold_whole_features_but_for_large_ones(dataset: Dataset) -> None:
+    columns = make_columns(dataset, **SMALL)
+    assert columns.n_shards > 2
+    sizes = np.diff(columns.entry_start)
+    assert sizes.max() <= 200 // 8
+    units = np.diff(columns.unit_start)
+    assert (units > 1).sum() == 2, "two features are larger than a chunk"
+    seen: set[int] = set()
+    for unit in range(units.size):
+        listed = [columns.read_index(c)[0] for c in range(*columns.unit_start[unit : unit + 2])]
+        assert units[unit] == 1 or all(part.tolist() == listed[0].tolist() for part in listed)
+        assert not seen & set(listed[0].tolist())
+        seen |= set(listed[0].tolist())
+
+
+def test_index_finds_every_feature(dataset: Dataset) -> None:
+    x = sp.csc_array(wide_rows()[0])
+    columns = make_columns(dataset, **SMALL)
+    for feature in [0, 1, 4, 5, 6, 1999, 2000, 2001, 3999, *np.flatnonzero(np.diff(x.indptr))[::7].tolist()]:
+        row, value = columns.find(feature)
+        column = x[:, [feature]].toarray()[:, 0]
+        assert row.tolist() == np.flatnonzero(column).tolist()
+        assert value.tolist() == column[row].astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize(("gather", "sort_bytes"), [(80, 500), (300, 4_000), (200, 20_000), (10_000, 10**7)])
+def test_result_does_not_depend_on_the_memory(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: int, sort_bytes: int
+) -> None:
+    """Down to buckets of a feature each, and buckets that are scattered again."""
+    expected = files_of(make_columns(dataset, **SMALL))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(max(gather, 120), sort_bytes))
+    monkeypatch.setattr(transpose, "_MAX_BUCKETS", 6)
+    other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
+    assert files_of(make_columns(other, **SMALL)) == expected
+
+
+def test_interrupted_work_is_not_done_again(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped again and again, with a checkpoint at every step: it goes on, and ends with the same bytes."""
+    expected = files_of(make_columns(dataset, **SMALL))
+    other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(150, 3_000))
+    monkeypatch.setattr(transpose, "_CHECKPOINT_SECONDS", 0.0)
+
+    class Stop(Exception):
+        pass
+
+    seen: list[tuple[str, int]] = []
+
+    class Impatient(transpose.Listener):
+        def __init__(self, patience: int) -> None:
+            self.patience = patience
+
+        def progress(self, progress: transpose.Progress) -> None:
+            seen.append((progress.phase, progress.done))
+            self.patience -= 1
+            if self.patience <= 0:
+                raise Stop
+
+    for attempt in range(200):
+        try:
+            columns = make_columns(other, listener=Impatient(3 + attempt // 4), **SMALL)
+            break
+        except Stop:
+            pass
+    assert 5 < attempt < 199
+    steps = [done for phase, done in seen if phase == "scatter"]
+    assert len(steps) < 3 * 7, "chunks scattered before a checkpoint were scattered again"
+    assert files_of(columns) == expected
+    assert [name for name in os.listdir(other.path) if name.startswith(".")] == []
+
+
+def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
+    """SIGKILL in the middle: no layout; asked again, it is there, the same."""
+    expected_path = write_dataset(dataset.path.with_name("other"), wide_rows(), n_chunks=7, n_shards=3)
+    expected = files_of(make_columns(expected_path, **SMALL))
+    code = (
+        "import sys, time\n"
+        "from streamcd import transpose\n"
+        "transpose._make_plan = lambda *_: transpose._Plan(150, 3_000)\n"
+        "transpose._CHECKPOINT_SECONDS = 0.0\n"
+        "class Slow(transpose.Listener):\n"
+        "    def progress(self, progress):\n"
+        "        print(progress.phase, flush=True)\n"
+        "        time.sleep(0.02 if progress.phase == 'scatter' else 5)\n"
+        f"transpose.make_columns({str(dataset.path)!r}, listener=Slow(), chunk_size=200, shard_size=1500)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    while process.stdout.readline() != b"sort\n":
+        pass
+    with pytest.raises(LockError, match="another process"):
+        make_columns(dataset, **SMALL)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with pytest.raises(DatasetError, match="no column layout"):
+        open_columns(dataset)
+    assert files_of(make_columns(dataset, **SMALL)) == expected
+
+
+def test_layout_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    make_columns(dataset, **SMALL)
+    other = write_dataset(tmp_path / "other", random_rows(), n_chunks=3)
+    os.rename(dataset.path / "columns", other.path / "columns")
+    with pytest.raises(DatasetError, match="fingerprint"):
+        open_columns(other)
+    assert any("fingerprint" in problem for problem in verify(other))
+
+
+def test_existing_layout_is_kept_without_force(dataset: Dataset) -> None:
+    before = files_of(make_columns(dataset, **SMALL))
+    with pytest.raises(UsageError, match="--force"):
+        make_columns(dataset, chunk_size=400)
+    assert files_of(open_columns(dataset)) == before
+    assert files_of(make_columns(dataset, chunk_size=400, force=True)) != before
+
+
+def test_too_little_memory_is_refused_with_the_arithmetic(dataset: Dataset) -> None:
+    with pytest.raises(UsageError, match=r"chunks being read.* = .* needed"):
+        make_columns(dataset, memory="301MB")
+
+
+def test_verify_names_damage(dataset: Dataset) -> None:
+    columns = make_columns(dataset, **SMALL)
+    path = columns.path / columns.manifest["parts"][1]["entries"]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert any(path.name in problem for problem in verify(dataset))
+
+
+def test_verify_finds_entries_that_are_not_those_of_the_rows(dataset: Dataset, tmp_path: Path) -> None:
+    """A layout that is sound in itself, of other values: only the comparison can tell."""
+    x, y = wide_rows()
+    x.data[17] += 0.5
+    make_columns(dataset, **SMALL)
+    other = write_dataset(tmp_path / "other", (x, y), n_chunks=7, n_shards=3)
+    columns = make_columns(other, **SMALL)
+    manifest = {**columns.manifest, "dataset": dataset.fingerprint}
+    manifest["fingerprint"] = transpose_fingerprint(manifest)
+    (columns.path / "manifest.json").write_text(json.dumps(manifest))
+    os.rename(dataset.path / "columns", tmp_path / "away")
+    os.rename(other.path / "columns", dataset.path / "columns")
+    assert any("not those of the rows" in problem for problem in verify(dataset))
+
+
+def transpose_fingerprint(manifest: dict[str, Any]) -> str:
+    from streamcd.dataset import manifest_fingerprint
+
+    return manifest_fingerprint(manifest)
+
+
+def test_a_wrong_count_of_a_feature_is_an_error_not_a_wrong_layout(tmp_path: Path) -> None:
+    x, y = random_rows()
+    dataset = write_dataset(tmp_path / "data", (x, y), n_chunks=3)
+    pieces = list(dataset.read_features())
+    pieces[0] = {name: column.copy() for name, column in pieces[0].items()}
+    pieces[0]["n_entries"][[2, 3]] += [1, -1]
+    dataset.read_features = lambda *_, **__: iter(pieces)  # type: ignore[method-assign]
+    with pytest.raises(DatasetError, match=r"features\.parquet"):
+        make_columns(dataset)
+
+
+def test_command_line_makes_the_layout(dataset: Dataset, streamcd_json: Any, streamcd: Any) -> None:
+    made = streamcd_json("columns", dataset.path)
+    assert made["n_entries"] == dataset.n_entries
+    assert streamcd_json("info", dataset.path)["columns"] is True
+    assert streamcd_json("verify", dataset.path) == {"ok": True, "problems": []}
+    again = streamcd("columns", dataset.path)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_hundred_million_entries_within_400_megabytes(tmp_path: Path) -> None:
+    """Peak memory within the budget, in no more than three times what the conversion of the same text takes."""
+    text, data = tmp_path / "text", tmp_path / "data"
+    make = [sys.executable, str(ROOT / "tools" / "make_data.py")]
+    size = ["--rows", "1000000", "--features", "300000", "--entries", "100"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([*make, "text", str(text), *size, "--as", "text"], check=True, env=environment)
+    figures = {}
+    for step in (["convert", str(text), str(data)], ["columns", str(data)]):
+        started = time.monotonic()
+        command = [sys.executable, "-m", "streamcd", *step, "--memory", "400MB", "--quiet"]
+        code = (
+            "import resource, subprocess, sys\n"
+            f"subprocess.run({command!r}, check=True)\n"
+            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
+        figures[step[0]] = (time.monotonic() - started, int(done.stdout.split()[-1]))
+    assert figures["columns"][1] <= 400_000_000
+    assert figures["columns"][0] <= 3 * figures["convert"][0]

@@ -1,0 +1,527 @@
+"""Primal coordinate descent: exact gradients, steps that never rise, certificates that hold, and runs that resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from crashing import CrashingProcess
+from reference import augmented, exact_optimum, liblinear, loss_values, primal_objectives, run_weights
+from small_datasets import NAMED, multiclass, random_rows, repeated, write_dataset
+
+from streamcd.columns import open_columns
+from streamcd.dataset import Dataset
+from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
+from streamcd.kernels import GAP, N_VISITED, VIOLATION_MAX
+from streamcd.predict import evaluate
+from streamcd.primal import PRIMAL_SOLVERS, OnlineSolver, PrimalSolver
+from streamcd.problems import make_problem
+from streamcd.progress import Listener
+from streamcd.resume import resume
+from streamcd.solvers import CERTIFY, State
+from streamcd.stream import Plan, Stream
+from streamcd.train import train
+from streamcd.transpose import make_columns
+
+LOSSES = ("squared_hinge", "log_loss")
+METHODS = ("primal", "online")
+SMALL = {"chunk_size": 200, "shard_size": 1500}
+
+
+def columns_of(path: Path, rows: Any, **options: Any) -> Dataset:
+    """A dataset with both layouts, the column layout in small chunks."""
+    dataset = write_dataset(path, rows, n_chunks=5, **options)
+    make_columns(dataset, **SMALL)
+    return dataset
+
+
+def small_windows(dataset: Dataset, share: float = 0.25, *, resident: bool = False) -> Plan:
+    """Windows of a share of the entries."""
+    entries = max(int(share * dataset.n_entries), 1)
+    return Plan(entries, max(dataset.n_features, 1), resident=resident)
+
+
+class Pass:
+    """One solver over one resident window, for looking at single steps."""
+
+    def __init__(self, dataset: Dataset, loss: str, *, method: str = "primal", **problem: Any) -> None:
+        assert dataset.classes is not None
+        assert dataset.class_counts is not None
+        self.problem = make_problem(
+            loss=loss,
+            classes=dataset.classes,
+            class_counts=dataset.class_counts,
+            n_features=dataset.n_features,
+            **problem,
+        )
+        self.solver = PRIMAL_SOLVERS[loss, method](self.problem, dataset, 0)
+        self.state: State = self.solver.new_state()
+        plan = Plan(max(dataset.n_entries, 1), dataset.n_features, resident=True)
+        with Stream(dataset, plan, self.solver.layout, 0) as stream:
+            (self.window,) = stream.windows(0)
+        self.order = np.empty(self.window.stop.max(initial=0) + 1, dtype=np.int64)
+
+    def objective(self, x: np.ndarray, y: np.ndarray, cost: np.ndarray) -> float:
+        """f at the state's w, of the first lane."""
+        w = self.state.w[: x.shape[1], 0]
+        free = 0.5 * self.state.w[-1, 0] ** 2 if self.problem.free_bias else 0.0
+        return float(0.5 * w @ w - free + cost @ loss_values(self.problem.loss, y * (x @ w)))
+
+    def visit(self, places: list[int]) -> None:
+        """Visit these places only, in this order."""
+        order = np.array(places, dtype=np.int64)
+        self.solver.visits = lambda *_: order  # type: ignore[method-assign]
+        self.solver.visit(self.window, self.state, self.order, np.uint64(0))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Single steps
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("bias", [-1.0, 0.7])
+@pytest.mark.parametrize("free", [False, True])
+def test_gradient_is_that_of_finite_differences(tmp_path: Path, loss: str, bias: float, free: bool) -> None:
+    if free and bias < 0:
+        pytest.skip("no bias to be free")
+    x, y = random_rows(70, 6, seed=3)
+    weight = np.random.default_rng(1).uniform(0.2, 2.0, y.size)
+    dataset = columns_of(tmp_path / "data", (x, y), weight=weight)
+    it = Pass(dataset, loss, C=[0.7], bias=bias, free_bias=free)
+    dense = augmented(x, bias)
+    rng = np.random.default_rng(2)
+    w = it.state.w
+    w[: dense.shape[1], 0] = rng.standard_normal(dense.shape[1])
+    if bias < 0:
+        w[-1] = 0.0
+    it.state.rows["score"][:, 0] = dense @ w[: dense.shape[1], 0]
+    for place in range(dense.shape[1]):
+        before = it.objective(dense, y, 0.7 * weight)
+        values = []
+        for step in (1e-5, -1e-5):
+            w[place, 0] += step
+            values.append(it.objective(dense, y, 0.7 * weight))
+            w[place, 0] -= step
+        numeric = (values[0] - values[1]) / 2e-5
+        it.state.totals[:, GAP] = 0.0
+        it.state.totals[:, VIOLATION_MAX] = -np.inf
+        it.visit([place if place < 6 else -1])
+        found = it.state.totals[0, VIOLATION_MAX]
+        assert found == pytest.approx(numeric, rel=1e-5, abs=1e-5)
+        assert it.state.totals[0, GAP] == pytest.approx(0.5 * found**2)
+        assert it.objective(dense, y, 0.7 * weight) <= before
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("C", [0.01, 1.0, 1000.0])
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "random"])
+def test_every_step_of_algorithm_3_falls_enough(tmp_path: Path, loss: str, C: float, name: str) -> None:
+    """Coordinates drawn at random: f(w + s e) - f(w) <= -0.01 s² at each, and never above 0 (Armijo for log_loss)."""
+    x, y = NAMED[name]()
+    signs = np.where(y == np.unique(y)[-1], 1.0, -1.0)
+    dataset = columns_of(tmp_path / "data", (x, y))
+    it = Pass(dataset, loss, method="online", C=[C])
+    dense, cost = x.toarray(), np.full(y.size, C)
+    rng = np.random.default_rng(0)
+    before = it.objective(dense, signs, cost)
+    for place in rng.integers(0, it.window.stop.max(), 150).tolist():
+        old = it.state.w.copy()
+        it.state.totals[:, VIOLATION_MAX] = -np.inf
+        it.visit([place])
+        after = it.objective(dense, signs, cost)
+        step = float((it.state.w - old).sum())
+        gradient = it.state.totals[0, VIOLATION_MAX]
+        enough = 0.01 * gradient * step if loss == "log_loss" else -0.01 * step * step
+        assert after - before <= enough + 1e-12 * max(before, 1.0)
+        assert step == 0 or step * gradient < 0
+        before = after
+    np.testing.assert_allclose(it.state.rows["score"][:, 0], dense @ it.state.w[:-1, 0], atol=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which coordinate when
+
+
+def unequal_columns(tmp_path: Path) -> Dataset:
+    """Chunks of one feature (in pieces), of a few, and of many."""
+    rng = np.random.default_rng(11)
+    dense = np.zeros((120, 90))
+    dense[:, 0] = 1.0
+    dense[:, 1:5] = rng.random((120, 4)) < 0.2
+    for feature in range(5, 90):
+        dense[rng.integers(0, 120), feature] = 1.0
+    return columns_of(tmp_path / "data", (sp.csr_array(dense), np.where(np.arange(120) % 2, 1.0, -1.0)))
+
+
+def visit_counts(dataset: Dataset, solver: PrimalSolver, plan: Plan, n_reads: int) -> np.ndarray:
+    counts = np.zeros((n_reads, dataset.n_features + 1), dtype=np.int64)
+    with Stream(dataset, plan, solver.layout, 5) as stream:
+        order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
+        for read in range(n_reads):
+            for window in stream.windows(read):
+                for place in solver.visits(window, order, np.uint64(1000 * read + window.number)).tolist():
+                    counts[read, window.arena.feature[place] if place >= 0 else -1] += 1
+    return counts
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_online_visits_are_uniform_over_very_unequal_chunks(tmp_path: Path, resident: bool) -> None:
+    """Chi-square over 100 passes; the sum over windows of multinomials is, if anything, less dispersed than one."""
+    dataset = unequal_columns(tmp_path)
+    problem = Pass(dataset, "squared_hinge", bias=1.0).problem
+    solver = OnlineSolver(problem, dataset, 5)
+    sizes = np.diff(open_columns(dataset).item_start)
+    assert sizes.max() >= 8 * max(sizes[sizes > 0].min(), 1)
+    plan = Plan(100_000 if resident else 60, 90, resident=resident)
+    counts = visit_counts(dataset, solver, plan, 100)
+    assert (counts.sum(axis=1) == 91).all(), "as many draws as features in every pass"
+    total = counts.sum(axis=0)
+    chi_square = float(((total - 100.0) ** 2 / 100.0).sum())
+    assert 91 - 5 * np.sqrt(2 * 91) < chi_square < 91 + 5 * np.sqrt(2 * 91)
+    assert (counts[:, 7] == 0).any(), "with replacement: some pass leaves it out"
+    assert (counts[:, 7] >= 2).any(), "with replacement: some pass has it twice"
+
+
+def test_primal_visits_every_coordinate_once_a_pass(tmp_path: Path) -> None:
+    dataset = unequal_columns(tmp_path)
+    problem = Pass(dataset, "squared_hinge", bias=1.0).problem
+    counts = visit_counts(dataset, PrimalSolver(problem, dataset, 5), Plan(60, 90, resident=False), 7)
+    assert (counts == 1).all()
+
+
+def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
+    dataset = unequal_columns(tmp_path)
+    columns = open_columns(dataset)
+    assert np.diff(columns.unit_start).max() > 3
+    for plan in (Plan(60, 90, resident=False), Plan(10**6, 90, resident=True)):
+        solver = Pass(dataset, "squared_hinge").solver
+        with Stream(dataset, plan, solver.layout, 5) as stream:
+            for window in stream.windows(2):
+                arena = window.arena
+                for place in np.concatenate([np.arange(a, b) for _, a, b in window.pieces()]).tolist():
+                    row, value = columns.find(int(arena.feature[place]))
+                    entries = slice(arena.indptr[place], arena.indptr[place + 1])
+                    assert arena.row[entries].tolist() == row.tolist()
+                    assert arena.value[entries].tolist() == value.tolist()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Optima and certificates
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", NAMED)
+def test_optimum_is_reached_and_certified(tmp_path: Path, loss: str, method: str, name: str) -> None:
+    x, y = NAMED[name]()
+    dataset = columns_of(tmp_path / "data", (x, y))
+    result = train(
+        dataset, tmp_path / "run", loss=loss, method=method, C=0.5, tol=1e-5, max_passes=20_000,
+        plan=small_windows(dataset),
+    )  # fmt: skip
+    w, (best,) = exact_optimum(loss, x.toarray(), y, 0.5)
+    assert result.converged
+    (found,) = primal_objectives(loss, x.toarray(), y, run_weights(tmp_path / "run"), 0.5)
+    assert result.primal_objective == pytest.approx(found, rel=1e-9)
+    assert result.dual_objective <= best * (1 + 1e-10)
+    assert found - best <= result.gap * result.primal_objective * (1 + 1e-6) + 1e-10
+    assert w.shape == (x.shape[1], 1)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("bias", [-1.0, 1.5])
+def test_agrees_with_the_dual_within_the_sum_of_the_gaps(tmp_path: Path, loss: str, bias: float) -> None:
+    dataset = columns_of(tmp_path / "data", multiclass(), weight=np.linspace(0.1, 3.0, 160))
+    results = [
+        train(
+            dataset, tmp_path / method, loss=loss, method=method, C=[0.1, 2.0], bias=bias, tol=1e-4,
+            class_weight={-4.0: 2.0}, max_passes=5000, plan=small_windows(dataset),
+        )
+        for method in ("dual", *METHODS)
+    ]  # fmt: skip
+    assert all(result.converged for result in results)
+    for lanes in zip(*(result.lanes for result in results), strict=True):
+        for lane in lanes[1:]:
+            allowed = lane["gap"] * lane["primal_objective"] + lanes[0]["gap"] * lanes[0]["primal_objective"]
+            assert abs(lane["primal_objective"] - lanes[0]["primal_objective"]) <= allowed
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_lanes_end_where_their_own_runs_end(tmp_path: Path, loss: str) -> None:
+    x, y = multiclass()
+    dataset = columns_of(tmp_path / "data", (x, y))
+    train(dataset, tmp_path / "all", loss=loss, method="primal", tol=1e-6, max_passes=5000)
+    together = run_weights(tmp_path / "all")
+    for lane, label in enumerate(np.unique(y)):
+        alone = columns_of(tmp_path / f"data{lane}", (x, np.where(y == label, 1.0, -1.0)))
+        train(alone, tmp_path / f"run{lane}", loss=loss, method="primal", tol=1e-6, max_passes=5000)
+        np.testing.assert_allclose(together[:, lane], run_weights(tmp_path / f"run{lane}")[:, 0], atol=2e-3)
+
+
+def test_weight_two_is_the_row_twice(tmp_path: Path) -> None:
+    x, y = random_rows(60, 8, seed=9)
+    times = 1 + np.arange(60) % 3
+    weighted = columns_of(tmp_path / "weighted", (x, y), weight=times.astype(float))
+    twice = columns_of(tmp_path / "twice", repeated((x, y), times))
+    objectives = [
+        train(
+            data, tmp_path / f"{data.path.name}-run", method="primal", tol=1e-8, max_passes=5000
+        ).primal_objective
+        for data in (weighted, twice)
+    ]
+    assert objectives[0] == pytest.approx(objectives[1], rel=1e-7)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("method", METHODS)
+def test_unpenalized_bias(tmp_path: Path, loss: str, method: str) -> None:
+    """Against a bias of 1000, which is nearly unpenalised, and its certificate against the optimum itself."""
+    x, y = random_rows(90, 5, seed=13)
+    y[:70] = 1.0
+    dataset = columns_of(tmp_path / "data", (x, y))
+    result = train(
+        dataset, tmp_path / "run", loss=loss, method=method, bias=1.0, unpenalized_bias=True, tol=1e-6, max_passes=9000,
+        plan=small_windows(dataset),
+    )  # fmt: skip
+    assert result.converged
+    _, (nearly,) = exact_optimum(loss, augmented(x, 1000.0), y)
+    assert result.primal_objective == pytest.approx(nearly, rel=1e-4)
+    assert result.dual_objective <= nearly * (1 + 1e-9)
+    assert evaluate(dataset, tmp_path / "run")["primal_objective"] == pytest.approx(result.primal_objective)
+    w = run_weights(tmp_path / "run", bias=1.0)[:, 0]
+    t = y * (augmented(x, 1.0) @ w)
+    assert result.primal_objective == pytest.approx(0.5 * w[:-1] @ w[:-1] + loss_values(loss, t).sum())
+
+
+def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None:
+    """Any alpha is a dual point, so drift widens the gap; and the read at fixed w mends the scores."""
+    x, y = random_rows()
+    dataset = columns_of(tmp_path / "data", (x, y))
+    it = Pass(dataset, "squared_hinge", C=[1.0])
+    for key in range(60):
+        it.solver.visit(it.window, it.state, it.order, np.uint64(key))
+        it.solver.end_read(it.state, np.array([0]))
+    _, (best,) = exact_optimum("squared_hinge", x.toarray(), y)
+    for drift in (0.0, 1e-3, 0.1):
+        it.state.rows["score"] += drift * np.random.default_rng(1).standard_normal((y.size, 1))
+        it.state.lanes["phase"][:] = CERTIFY
+        it.state.totals[:] = 0.0
+        it.solver.visit(it.window, it.state, it.order, np.uint64(0))
+        proof = it.solver.certificate(it.state)
+        assert it.state.totals[0, N_VISITED] == 20
+        assert proof["dual"][0] <= best * (1 + 1e-12) <= proof["primal"][0] * (1 + 1e-11)
+        it.solver.settle(it.state, 0)
+        np.testing.assert_allclose(it.state.rows["score"], x @ it.state.w[:-1], atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_agrees_with_liblinear(tmp_path: Path, loss: str) -> None:
+    """``-s 2`` and ``-s 0``; and `-e` stops by its measure of the gradient."""
+    x, y = random_rows(300, 15, seed=17)
+    dataset = columns_of(tmp_path / "data", (x, y))
+    result = train(dataset, tmp_path / "run", loss=loss, method="primal", eps=1e-4, max_passes=5000)
+    assert result.stop_reason == "violation"
+    (theirs,) = primal_objectives(loss, x.toarray(), y, liblinear(loss, x, y), 1.0)
+    assert result.primal_objective - theirs <= result.gap * theirs
+    assert result.primal_objective == pytest.approx(theirs, rel=1e-6)
+
+    w = run_weights(tmp_path / "run")[:, 0]
+
+    def gradient(w: np.ndarray) -> np.ndarray:
+        t = y * (x @ w)
+        slope = -2 * np.maximum(1 - t, 0) if loss == "squared_hinge" else -1 / (1 + np.exp(t))
+        return w + x.T @ (slope * y)
+
+    side = min((y > 0).sum(), (y < 0).sum()) / y.size
+    measure = np.linalg.norm(gradient(w)) / np.linalg.norm(gradient(0 * w)) / side
+    assert result.violation == pytest.approx(measure, rel=1e-6)
+    assert measure <= 1e-4
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+@pytest.fixture(scope="module")
+def doomed() -> Iterator[CrashingProcess]:
+    with CrashingProcess() as process:
+        yield process
+
+
+def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"], line["bytes_read"]
+    return (run / "model" / "weights.npy").read_bytes(), lines
+
+
+def stopping_after(n_windows: int) -> Callable[[], int | None]:
+    left = iter(range(n_windows))
+    return lambda: None if next(left, None) is not None else 15
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("resident", [False, True])
+def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
+    tmp_path: Path, method: str, resident: bool
+) -> None:
+    """In the middle of passes and of certificates."""
+    dataset = columns_of(tmp_path / "data", multiclass())
+    plan = small_windows(dataset, resident=resident)
+    asked = {"method": method, "loss": "squared_hinge", "bias": 1.0, "tol": 1e-3, "plan": plan}
+    train(dataset, tmp_path / "whole", **asked)
+    expected = ended(tmp_path / "whole")
+    assert sum(line["kind"] == "certify" or line["gap"] is not None for line in expected[1]) > 0
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(dataset, run, stop_requested=stopping_after(2), **asked)
+    for _ in range(1000):
+        try:
+            resume(run, stop_requested=stopping_after(3))
+            break
+        except Interrupted:
+            pass
+    assert ended(run) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kills_at_random_moments_leave_the_bits_alone(
+    doomed: CrashingProcess, tmp_path: Path, method: str
+) -> None:
+    dataset = columns_of(tmp_path / "data", multiclass())
+    plan = small_windows(dataset)
+    asked = {"loss": "log_loss", "method": method, "bias": 1.0, "tol": 0.0, "max_passes": 60}
+    train(dataset, tmp_path / "whole", plan=plan, **asked)
+    expected = ended(tmp_path / "whole")
+    rng = np.random.default_rng(5)
+    run = tmp_path / "run"
+    begin = {"dataset": dataset.path, "run": run, "plan": astuple(plan), "checkpoint_every": 0.02, **asked}
+    call, arguments, kills = "train", begin, 0
+    while kills < 6:
+        answer = doomed(call, {"after": float(rng.uniform(0.0, 0.1))}, **arguments)
+        call, arguments = "resume", {"run": run, "checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
+        if answer["ended"] == "killed":
+            kills += 1
+        else:
+            assert ended(run) == expected
+            shutil.rmtree(run)
+            call, arguments = "train", begin
+    if call == "resume":
+        resume(run, checkpoint_every=60.0)
+        assert ended(run) == expected
+
+
+def test_a_layout_made_anew_is_refused(tmp_path: Path) -> None:
+    dataset = columns_of(tmp_path / "data", random_rows())
+    train(dataset, tmp_path / "run", method="primal", tol=0.0, max_passes=2)
+    make_columns(dataset, chunk_size=400, force=True)
+    with pytest.raises(CheckpointError, match="column layout"):
+        resume(tmp_path / "run", max_passes=3)
+    make_columns(dataset, force=True, **SMALL)
+    assert resume(tmp_path / "run", max_passes=3).passes == 3
+
+
+def test_without_a_layout_the_command_that_makes_it_is_named(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(DatasetError, match="streamcd columns"):
+        train(dataset, tmp_path / "run", method="primal")
+
+
+def test_auto_says_why_and_builds_nothing(tmp_path: Path) -> None:
+    messages: list[str] = []
+
+    class Told(Listener):
+        def message(self, text: str) -> None:
+            messages.append(text)
+
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    train(dataset, tmp_path / "run", listener=Told(), max_passes=2)
+    assert any(text.startswith("method ") for text in messages)
+    assert not (dataset.path / "columns").exists()
+
+
+def test_auto_takes_the_primal_where_the_rule_says_so(tmp_path: Path) -> None:
+    """Many rows a feature and a large C; without a column layout it trains by the dual, and says what is missing."""
+    messages: list[str] = []
+
+    class Told(Listener):
+        def message(self, text: str) -> None:
+            messages.append(text)
+
+    dataset = write_dataset(tmp_path / "data", random_rows(300, 5, density=0.9))
+    for C, layout, method in ((0.1, False, "dual"), (100.0, False, "dual"), (100.0, True, "primal")):
+        if layout:
+            make_columns(dataset)
+        messages.clear()
+        run = tmp_path / f"run-{C}-{layout}"
+        train(dataset, run, C=C, max_passes=3, listener=Told())
+        assert json.loads((run / "config.json").read_text())["options"]["method"] == method
+        assert any("streamcd columns" in text for text in messages) == (C > 1 and not layout)
+
+
+def test_rows_that_do_not_fit_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    """Two scores and a kind a row: 18 bytes each."""
+    dataset = columns_of(tmp_path / "data", random_rows())
+    dataset.n_rows = 10**9
+    with pytest.raises(UsageError, match=r"18 GB scores of all rows .* needed"):
+        train(dataset, tmp_path / "run", method="primal", memory="1GB")
+
+
+def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
+    dataset = columns_of(tmp_path / "data", random_rows())
+    with pytest.raises(UsageError, match="no solver for hinge"):
+        train(dataset, tmp_path / "run", method="primal", loss="hinge")
+    with pytest.raises(UsageError, match="--unpenalized-bias"):
+        train(dataset, tmp_path / "run", method="dual", bias=1.0, unpenalized_bias=True)
+    with pytest.raises(UsageError, match="--bias 1"):
+        train(dataset, tmp_path / "run", method="primal", unpenalized_bias=True)
+    train(dataset, tmp_path / "run")
+    with pytest.raises(UsageError, match="--start-from"):
+        train(dataset, tmp_path / "run2", method="primal", start_from=tmp_path / "run")
+
+
+def test_command_line(tmp_path: Path, streamcd_json: Any) -> None:
+    dataset = columns_of(tmp_path / "data", random_rows())
+    for name, options in {"s2": ["-s", 2], "s0": ["-s", 0], "online": ["--method", "online"]}.items():
+        result = streamcd_json("train", dataset.path, tmp_path / name, *options)
+        assert result["converged"]
+    free = ["--method", "primal", "--bias", 1, "--unpenalized-bias"]
+    assert streamcd_json("train", dataset.path, tmp_path / "free", *free)["converged"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Real data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "name", ["heart_scale", "mushrooms", "a9a", "ijcnn1", "dna.scale", "letter.scale", "imdb.bigram.tfidf"]
+)
+def test_three_methods_agree_on_real_data(
+    tmp_path: Path, real_data: Callable[[str], Path], name: str, loss: str
+) -> None:
+    from streamcd.convert import convert
+
+    dataset = convert(real_data(name), tmp_path / "data")
+    make_columns(dataset)
+    found = {}
+    for method in ("dual", *METHODS):
+        result = train(dataset, tmp_path / method, loss=loss, method=method, max_passes=300)
+        found[method] = (
+            sum(lane["primal_objective"] for lane in result.lanes),
+            sum(lane["gap"] * lane["primal_objective"] for lane in result.lanes),
+            result.converged,
+        )
+    best, gap, converged = found["dual"]
+    for objective, own_gap, own_converged in found.values():
+        assert abs(objective - best) <= gap + own_gap
+        if converged and own_converged:
+            assert objective == pytest.approx(best, rel=1e-3)

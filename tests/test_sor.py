@@ -1,0 +1,169 @@
+"""Over-relaxation of the dual steps: the same optimum, bounds on omega, and its choice by trial, stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import augmented, exact_optimum
+from small_datasets import label_sorted, multiclass, random_rows, repeated, windows_of, write_dataset
+from test_kernels import Lanes
+
+from streamcd import relaxation
+from streamcd.errors import Interrupted, UsageError
+from streamcd.progress import Listener
+from streamcd.resume import resume
+from streamcd.train import Result, train
+
+LOSSES = ["hinge", "squared_hinge"]
+
+
+def fit(dataset: Any, run: Path, **options: Any) -> Result:
+    options = {"tol": 1e-6, "max_passes": 5000, "plan": windows_of(dataset, 4, resident=True)} | options
+    return train(dataset, run, **options)
+
+
+@pytest.mark.parametrize("omega", [0.4, 1.3, 1.9])
+@pytest.mark.parametrize("n_lanes", [1, 3])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_visit_changes_what_its_slow_twin_changes(loss: str, n_lanes: int, omega: float) -> None:
+    problem = Lanes(loss, n_lanes, 1.5)
+    problem.twin.omega = omega
+    rng = np.random.default_rng(1)
+    for high, low in ((np.inf, -np.inf), (0.05, -0.05)):
+        problem.twin.high, problem.twin.low = high, low
+        order = rng.permutation(problem.n_rows)
+        order = order[problem.active[order].any(axis=1)]
+        problem.visit(order)
+        problem.twin.visit(order)
+        problem.assert_same(1e-11)
+
+
+@pytest.mark.parametrize("omega", [0.5, 1.5, 1.8, "auto"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_omega_ends_at_the_optimum(tmp_path: Path, loss: str, omega: float | str) -> None:
+    rows = multiclass()
+    result = fit(
+        write_dataset(tmp_path / "data", rows), tmp_path / "run", loss=loss, omega=omega, bias=1.0, C=0.1
+    )
+    assert result.converged
+    best = exact_optimum(loss, augmented(rows[0], 1.0), rows[1], 0.1)[1]
+    for lane, least in zip(result.lanes, best, strict=True):
+        assert least * (1 - 1e-8) <= lane["primal_objective"] <= least * (1 + 1e-6)
+
+
+def test_omega_1_is_coordinate_descent_bit_for_bit(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    plain, one, other = (
+        fit(dataset, tmp_path / f"run{number}", max_passes=5, **options)
+        for number, options in enumerate(({}, {"omega": 1.0}, {"omega": 1.1}))
+    )
+    np.testing.assert_array_equal(plain.model.weights, one.model.weights)
+    assert (plain.model.weights != other.model.weights).any()
+    assert "omega" not in plain.lanes[0]
+    assert other.lanes[0]["omega"] == 1.1
+
+
+@pytest.mark.parametrize("omega", [0.0, 2.0, -1.0, np.nan, np.inf, "fast"])
+def test_omega_outside_0_and_2_is_refused(tmp_path: Path, omega: float | str) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(UsageError, match="omega: expected a number above 0 and below 2, or auto, found"):
+        train(dataset, tmp_path / "run", omega=omega)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("omega", [1.2, "auto"])
+@pytest.mark.parametrize("loss", ["log_loss", "crammer_singer"])
+def test_losses_without_a_closed_form_refuse_omega(tmp_path: Path, loss: str, omega: float | str) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(UsageError, match=f"{loss} by method dual has none"):
+        train(dataset, tmp_path / "run", loss=loss, omega=omega)
+    assert train(dataset, tmp_path / "run", loss=loss, omega=1.0, max_passes=2).passes == 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# By trial
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def test_a_trial_is_reported(tmp_path: Path) -> None:
+    dataset, heard = write_dataset(tmp_path / "data", random_rows()), Heard()
+    result = fit(dataset, tmp_path / "run", omega="auto", tol=0.0, max_passes=30, listener=heard)
+    (lane,) = result.lanes
+    assert set(lane["omega_trial"]) == {"1.0", str(relaxation.CANDIDATE)}
+    assert lane["omega"] in (1.0, relaxation.CANDIDATE)
+    assert lane["omega_trial"][str(lane["omega"])] == max(lane["omega_trial"].values())
+    assert any("gain per pass" in text for text in heard.messages)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["options"]["omega"] == "auto"
+    early = fit(dataset, tmp_path / "early", omega="auto", tol=0.0, max_passes=3)
+    assert early.lanes[0]["omega_trial"] is None
+    assert early.lanes[0]["omega"] == 1.0
+
+
+class AfterWindows:
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self) -> int | None:
+        self.left -= 1
+        return 15 if self.left <= 0 else None
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_stop_inside_a_trial_leaves_the_bits_alone(tmp_path: Path, resident: bool) -> None:
+    dataset = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
+    options = {
+        "omega": "auto",
+        "tol": 0.0,
+        "max_passes": 24,
+        "plan": windows_of(dataset, 2, resident=resident),
+    }
+    whole = train(dataset, tmp_path / "whole", **options)
+    for windows in (
+        13,
+        20,
+        25,
+        31,
+        44,
+        61,
+    ):  # before, in and after the blocks of a trial: a pass has three windows
+        run = tmp_path / f"run{windows}"
+        with pytest.raises(Interrupted):
+            train(dataset, run, stop_requested=AfterWindows(windows), **options)
+        result = resume(run)
+        np.testing.assert_array_equal(result.model.weights, whole.model.weights)
+        assert [lane["omega_trial"] for lane in result.lanes] == [lane["omega_trial"] for lane in whole.lanes]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("problem", ["random", "label_sorted", "repeated"])
+def test_auto_costs_hardly_more_passes_than_its_trials(tmp_path: Path, problem: str, loss: str) -> None:
+    rows = {"random": random_rows, "label_sorted": label_sorted}.get(
+        problem, lambda: repeated(random_rows(60, 40, seed=3, density=0.8), [2] * 60)
+    )()
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=4)
+    plain, chosen = (
+        fit(dataset, tmp_path / f"run-{omega}", loss=loss, omega=omega, tol=1e-4) for omega in (1.0, "auto")
+    )
+    assert plain.converged
+    assert chosen.converged
+    trial_passes = sum(
+        max(5, begin // 5) for begin in (5, 50, 500) if begin < chosen.passes
+    )  # those with the other omega
+    assert chosen.passes <= 1.2 * plain.passes + trial_passes
+
+
+def test_youngs_formula() -> None:
+    assert relaxation.young(0.0) == 1.0
+    assert relaxation.young(np.sqrt(0.75)) == pytest.approx(4 / 3)
+    assert relaxation.young(1 - 1e-12) == pytest.approx(2.0, abs=1e-5)

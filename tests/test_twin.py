@@ -1,0 +1,569 @@
+"""Twin planes by both routes: the same planes, a QP solver's objective, certificates, kills, the nearest plane's class."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import quadprog
+import scipy.sparse as sp
+from crashing import CrashingProcess
+from reference import augmented, hinge_optimum, loss_values, run_dual, run_weights
+from small_datasets import (
+    NAMED,
+    Rows,
+    label_sorted,
+    multiclass,
+    random_rows,
+    repeated,
+    windows_of,
+    write_dataset,
+)
+
+import streamcd
+from streamcd.dataset import Dataset
+from streamcd.errors import ModelError, UsageError
+from streamcd.model import Model, load_model
+from streamcd.problems import LOSSES, make_problem
+from streamcd.progress import Listener
+from streamcd.resume import resume
+from streamcd.train import Result, train
+from streamcd.tune import tune
+
+METHODS = ["dual", "sor"]
+SLACKS = ["hinge", "squared_hinge"]
+TOL = 1e-6
+
+
+def primal(
+    x: np.ndarray, y: np.ndarray, w: np.ndarray, *, C: float | np.ndarray = 1.0, ridge: float = 1.0,
+    slack: str = "hinge", weight: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Objective of every plane, from the formula."""
+    weight = np.ones(y.size) if weight is None else weight
+    objectives = []
+    for label, plane in zip(np.unique(y), w.T, strict=True):
+        h, own = x @ plane, y == label
+        hugged = 0.5 * float(weight[own] @ h[own] ** 2)
+        kept_off = float((weight * C)[~own] @ loss_values(slack, h[~own]))
+        objectives.append(hugged + 0.5 * ridge * float(plane @ plane) + kept_off)
+    return np.array(objectives)
+
+
+def optimum(
+    x: np.ndarray, y: np.ndarray, *, C: float = 1.0, ridge: float = 1.0, slack: str = "hinge"
+) -> np.ndarray:
+    """Objective of every plane at the optimum of ``½ aᵀKa - Σa``, ``K = BH⁻¹Bᵀ``, over the box.
+
+    With squared hinge K gets a diagonal, and quadprog solves it; with hinge it is singular, which quadprog does not take,
+    and an interior-point method does.
+    """
+    best = []
+    for label in np.unique(y):
+        own = y == label
+        gram = x[own].T @ x[own] + ridge * np.eye(x.shape[1])
+        others = x[~own]
+        if slack == "hinge":
+            white = np.linalg.solve(
+                np.linalg.cholesky(gram), others.T
+            ).T  # K is the Gram matrix of these rows
+            u = hinge_optimum(white, np.full(len(others), C))
+            best.append(0.5 * float(u @ u) + C * float(np.maximum(1.0 - white @ u, 0.0).sum()))
+            continue
+        K = others @ np.linalg.solve(gram, others.T) + 0.5 / C * np.eye(len(others))
+        best.append(-float(quadprog.solve_qp(K, np.ones(len(K)), np.eye(len(K)), np.zeros(len(K)))[1]))
+    return np.array(best)
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """``fit(dataset, method="sor", windows=2)`` trains twin planes in a fresh run directory."""
+    count = 0
+
+    def run(dataset: Dataset, *, windows: int | None = 2, resident: bool = True, **options: Any) -> Result:
+        nonlocal count
+        count += 1
+        options = {"loss": "twin", "tol": TOL, "max_passes": 20_000, "memory": "2GB"} | options
+        plan = windows_of(dataset, windows, resident=resident)
+        return train(dataset, tmp_path / f"run{count}", plan=plan, **options)
+
+    return run
+
+
+def assert_certified(
+    result: Result, rows: Rows, best: np.ndarray, *, bias: float = -1.0, **options: Any
+) -> None:
+    """Every plane's objective, worked out again from its weights, is as near to the optimum as the run says."""
+    w = run_weights(Path(result.run), bias)
+    found = primal(augmented(rows[0], bias), rows[1], w, **options)
+    assert len(result.lanes) == best.size
+    for lane, objective, least in zip(result.lanes, found, best, strict=True):
+        assert objective == pytest.approx(lane["primal_objective"], rel=1e-7)
+        assert lane["dual_objective"] <= least * (1 + 1e-7)
+        assert least * (1 - 1e-7) <= objective
+        assert objective - least <= lane["gap"] * objective + 1e-7 * least
+    assert result.primal_objective == pytest.approx(found.sum(), rel=1e-7)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The optimum
+
+
+@pytest.mark.parametrize("slack", SLACKS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", [*NAMED, "multiclass"])
+def test_reaches_the_optimum_of_a_qp_solver(
+    fit: Callable[..., Result], tmp_path: Path, name: str, method: str, slack: str
+) -> None:
+    rows = multiclass() if name == "multiclass" else NAMED[name]()
+    options: dict[str, Any] = {"C": 0.7, "ridge": 2.0, "slack": slack}
+    bias = 1.5 if name in ("random", "empty_rows", "multiclass") else -1.0
+    max_passes = 300 if name == "unscaled" else 20_000
+    result = fit(
+        write_dataset(tmp_path / "data", rows), method=method, bias=bias, max_passes=max_passes, **options
+    )
+    assert result.converged or name == "unscaled"
+    assert result.n_lanes == np.unique(rows[1]).size
+    assert [lane["label"] for lane in result.lanes] == np.unique(rows[1]).tolist()
+    assert_certified(
+        result, rows, optimum(augmented(rows[0], bias), rows[1], **options), bias=bias, **options
+    )
+
+
+@pytest.mark.parametrize("ridge", [1.0, 5.0])
+@pytest.mark.parametrize("slack", SLACKS)
+@pytest.mark.parametrize("problem", [random_rows, label_sorted, multiclass])
+def test_both_routes_reach_the_same_planes(
+    fit: Callable[..., Result], tmp_path: Path, problem: Callable[[], Rows], slack: str, ridge: float
+) -> None:
+    dataset = write_dataset(tmp_path / "data", problem())
+    options = {"ridge": ridge, "slack": slack, "bias": 1.0, "C": 0.5, "tol": 1e-9, "max_passes": 3000}
+    dual, classic = (fit(dataset, method=method, windows=None, **options) for method in METHODS)
+    assert classic.converged
+    assert dual.primal_objective == pytest.approx(classic.primal_objective, rel=1e-6)
+    first, second = (run_weights(Path(result.run), 1.0) for result in (dual, classic))
+    for lane, (one, other) in enumerate(zip(first.T, second.T, strict=True)):
+        gaps = [run.lanes[lane]["gap"] * run.lanes[lane]["primal_objective"] for run in (dual, classic)]
+        # r/2 ‖w - w*‖² is at most the gap
+        assert np.linalg.norm(one - other) <= sum(np.sqrt(2 * gap / ridge) for gap in gaps) + 1e-9
+
+
+def test_a_small_ridge_is_slow_by_one_route_and_not_by_the_other(
+    fit: Callable[..., Result], tmp_path: Path
+) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    dual, classic = (fit(dataset, method=method, ridge=0.01, max_passes=300) for method in METHODS)
+    assert not dual.converged
+    assert classic.converged
+    assert classic.passes < 100
+    # certificates by different ways agree about where the optimum can be
+    assert max(dual.dual_objective, classic.dual_objective) <= min(
+        dual.primal_objective, classic.primal_objective
+    )
+
+
+@pytest.mark.parametrize("slack", SLACKS)
+def test_planes_are_those_of_the_dual_variables_on_disk(
+    fit: Callable[..., Result], tmp_path: Path, slack: str
+) -> None:
+    """``r w = Σ_others a_i x_i - Σ_own λ_i x_i`` (kept divided by r), and the dual's value is what the run says."""
+    rows = multiclass()
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=6)
+    ridge, C = 3.0, 0.8
+    result = fit(dataset, slack=slack, bias=1.0, ridge=ridge, C=C, windows=None, tol=1e-8, max_passes=5000)
+    alpha = ridge * run_dual(Path(result.run), dataset, 4, 4)[0]
+    x, w = augmented(rows[0], 1.0), run_weights(Path(result.run), 1.0)
+    own = rows[1][:, None] == np.unique(rows[1])[None, :]
+    np.testing.assert_allclose(w, x.T @ np.where(own, -alpha, alpha) / ridge, rtol=1e-9, atol=1e-10)
+    assert (alpha[~own] >= 0).all()
+    assert slack == "squared_hinge" or (alpha[~own] <= C * (1 + 1e-12)).all()
+    np.testing.assert_allclose(alpha[own], (x @ w)[own], atol=1e-3)  # λ_i = w·x_i at the optimum
+    diagonal = 0.5 / C if slack == "squared_hinge" else 0.0
+    terms = np.where(own, -0.5 * alpha**2, alpha - 0.5 * diagonal * alpha**2)
+    assert terms.sum() - 0.5 * ridge * np.sum(w * w) == pytest.approx(result.dual_objective, rel=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Weights
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rows_weight_counts_like_repeating_it(
+    fit: Callable[..., Result], tmp_path: Path, method: str
+) -> None:
+    rows = random_rows(80, 6, seed=31)
+    times = np.random.default_rng(1).integers(0, 4, 80)
+    weighted = write_dataset(tmp_path / "weighted", rows, weight=times.astype(float))
+    often = write_dataset(tmp_path / "often", repeated(rows, times))
+    one, other = (
+        fit(data, method=method, windows=None, tol=1e-9, max_passes=5000) for data in (weighted, often)
+    )
+    assert one.primal_objective == pytest.approx(other.primal_objective, rel=1e-8)
+    np.testing.assert_allclose(one.model.weights, other.model.weights, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_class_weights_make_C_differ_by_plane(
+    fit: Callable[..., Result], tmp_path: Path, method: str
+) -> None:
+    """They are factors of C for the rows of a label, which stand on the far side of the other plane."""
+    rows = random_rows(80, 6, seed=32)
+    dataset = write_dataset(tmp_path / "data", rows)
+    result = fit(
+        dataset, method=method, C=0.5, class_weight={-1.0: 4.0}, windows=None, tol=1e-8, max_passes=5000
+    )
+    plain = [fit(dataset, method=method, C=C, windows=None, tol=1e-8, max_passes=5000) for C in (0.5, 2.0)]
+    # plane -1 keeps the rows of +1 off, whose C is 0.5; plane +1 those of -1, whose C is 4 times that
+    for number in (0, 1):
+        lane = plain[number].lanes[number]
+        assert result.lanes[number]["primal_objective"] == pytest.approx(lane["primal_objective"], rel=1e-7)
+    cost = np.where(rows[1] < 0, 2.0, 0.5)
+    found = primal(augmented(rows[0], -1), rows[1], result.model.weights, C=cost)
+    assert found.sum() == pytest.approx(result.primal_objective, rel=1e-9)
+    assert streamcd.evaluate(dataset, result.model)["primal_objective"] == pytest.approx(
+        found.sum(), rel=1e-9
+    )
+    assert result.model.class_weight == {-1.0: 4.0}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# However it is read; kills
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("windows", [1, 3, None])
+def test_out_of_core_is_resident_bit_for_bit(
+    fit: Callable[..., Result], tmp_path: Path, method: str, windows: int | None
+) -> None:
+    dataset = write_dataset(tmp_path / "data", multiclass(), n_chunks=8, n_shards=3)
+    streamed, resident = (
+        fit(dataset, method=method, windows=windows, resident=kept, tol=1e-3, omega="auto", max_passes=60)
+        for kept in (False, True)
+    )
+    np.testing.assert_array_equal(streamed.model.weights, resident.model.weights)
+    assert streamed.dual_objective == resident.dual_objective
+    assert streamed.passes == resident.passes
+
+
+@pytest.fixture(scope="module")
+def doomed() -> Iterator[CrashingProcess]:
+    with CrashingProcess() as process:
+        yield process
+
+
+def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"], line["bytes_read"]
+    return (run / "model" / "weights.npy").read_bytes(), lines
+
+
+@pytest.mark.parametrize(
+    ("method", "omega"),
+    [
+        ("dual", "auto"),
+        ("sor", 1.0),
+        pytest.param("dual", 1.0, marks=pytest.mark.slow),
+        pytest.param("sor", "auto", marks=pytest.mark.slow),
+    ],
+)
+def test_deaths_on_the_way_leave_the_bits_alone(
+    doomed: CrashingProcess, tmp_path: Path, method: str, omega: float | str
+) -> None:
+    """At operations on files of a run that saves after every window: matrices half summed up, trials half made."""
+    dataset = write_dataset(tmp_path / "data", random_rows(60, 6, seed=22), n_chunks=4, n_shards=2)
+    plan = windows_of(dataset, 2)
+    asked = {"loss": "twin", "method": method, "omega": omega, "tol": 0.0, "max_passes": 13, "bias": 1.0}
+    train(dataset, tmp_path / "whole", plan=plan, **asked)
+    expected = ended(tmp_path / "whole")
+    arguments = {"dataset": dataset.path, "plan": astuple(plan), "checkpoint_every": 1e-9, **asked}
+    n_operations = doomed("train", run=tmp_path / "counted", **arguments)["operations"]
+    assert ended(tmp_path / "counted") == expected
+    for at in [*range(10, 60, 12), *range(60, n_operations, 1 + n_operations // 5)]:
+        run = tmp_path / f"run{at}"
+        assert doomed("train", {"at": at, "power": True}, run=run, **arguments)["ended"] == "killed"
+        resume(run)
+        assert ended(run) == expected, f"died at operation {at} of {n_operations}"
+        shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_goes_on_after_max_passes(fit: Callable[..., Result], tmp_path: Path, method: str) -> None:
+    dataset = write_dataset(tmp_path / "data", multiclass())
+    short = fit(dataset, method=method, windows=None, max_passes=2, tol=1e-5)
+    assert not short.converged
+    assert resume(short.run, max_passes=20_000).converged
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The nearest plane
+
+
+def planes(weights: list[list[float]], intercept: list[float], **changed: Any) -> Model:
+    n = len(intercept)
+    fields: dict[str, Any] = {
+        "weights": np.array(weights, dtype=float).T,
+        "intercept": np.array(intercept, dtype=float),
+        "classes": np.arange(n) * 10.0,
+        "code": np.eye(n),
+        "loss": "twin",
+        "C": 1.0,
+        "bias": 1.0,
+    }
+    return Model(**(fields | changed))
+
+
+def decide(model: Model, x: list[list[float]]) -> list[float]:
+    rows = sp.csr_array(np.array(x, dtype=float))
+    decisions, _ = model.decisions(rows.indptr.astype(np.int64), rows.indices, rows.data)
+    return model.labels(decisions).tolist()
+
+
+def test_predicts_the_nearest_plane() -> None:
+    """The distance is |w·x + b| / ‖w‖, the norm without the bias's entry."""
+    model = planes([[1.0, 0.0], [0.0, 10.0]], [-1.0, 0.0])  # the lines x = 1 and y = 0
+    assert decide(model, [[1.0, 5.0], [5.0, 1.0], [1.5, 0.4], [1.5, 0.6]]) == [0.0, 10.0, 10.0, 0.0]
+    # were the bias's entry part of the norm, the first line would seem nearer by a factor of √2
+    assert decide(model, [[2.0, 0.9]]) == [10.0]
+
+
+def test_a_plane_without_weights_is_infinitely_far() -> None:
+    model = planes([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [0.0, 0.0, 0.0])
+    assert decide(model, [[0.0, 0.0], [1.0, 7.0]]) == [10.0, 20.0]
+    assert np.isneginf(model.scores(np.ones((1, 3)))[0, 0])
+    both = planes([[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0])
+    assert decide(both, [[1.0, 1.0]]) == [0.0]
+
+
+def test_evaluate_and_predict_are_by_distance(fit: Callable[..., Result], tmp_path: Path) -> None:
+    rows = multiclass()
+    dataset = write_dataset(tmp_path / "data", rows)
+    result = fit(dataset, bias=1.0, ridge=2.0, C=0.3, slack="squared_hinge")
+    w = run_weights(Path(result.run), 1.0)
+    distance = np.abs(augmented(rows[0], 1.0) @ w) / np.linalg.norm(w[:-1], axis=0)
+    labels = np.unique(rows[1])[distance.argmin(axis=1)]
+    evaluation = streamcd.evaluate(dataset, result.run)
+    assert evaluation["accuracy"] == np.mean(labels == rows[1])
+    assert evaluation["accuracy"] > 0.6
+    assert evaluation["primal_objective"] == pytest.approx(result.primal_objective, rel=1e-9)
+    streamcd.predict(dataset, result.run, tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["prediction"].to_pylist() == labels.tolist()
+    np.testing.assert_allclose(table["decision_-4"].to_numpy(), -distance[:, 0], rtol=1e-9)
+
+
+def test_the_decision_of_two_classes_is_a_difference_of_distances(
+    fit: Callable[..., Result], tmp_path: Path
+) -> None:
+    x, y = random_rows()
+    dataset = write_dataset(tmp_path / "data", (x, y))
+    result = fit(dataset, C=0.3)
+    streamcd.predict(dataset, result.run, tmp_path / "out.parquet")
+    decision = pq.read_table(tmp_path / "out.parquet")["decision"].to_numpy()
+    w = result.model.weights
+    distance = np.abs(x @ w) / np.linalg.norm(w, axis=0)
+    np.testing.assert_allclose(decision, distance[:, 0] - distance[:, 1], rtol=1e-8, atol=1e-12)
+    assert 0.5 < streamcd.evaluate(dataset, result.run)["auc"] <= 1.0
+
+
+def test_a_model_keeps_what_it_is(fit: Callable[..., Result], tmp_path: Path) -> None:
+    result = fit(write_dataset(tmp_path / "data", random_rows()), ridge=3.0, slack="squared_hinge", tol=1e-2)
+    model = load_model(result.run)
+    assert (model.loss, model.ridge, model.slack, model.method) == ("twin", 3.0, "squared_hinge", "dual")
+    assert not model.has_probabilities
+    with pytest.raises(ModelError, match="nearest plane"):
+        streamcd.model.export_liblinear(model, tmp_path / "model.txt")
+    assert not (tmp_path / "model.txt").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Paths, warm starts, search
+
+
+def test_a_warm_start_begins_at_a_certified_point(fit: Callable[..., Result], tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", multiclass())
+    options = {"ridge": 2.0, "slack": "squared_hinge", "bias": 1.0}
+    first = fit(dataset, C=1.0, **options)
+    cold = fit(dataset, C=1.1, **options)
+    warm = fit(dataset, C=1.1, start_from=first.run, **options)
+    assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=3 * TOL)
+    assert warm.passes < cold.passes
+    for changed in ({"ridge": 1.0}, {"slack": "hinge"}):
+        with pytest.raises(UsageError, match=f"same {next(iter(changed))}"):
+            fit(dataset, C=1.1, start_from=first.run, **(options | changed))
+    with pytest.raises(UsageError, match="--method sor"):
+        fit(dataset, method="sor", start_from=first.run, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_search_scores_by_distance(tmp_path: Path, method: str) -> None:
+    rng = np.random.default_rng(3)
+    y = rng.integers(0, 3, 240).astype(float)
+    centre = np.array([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]])[y.astype(int)]
+    x = (centre + 0.3 * rng.standard_normal((240, 3))).astype(np.float32).astype(float)
+    dataset = write_dataset(tmp_path / "data", (sp.csr_array(x), y))
+    asked: dict[str, Any] = {"loss": "twin", "method": method, "bias": 1.0, "tol": 1e-2}
+    result = tune(dataset, tmp_path / "tuned", C=[0.1, 1.0], cv=3, **asked)
+    assert result.folds["n_lanes"] == 2 * 3 * 3
+    assert result.scores[f"{result.best_C:g}"]["mean"] > 0.9
+    assert streamcd.evaluate(dataset, result.run)["accuracy"] > 0.9
+
+
+def test_several_C_make_several_models(fit: Callable[..., Result], tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", multiclass())
+    path = fit(dataset, C=[0.1, 1.0], method="sor")
+    assert path.n_lanes == 8
+    single = fit(dataset, C=1.0, method="sor")
+    np.testing.assert_allclose(streamcd.load_model(path.run, C=1.0).weights, single.model.weights, atol=1e-2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is refused, and said
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def test_a_ridge_below_1_is_warned_of(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    for ridge, method, expected in ((0.5, "dual", 1), (1.0, "dual", 0), (0.5, "sor", 0)):
+        heard = Heard()
+        train(
+            dataset,
+            tmp_path / "run",
+            loss="twin",
+            method=method,
+            ridge=ridge,
+            max_passes=1,
+            force=True,
+            listener=heard,
+        )
+        assert len(heard.warnings) == expected
+        assert all("--method sor" in text for text in heard.warnings)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"ridge": 0.0}, "ridge: expected a number > 0, found 0"),
+    ({"ridge": np.inf}, "ridge"),
+    ({"slack": "log_loss"}, "slack among hinge, squared_hinge, found 'log_loss'"),
+    ({"code": [[1, -1], [-1, 1]]}, "one plane per class"),
+    ({"loss": "hinge", "ridge": 1.0}, "ridge and slack are of the loss twin"),
+    ({"loss": "hinge", "slack": "hinge"}, "ridge and slack are of the loss twin"),
+    ({"loss": "hinge", "method": "sor"}, "no solver for hinge by method sor"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), REFUSED)
+def test_what_is_wrong_is_refused(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(UsageError, match=message):
+        train(dataset, tmp_path / "run", **({"loss": "twin"} | wrong))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_matrix_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    x, y = random_rows(50, 9)
+    x = sp.csr_array((x.data, x.indices, x.indptr), shape=(50, 20_000))
+    dataset = write_dataset(tmp_path / "data", (x, y))
+    with pytest.raises(UsageError, match=r"3\.2 GB 1 matrix of 20,001 x 20,001 .* --method dual"):
+        train(dataset, tmp_path / "run", loss="twin", method="sor", memory="2GB")
+    assert train(dataset, tmp_path / "run", loss="twin", memory="2GB", tol=1e-2).converged
+
+
+@pytest.mark.slow
+def test_planes_are_trained_in_groups_where_their_matrices_do_not_fit_together(tmp_path: Path) -> None:
+    x, y = multiclass()
+    x = sp.csr_array((x.data, x.indices, x.indptr), shape=(y.size, 3000))
+    dataset = write_dataset(tmp_path / "data", (x, y))
+    asked: dict[str, Any] = {"loss": "twin", "method": "sor", "tol": 1e-9}
+    together, apart = (
+        train(dataset, tmp_path / memory, memory=memory, **asked) for memory in ("900MB", "500MB")
+    )
+    assert not (tmp_path / "900MB" / "group-00").exists()
+    assert (tmp_path / "500MB" / "group-01").exists()
+    assert apart.primal_objective == pytest.approx(together.primal_objective, rel=1e-8)
+    assert len(apart.lanes) == 4
+
+
+def test_the_command_line(streamcd_json: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    options = [
+        "--loss",
+        "twin",
+        "--ridge",
+        2,
+        "--slack",
+        "squared_hinge",
+        "--omega",
+        "auto",
+        "--bias",
+        1,
+        "-C",
+        0.5,
+    ]
+    results = [
+        streamcd_json("train", dataset.path, tmp_path / method, "--method", method, "--tol", 1e-6, *options)
+        for method in METHODS
+    ]
+    assert results[0]["primal_objective"] == pytest.approx(results[1]["primal_objective"], rel=3 * TOL)
+    assert results[0]["n_lanes"] == 2
+    assert {"omega", "omega_trial"} <= set(results[0]["lanes"][0])
+    evaluation = streamcd_json("evaluate", dataset.path, tmp_path / "sor")
+    assert evaluation["primal_objective"] == pytest.approx(results[1]["primal_objective"], rel=1e-9)
+
+
+def test_problem_of_twin_planes_in_its_common_form() -> None:
+    problem = make_problem(
+        loss="twin", classes=np.array([1.0, 2.0, 3.0]), class_counts=np.array([5, 5, 5]), n_features=2, C=[2.0],
+        ridge=4.0, class_weight={2.0: 3.0}, slack="squared_hinge",
+    )  # fmt: skip
+    np.testing.assert_array_equal(problem.sign, 1.0 - 2.0 * np.eye(3))
+    np.testing.assert_allclose(problem.cost, [[0.25, 0.5, 0.5], [1.5, 0.25, 1.5], [0.5, 0.5, 0.25]])
+    np.testing.assert_allclose(problem.class_factors(range(3)), [1.0, 3.0, 1.0])
+    assert problem.scale == 4.0
+    assert problem.loss_code != LOSSES["twin"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Real sets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heart_scale", "mushrooms", "a9a", "ijcnn1"])
+def test_both_routes_agree_within_their_gaps_on_real_sets(
+    real_data: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    dataset = streamcd.convert(real_data(name), tmp_path / "data")
+    for slack in SLACKS:
+        dual, classic = (
+            train(
+                dataset,
+                tmp_path / f"{method}-{slack}",
+                loss="twin",
+                method=method,
+                slack=slack,
+                max_passes=2000,
+            )
+            for method in METHODS
+        )
+        for one, other in zip(dual.lanes, classic.lanes, strict=True):
+            allowed = sum(lane["gap"] * lane["primal_objective"] for lane in (one, other))
+            assert abs(one["primal_objective"] - other["primal_objective"]) <= allowed
+            assert one["dual_objective"] <= other["primal_objective"] * (1 + 1e-9)
+            assert other["dual_objective"] <= one["primal_objective"] * (1 + 1e-9)
+        if name in ("heart_scale", "a9a"):
+            assert dual.converged
+        assert classic.converged
+        assert streamcd.evaluate(dataset, classic.run)["accuracy"] > 0.6
