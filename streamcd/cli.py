@@ -17,17 +17,20 @@ import click
 
 from . import __version__, console
 from .errors import DatasetError, Interrupted, UsageError
-from .memory import format_size
+from .memory import format_size, parse_size
 from .options import (
     Costs,
     Seconds,
     checked_training_options,
+    checked_workers,
     cost_option,
     free_bias_option,
     json_option,
     memory_option,
     quiet_option,
+    round_options,
     training_options,
+    worker_options,
 )
 
 if TYPE_CHECKING:
@@ -401,6 +404,18 @@ def verify(dataset: str, quiet: bool, as_json: bool) -> None:
 # Training
 
 
+@contextmanager
+def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]:
+    """A dask client where workers are wanted, else None, and then nothing of dask is loaded."""
+    if scheduler is None and not n_local:
+        yield None
+        return
+    from .cluster import open_client
+
+    with open_client(scheduler, n_local, listener) as client:
+        yield client
+
+
 @cli.command()
 @click.argument("dataset")
 @click.argument("run")
@@ -422,9 +437,19 @@ def verify(dataset: str, quiet: bool, as_json: bool) -> None:
     metavar="RUN",
     help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no read.",
 )
+@worker_options
+@round_options
 @quiet_option
 @json_option
-def train(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
+def train(
+    dataset: str,
+    run: str,
+    workers: int | None,
+    scheduler: str | None,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Train a linear classifier on a dataset, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
@@ -434,12 +459,22 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) ->
     Example:
       streamcd train data run --loss hinge -C 0.1 --memory 1GB
       streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
+      streamcd train /shared/data /shared/run --scheduler tcp://host:8786
     """
     options = checked_training_options(options)
+    n_local = checked_workers(workers, scheduler, fewest=2)
+    if n_local:
+        options["memory"] = parse_size(options["memory"]) // n_local
     from .train import train as train_model
 
-    with console.Console(quiet) as listener, _stop_requests() as stop_requested:
-        result = train_model(dataset, run, listener=listener, stop_requested=stop_requested, **options)
+    with (
+        console.Console(quiet) as listener,
+        _stop_requests() as stop_requested,
+        _client(scheduler, n_local, listener) as client,
+    ):
+        result = train_model(
+            dataset, run, listener=listener, stop_requested=stop_requested, client=client, **options
+        )
         _warn_unconverged(listener, result)
     _print_result(result, as_json)
 
@@ -486,9 +521,12 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=Seconds(), help="Time between checkpoints.")
+@worker_options
 @quiet_option
 @json_option
-def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
+def resume(
+    run: str, workers: int | None, scheduler: str | None, quiet: bool, as_json: bool, **options: Any
+) -> None:
     """Go on with a run from its last checkpoint, also where it ended without convergence.
 
     A run that has converged is left alone.
@@ -497,11 +535,17 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     Example:
       streamcd resume run
       streamcd resume run --max-passes 5000
+      streamcd resume /shared/run --scheduler tcp://host:8786
     """
+    n_local = checked_workers(workers, scheduler, fewest=1)
     from .resume import resume as resume_run
 
-    with console.Console(quiet) as listener, _stop_requests() as stop_requested:
-        result = resume_run(run, listener=listener, stop_requested=stop_requested, **options)
+    with (
+        console.Console(quiet) as listener,
+        _stop_requests() as stop_requested,
+        _client(scheduler, n_local, listener) as client,
+    ):
+        result = resume_run(run, listener=listener, stop_requested=stop_requested, client=client, **options)
         _warn_unconverged(listener, result)
     _print_result(result, as_json)
 

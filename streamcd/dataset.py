@@ -6,6 +6,7 @@ groups of the two files of a part correspond one to one; a pair of them is a chu
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -284,6 +285,21 @@ class Dataset:
                 table = reader.read_row_group(group, use_threads=False)
                 scales[table.column("feature").to_numpy()] = table.column("scale").to_numpy()
         return replace(scaling, scales=scales)
+
+    def select_parts(self, parts: Sequence[int]) -> Dataset:
+        """These parts, ascending, as a dataset of its own for reading; chunks and rows are numbered anew."""
+        chosen = copy.copy(self)
+        chunks = np.flatnonzero(np.isin(self.chunk_part, parts))
+        chosen.manifest = {**self.manifest, "parts": [self.manifest["parts"][part] for part in parts]}
+        chosen.n_shards, chosen.n_chunks = len(parts), chunks.size
+        chosen.chunk_part = np.searchsorted(parts, self.chunk_part[chunks]).astype(np.int32)
+        chosen.chunk_group = self.chunk_group[chunks]
+        chosen.row_start = np.concatenate([[0], np.cumsum(np.diff(self.row_start)[chunks])])
+        chosen.entry_start = np.concatenate([[0], np.cumsum(np.diff(self.entry_start)[chunks])])
+        chosen.n_rows, chosen.n_entries = int(chosen.row_start[-1]), int(chosen.entry_start[-1])
+        chosen._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS)
+        chosen._chunk_bytes = np.full(chunks.size, -1, dtype=np.int64)
+        return chosen
 
     def close(self) -> None:
         """Close all files; the next read opens them again."""

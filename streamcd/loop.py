@@ -239,37 +239,46 @@ class Loop:
         phase = self.task.name + (f"certify after pass {number}" if certifying_only else f"pass {number}")
         share = state.window / max(n_windows, 1)
         n_entries = self.task.dataset.n_entries
-        note = "" if np.isnan(self._relative_estimate()) else f"gap about {self._relative_estimate():.1e}"
+        gap = relative_estimate(state)
+        note = "" if np.isnan(gap) else f"gap about {gap:.1e}"
         self.listener.progress(Progress(phase, int(share * n_entries), n_entries, "entries", note))
 
-    def _relative_estimate(self) -> float:
-        lanes = self.state.lanes
-        open_lanes = lanes["phase"] != DONE
-        if not open_lanes.any() or np.isnan(lanes["estimate"][open_lanes]).any():
-            return float("nan")
-        primal = np.maximum(lanes["estimated_primal"][open_lanes], 1e-300)
-        return float((lanes["estimate"][open_lanes] / primal).max())
-
     def _log_record(self, before: Mapping[str, float], certifying_only: bool) -> dict[str, Any]:
-        lanes = self.state.lanes
         spent = {name: figure - before[name] for name, figure in self._figures().items()}
         bytes_read = int(spent.pop("bytes_read"))
-        scale = self.task.problem.scale
         return {
             "read": self.state.read,
             "kind": "certify" if certifying_only else "train",
-            "passes": int(lanes["passes"].max()),
-            "open_lanes": int((lanes["phase"] != DONE).sum()),
-            "objective_estimate": _finite(scale * lanes["estimated_primal"].sum()),
-            "gap_estimate": _finite(scale * lanes["estimate"].sum()),
-            "primal": _finite(scale * lanes["primal"].sum()),
-            "dual": _finite(scale * lanes["dual"].sum()),
-            "gap": _finite(scale * lanes["gap"].sum()),
-            "violation": _finite(lanes["seen_violation"].max()),
-            "active_rows": int(lanes["n_active"].sum()),
+            **lane_figures(self.state, self.task.problem.scale),
             "bytes_read": bytes_read,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }
+
+
+def lane_figures(state: State, scale: float) -> dict[str, Any]:
+    """What a line of the log says of all lanes together; `scale` is the problem's."""
+    lanes = state.lanes
+    return {
+        "passes": int(lanes["passes"].max()),
+        "open_lanes": int((lanes["phase"] != DONE).sum()),
+        "objective_estimate": _finite(scale * lanes["estimated_primal"].sum()),
+        "gap_estimate": _finite(scale * lanes["estimate"].sum()),
+        "primal": _finite(scale * lanes["primal"].sum()),
+        "dual": _finite(scale * lanes["dual"].sum()),
+        "gap": _finite(scale * lanes["gap"].sum()),
+        "violation": _finite(lanes["seen_violation"].max()),
+        "active_rows": int(lanes["n_active"].sum()),
+    }
+
+
+def relative_estimate(state: State) -> float:
+    """The largest relative gap that a lane in work is thought to have; nan where there is no estimate."""
+    lanes = state.lanes
+    open_lanes = lanes["phase"] != DONE
+    if not open_lanes.any() or np.isnan(lanes["estimate"][open_lanes]).any():
+        return float("nan")
+    primal = np.maximum(lanes["estimated_primal"][open_lanes], 1e-300)
+    return float((lanes["estimate"][open_lanes] / primal).max())
 
 
 def _finite(number: float) -> float | None:

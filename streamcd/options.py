@@ -257,6 +257,48 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
 ]
 
 
+def worker_options(command: Command) -> Command:
+    """Where a training runs: ``--workers``, ``--scheduler``."""
+    command = click.option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Train on the workers of this dask scheduler, such as tcp://host:8786. They must see DATASET and RUN under the "
+        "same paths; --memory then bounds each of them.",
+    )(command)
+    return click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Train on so many processes of this machine, which share --memory. Several need more passes than one: "
+        "worth it where reading or a pass takes long.  [default: this process alone]",
+    )(command)
+
+
+def round_options(command: Command) -> Command:
+    """How a training on workers goes: ``--local-passes``, ``--worker-timeout``."""
+    command = click.option(
+        "--worker-timeout",
+        type=Seconds(),
+        metavar="TIME",
+        help="With workers: give up one that has shown no sign of life for so long; others take over.  [default: 300s]",
+    )(command)
+    return click.option(
+        "--local-passes",
+        type=int,
+        metavar="N",
+        help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 1]",
+    )(command)
+
+
+def checked_workers(workers: int | None, scheduler: str | None, *, fewest: int) -> int:
+    """Processes to start on this machine; 0 for none: a scheduler is given, or fewer than `fewest` are asked for."""
+    if workers is not None and scheduler is not None:
+        raise UsageError(
+            "--workers starts processes on this machine, --scheduler uses those of a cluster: give one of them"
+        )
+    return 0 if scheduler is not None or workers is None or workers < fewest else workers
+
+
 def training_options(command: Command) -> Command:
     """What ``train`` and ``tune`` have in common."""
     for option in reversed(_TRAINING_OPTIONS):

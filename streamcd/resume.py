@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from . import checkpoint
 from .loop import StopRequested
 from .progress import Listener
 from .result import Result
 from .stopping import StopRule
-from .train import carry_out, check_positive, same_dataset, stop_rule, versions
+from .train import carry_out, check_positive, check_workers, same_dataset, stop_rule, versions
 from .tune import carry_out_search
 
 
@@ -20,6 +21,7 @@ def resume(
     max_passes: int | None = None,
     tol: float | None = None,
     checkpoint_every: float | None = None,
+    client: Any = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -32,6 +34,8 @@ def resume(
     run : path
     max_passes, tol, checkpoint_every : optional
         Instead of the run's own.
+    client : distributed.Client, optional
+        Needed where the run was begun on workers; another scheduler and another number of workers will do.
     listener, stop_requested : optional
         As in `train`.
 
@@ -48,6 +52,7 @@ def resume(
     path = Path(run)
     with checkpoint.open_run(path) as directory:
         config = checkpoint.read_config(path)
+        check_workers(path, config, client)
         dataset = same_dataset(config)
         old = StopRule(**config["rule"])
         rule = stop_rule(
@@ -65,4 +70,4 @@ def resume(
         directory.write_config(config)
         if "tune" in config:
             return carry_out_search(directory, config, dataset, listener, stop_requested)
-        return carry_out(directory, config, dataset, listener, stop_requested)
+        return carry_out(directory, config, dataset, listener, stop_requested, client=client)

@@ -227,7 +227,7 @@ class DualSolver(_RowSolver):
         cost[arena.fold[start:stop, None] == self.problem.lane_fold] = 0.0
         alpha = np.minimum(1e-3 * cost, 1e-8)
         arena.alpha[start:stop, :n_lanes] = alpha
-        arena.alpha[start:stop, n_lanes:] = cost - alpha
+        arena.alpha[start:stop, n_lanes : 2 * n_lanes] = cost - alpha
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """All rows active again, for lanes whose `restore` mark is set during this read."""

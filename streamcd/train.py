@@ -20,11 +20,13 @@ from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
 from .memory import format_size, parse_size
 from .model import Model, path_directory, stored_certificate
+from .partition import DASK_BYTES, model_bytes, paired_layout
 from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
 from .problems import Problem, make_problem
 from .progress import Listener
 from .relaxation import check_omega
 from .result import Outcome, Result, join_outcomes, make_result
+from .roundloop import ROUND_SOLVERS, WORKER_TIMEOUT, RoundLoop, make_round_loop
 from .solvers import SOLVERS, Solver
 from .stopping import StopRule
 from .stream import Plan, describe_plan, make_plan
@@ -58,6 +60,9 @@ def train(
     checkpoint_every: float = 60.0,
     force: bool = False,
     plan: Plan | None = None,
+    client: Any = None,
+    local_passes: int | None = None,
+    worker_timeout: float | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -103,6 +108,13 @@ def train(
         Replace an existing run.
     plan : Plan, optional
         How memory is used; follows from `memory` by default.
+    client : distributed.Client, optional
+        Train on its workers, of which `memory` then bounds each; they must see `dataset` and `run` under these paths.
+        Every round is a checkpoint. `engines.Simulation` in its place does the same in this process.
+    local_passes : int, optional
+        Passes of every worker over its own shards in a round; needs `client`.
+    worker_timeout : float, optional
+        Seconds without a sign of a worker, after which others take over its shards; needs `client`.
     listener : Listener, optional
     stop_requested : callable, optional
         See `loop.StopRequested`.
@@ -121,15 +133,18 @@ def train(
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if method == "auto":
         method = (
-            "dual" if start_from is not None else chosen_method(dataset, loss, C, unpenalized_bias, listener)
+            "dual"
+            if start_from is not None or client is not None
+            else chosen_method(dataset, loss, C, unpenalized_bias, listener)
         )
     options = make_options(
         loss, method, C, bias, class_weight, code, seed, omega=omega, ridge=ridge, slack=slack
     )
     options["unpenalized_bias"] = bool(unpenalized_bias)
     warn_of_ridge(options, listener)
+    rounds = round_options(client, options, local_passes, worker_timeout, plan)
     config = make_config(
-        dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener
+        dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener, rounds
     )
     if start_from is not None:
         if method != "dual":
@@ -144,7 +159,7 @@ def train(
     refuse_existing(path, config, force)
     with checkpoint.create_run(path, force=force) as directory:
         directory.write_config(config)
-        return carry_out(directory, config, dataset, listener, stop_requested)
+        return carry_out(directory, config, dataset, listener, stop_requested, client=client)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -261,12 +276,16 @@ def make_config(
     checkpoint_every: float,
     plan: Plan | None,
     listener: Listener,
+    rounds: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The configuration of a run: everything that decides its bits, and the memory plan."""
     check_positive(checkpoint_every=checkpoint_every)
     problem, budget = make_lanes(dataset, options), parse_size(memory)
-    n_groups, plan = _group_lanes(dataset, problem, options, budget, plan)
-    listener.message(describe_plan(plan, dataset, budget))
+    n_groups, plan = _group_lanes(dataset, problem, options, budget, plan, on_workers=rounds is not None)
+    if rounds is None:
+        listener.message(describe_plan(plan, dataset, budget))
+    else:
+        listener.message(f"every worker streams its own shards within {format_size(budget)}")
     if n_groups > 1:
         listener.message(
             f"{problem.n_lanes} lanes of {problem.n_features} features do not fit in {format_size(budget)}: "
@@ -282,14 +301,68 @@ def make_config(
         "rule": asdict(rule),
         "checkpoint_every": float(checkpoint_every),
         "versions": versions(),
+        **({} if rounds is None else {"rounds": dict(rounds)}),
         **({"columns": open_columns(dataset).fingerprint} if options["method"] in PRIMAL_METHODS else {}),
     }
 
 
+def round_options(
+    client: Any,
+    options: Mapping[str, Any],
+    local_passes: int | None,
+    worker_timeout: float | None,
+    plan: Plan | None,
+) -> dict[str, Any] | None:
+    """What the configuration says of training in rounds on workers; None for a training in this process."""
+    if client is None:
+        for name, value in (("local_passes", local_passes), ("worker_timeout", worker_timeout)):
+            if value is not None:
+                raise UsageError(
+                    f"{name} is for training on workers; give a client (--scheduler or --workers)"
+                )
+        return None
+    loss, method = options["loss"], options["method"]
+    if options.get("omega", 1.0) != 1.0:
+        raise UsageError("omega is for one process: on workers a line search decides how far a step goes")
+    if (loss, method) not in ROUND_SOLVERS:
+        known = ", ".join(f"{loss} by {way}" for loss, way in ROUND_SOLVERS)
+        raise UsageError(
+            f"{loss} by method {method} is not for several workers: rounds are steps of block-diagonal dual coordinate "
+            f"descent with a line search along the dual; there are: {known}"
+        )
+    if plan is not None:
+        raise UsageError("plan: workers make their own plans from their memory and their shards")
+    if local_passes is not None and local_passes < 1:
+        raise UsageError(f"local_passes: expected at least 1, found {local_passes}")
+    timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
+    check_positive(worker_timeout=timeout)
+    return {"local_passes": local_passes, "worker_timeout": timeout}
+
+
+def check_workers(path: Path, config: Mapping[str, Any], client: Any) -> None:
+    """Refuse to go on with a run on workers in one process, and the other way round."""
+    if client is None and "rounds" in config:
+        raise UsageError(
+            f"{path} was begun on workers, which keep dual variables in another way: resume it with --scheduler ADDRESS "
+            "or --workers N, N >= 1"
+        )
+    if client is not None and "rounds" not in config:
+        raise UsageError(
+            f"{path} was begun in one process, which keeps dual variables in another way: resume it without workers, or "
+            f"begin a new run on workers with --start-from {path}"
+        )
+
+
 def _group_lanes(
-    dataset: Dataset, problem: Problem, options: Mapping[str, Any], budget: int, plan: Plan | None
+    dataset: Dataset,
+    problem: Problem,
+    options: Mapping[str, Any],
+    budget: int,
+    plan: Plan | None,
+    *,
+    on_workers: bool = False,
 ) -> tuple[int, Plan]:
-    """As few groups of lanes as fit in the budget, and the plan for the largest."""
+    """As few groups of lanes as fit in the budget, and the plan for the largest (for a worker that had all shards)."""
     # the lanes of a fold are scored together, so they stay together
     block = problem.block_lanes if options["folds"] else 1
     n_blocks = problem.n_lanes // block
@@ -303,14 +376,19 @@ def _group_lanes(
         if plan is not None:
             return n_groups, plan
         try:
-            found = make_plan(
-                dataset,
-                budget,
-                solver.state_bytes + _SAVE_BYTES,
-                solver.layout,
-                **getattr(solver, "more_memory", {}),
-                rows_bytes=solver.rows_bytes,
-            )
+            if on_workers:
+                found = make_plan(
+                    dataset, budget - DASK_BYTES, model_bytes(solver), paired_layout(solver.layout)
+                )
+            else:
+                found = make_plan(
+                    dataset,
+                    budget,
+                    solver.state_bytes + _SAVE_BYTES,
+                    solver.layout,
+                    **getattr(solver, "more_memory", {}),
+                    rows_bytes=solver.rows_bytes,
+                )
         except UsageError:
             if size == 1:
                 raise
@@ -417,6 +495,7 @@ def train_groups(
     *,
     run: str | None = None,
     stage: str = "",
+    client: Any = None,
 ) -> Outcome:
     """Train all lanes of a configuration in a directory, group after group, from where each stands."""
     problem = make_lanes(dataset, config["options"])
@@ -442,7 +521,21 @@ def train_groups(
             name=stage + name,
             warm_start=None if start is None else start(lanes, group.lanes),
         )
-        outcomes.append(Loop(part, task, listener, stop_requested).run())
+        if client is None:
+            loop: Loop | RoundLoop = Loop(part, task, listener, stop_requested)
+        else:
+            memory = config["memory"] - DASK_BYTES
+            loop = make_round_loop(
+                part,
+                task,
+                client,
+                config["rounds"],
+                config["options"]["method"],
+                memory,
+                listener,
+                stop_requested,
+            )
+        outcomes.append(loop.run())
     return join_outcomes(outcomes)
 
 
@@ -454,12 +547,13 @@ def carry_out(
     stop_requested: StopRequested | None,
     *,
     model_path: Path | None = None,
+    client: Any = None,
 ) -> Result:
     """Train, write the models (into the run, or to `model_path`), and say how it ended."""
     model_path = model_path or directory.model_path
     problem = make_lanes(dataset, config["options"])
     before = _trained_passes(directory.path, problem, config)
-    outcome = train_groups(directory, config, dataset, listener, stop_requested)
+    outcome = train_groups(directory, config, dataset, listener, stop_requested, client=client)
     result = make_result(
         str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
     )
@@ -517,6 +611,10 @@ class _EndedRun:
             raise UsageError(
                 f"{source} was trained on another dataset (fingerprint {config['fingerprint']}, this one has "
                 f"{dataset.fingerprint}); dual variables belong to rows, so a warm start needs the same dataset"
+            )
+        if "rounds" in config:
+            raise UsageError(
+                f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
             )
         if config["options"]["method"] != "dual":
             raise UsageError(

@@ -27,6 +27,7 @@ DOORS = {
     "scipy": {"solvers"},
     "sklearn": set(),
     "dask": set(),
+    "distributed": {"cluster"},
     "pandas": set(),
 }
 # The versions that a run records are asked of the libraries themselves.

@@ -1,0 +1,533 @@
+"""Rounds on dask workers: who works on which shards, how w goes out and its changes come back, and what happens to losses.
+
+The engine is dask.distributed; nothing of the algorithm is here. Every round is a handful of tasks pinned to workers: `w`
+(or the features of it that changed) is passed on from worker to worker in a tree, each works on its own shards, the changes
+are added in a tree, and the coordinating process fetches one sum. A worker keeps its partition open between rounds, but
+nothing that could not be made again: all state is in the run directory, which every worker must see under the same path.
+
+A round is given up and repeated where a worker goes away, or has not visited a window for as long as the time limit says;
+its shards go to the others. Nothing here waits without a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .engines import Joint, WorkersLost, join_answers
+from .errors import EnvironmentFailure, StreamcdError, UsageError
+from .partition import Answer, Assignment, Order, Partition, Superseded, open_same
+from .progress import Listener
+from .rounds import Change, add_changes, assign_shards
+
+_POLL_SECONDS = 0.2
+_LOOK_SECONDS = 1.0  # between looks at which workers the scheduler knows
+_ANSWER_SECONDS = 30.0  # for the scheduler to answer
+_REPORT_SECONDS = 0.5  # between a worker's words on its progress
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the worker
+
+
+@dataclass
+class Common:
+    """The w of a round on its way out: whole, or the rows that changed since another that all workers hold.
+
+    Attributes
+    ----------
+    version, base : str
+        What this w is called, and the one it changes; empty where it is whole.
+    index : ndarray of int64 or None
+    values : ndarray of float64
+    """
+
+    version: str
+    base: str
+    index: np.ndarray | None
+    values: np.ndarray
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
+
+
+@dataclass
+class _Desk:
+    """What a worker keeps between rounds: one partition of one run, and w."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    partition: Partition | None = None
+    version: str = ""
+    w: np.ndarray | None = None
+
+    def sit_down(self, assignment: Assignment, parts: list[int]) -> Partition:
+        found = self.partition
+        if found is not None and found.assignment.folder == assignment.folder and found.parts == parts:
+            return found
+        self.clear_partition()  # the other's memory first
+        self.partition = Partition(assignment, parts)
+        return self.partition
+
+    def take(self, common: Common) -> np.ndarray:
+        if not common.base:
+            self.w = np.array(common.values)
+        else:
+            if self.w is None or self.version not in (common.base, common.version):
+                raise WorkersLost("a worker had lost the weights of the last round")
+            self.w[common.index] = common.values
+        self.version = common.version
+        return self.w
+
+    def clear_partition(self) -> None:
+        if self.partition is not None:
+            self.partition.close()
+        self.partition = None
+
+
+def _desk() -> _Desk:
+    from distributed import get_worker
+
+    desk: _Desk = get_worker().__dict__.setdefault("_streamcd_desk", _Desk())
+    return desk
+
+
+def _work(assignment: Assignment, parts: list[int], order: Order, common: Common, topic: str) -> Answer:
+    """A worker's share of a round."""
+    desk = _desk()
+    if desk.partition is not None:
+        desk.partition.wanted = order.token  # an attempt that was given up stops at its next window
+    with desk.lock:
+        partition = desk.sit_down(assignment, parts)
+        partition.wanted = order.token
+        try:
+            return partition.run(order, desk.take(common), _reporter(topic, order.token))
+        except BaseException:
+            desk.clear_partition()  # its rows may be half-way
+            raise
+
+
+def _reporter(topic: str, token: str) -> Callable[[int], None]:
+    """Tells the coordinating process how many entries were visited, now and then; a sign of life as well."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    waiting, last = 0, time.monotonic()
+    worker.log_event(topic, {"worker": worker.address, "token": token, "entries": 0})
+
+    def report(n_entries: int) -> None:
+        nonlocal waiting, last
+        waiting += n_entries
+        if time.monotonic() - last >= _REPORT_SECONDS:
+            worker.log_event(topic, {"worker": worker.address, "token": token, "entries": waiting})
+            waiting, last = 0, time.monotonic()
+
+    return report
+
+
+def _slopes(folder: str, parts: list[int], order: Order, eta: np.ndarray) -> np.ndarray:
+    desk = _desk()
+    with desk.lock:
+        partition = desk.partition
+        if partition is None or partition.assignment.folder != folder or partition.parts != parts:
+            raise WorkersLost("a worker had lost its partition")
+        return partition.slopes(order, eta)
+
+
+def _pass_on(common: Common) -> Common:
+    return common
+
+
+def _change_of(answer: Answer) -> Change:
+    return answer.change
+
+
+def _without_change(answer: Answer) -> Answer:
+    change = answer.change
+    return replace(answer, change=Change(None, change.values[:0], change.n_rows))
+
+
+def _admit(assignment: Assignment, version: str) -> str:
+    """Why this worker cannot take part; empty where it can."""
+    from . import __version__
+
+    if __version__ != version:
+        return f"it has streamcd {__version__}, the coordinating process {version}"
+    try:
+        open_same(assignment).close()
+        probe = os.path.join(assignment.folder, f"probe-{os.urandom(8).hex()}")
+        os.mkdir(probe)
+        os.rmdir(probe)
+    except (StreamcdError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _leave(folder: str) -> None:
+    """Close the partition of a run that has ended."""
+    desk = _desk()
+    if desk.lock.acquire(timeout=5.0):
+        try:
+            if desk.partition is not None and desk.partition.assignment.folder == folder:
+                desk.clear_partition()
+                desk.w, desk.version = None, ""
+        finally:
+            desk.lock.release()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the coordinating process
+
+
+class DaskEngine:
+    """Carries rounds out on the workers of a dask client; see `engines.Engine`.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Not an asynchronous one. Workers may come and go.
+    assignment : Assignment
+    shard_entries : ndarray of int64, shape (shards,)
+    listener : Listener
+    timeout : float
+        Seconds without a sign of a worker, or without any worker, that are too many.
+    run : str
+        For messages.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        assignment: Assignment,
+        shard_entries: np.ndarray,
+        listener: Listener,
+        timeout: float,
+        run: str,
+    ) -> None:
+        if getattr(client, "asynchronous", False):
+            raise UsageError("expected a client that waits for its results, found an asynchronous one")
+        self.client, self.assignment, self.listener = client, assignment, listener
+        self.shard_entries, self.timeout, self.run = shard_entries, timeout, run
+        self.topic = f"streamcd-{os.urandom(8).hex()}"
+        self._events: deque[tuple[float, dict[str, Any]]] = deque()
+        self._admissions: dict[str, Any] = {}
+        self._refused: dict[str, str] = {}
+        self._owners: dict[str, list[int]] = {}
+        self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
+        self._started = False
+        client.subscribe_topic(self.topic, self._hear)
+
+    def round(self, order: Order, w: np.ndarray, progress: Callable[[int], None]) -> Joint:
+        """Let every worker work on its shards; raises `WorkersLost` where one cannot be had."""
+        owners = self._deal(progress)
+        names = list(owners)
+        common = self._pack(order.token, w, names)
+        futures: list[Any] = []
+        try:
+            with self._losses():
+                answers, root = self._submit(order, common, owners, futures)
+                self._wait([*answers, root], names, progress, order.token)
+                found = self.client.gather(answers, asynchronous=False)
+                change = root.result(timeout=self.timeout) if root is not answers[0] else found[0].change
+        finally:
+            with contextlib.suppress(Exception):
+                self.client.cancel(futures)
+        self._sent = (order.token, w.copy(), set(names))
+        return join_answers(names, found, change, common.n_bytes * len(names))
+
+    def slopes(self, order: Order, eta: np.ndarray) -> np.ndarray:
+        """Sum of `Partition.slopes`; small."""
+        with self._losses():
+            futures = [
+                self._on(name, _slopes, self.assignment.folder, parts, order, eta)
+                for name, parts in self._owners.items()
+            ]
+            self._wait(futures, list(self._owners), lambda n_entries: None, order.token)
+            total: np.ndarray = np.sum(self.client.gather(futures, asynchronous=False), axis=0)
+        return total
+
+    def close(self) -> None:
+        """Let the workers close their files; best effort."""
+        with contextlib.suppress(Exception):
+            self.client.unsubscribe_topic(self.topic)
+        if self.client.status != "running":
+            return
+        with contextlib.suppress(Exception):
+            from distributed import wait
+
+            live = self._live()
+            leaving = [
+                self._on(name, _leave, self.assignment.folder)
+                for name in self._admissions
+                if name in live and name not in self._refused
+            ]
+            with self.client.as_current():
+                wait(leaving, timeout=10)
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def _submit(
+        self, order: Order, common: Common, owners: dict[str, list[int]], futures: list[Any]
+    ) -> tuple[list[Any], Any]:
+        """The tasks of a round: answers without changes, and the sum of the changes (one partition: its whole answer)."""
+        names = list(owners)
+        copies = [self.client.scatter(common, workers=[names[0]], hash=False, timeout=_ANSWER_SECONDS)]
+        futures += copies
+        for place, name in enumerate(names[1:], start=1):
+            copies.append(self._on(name, _pass_on, copies[(place - 1) // 2]))
+        works = [
+            self._on(name, _work, self.assignment, parts, order, copy, self.topic)
+            for (name, parts), copy in zip(owners.items(), copies, strict=True)
+        ]
+        futures += copies[1:] + works
+        if len(works) == 1:
+            return works, works[0]
+        answers = [self._on(name, _without_change, work) for name, work in zip(names, works, strict=True)]
+        level = [(name, self._on(name, _change_of, work)) for name, work in zip(names, works, strict=True)]
+        futures += answers + [change for _, change in level]
+        while len(level) > 1:
+            sums = []
+            for place in range(0, len(level) - 1, 2):
+                name, mine = level[place]
+                sums.append((name, self._on(name, add_changes, mine, level[place + 1][1])))
+            futures += [total for _, total in sums]
+            level = sums + level[2 * len(sums) :]
+        return answers, level[0][1]
+
+    def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A task for one worker and no other."""
+        return self.client.submit(
+            function, *arguments, workers=[worker], allow_other_workers=False, pure=False
+        )
+
+    def _pack(self, version: str, w: np.ndarray, names: Sequence[str]) -> Common:
+        """w, or the rows of it that changed where all workers hold what it was, and that is less to send."""
+        if self._sent is not None and set(names) <= self._sent[2]:
+            index = np.flatnonzero((w != self._sent[1]).any(axis=1))
+            common = Common(version, self._sent[0], index, w[index])
+            if 2 * common.n_bytes < w.nbytes:
+                return common
+        return Common(version, "", None, w)
+
+    def _wait(
+        self, futures: list[Any], names: Sequence[str], progress: Callable[[int], None], token: str
+    ) -> None:
+        """Until all futures are done, an error has come, or workers are lost."""
+        from distributed import wait
+
+        begun = time.monotonic()
+        heard = dict.fromkeys(names, begun)
+        looked = begun
+        while True:
+            self._check_scheduler()
+            try:
+                with self.client.as_current():
+                    wait(futures, timeout=_POLL_SECONDS)
+                done = True
+            except TimeoutError:
+                done = False
+            now = time.monotonic()
+            progress(self._visited(heard, token))
+            if done or any(future.status == "error" for future in futures):
+                return
+            if any(future.status in ("cancelled", "lost") for future in futures):
+                raise WorkersLost("results were lost with a worker")
+            if now - looked >= _LOOK_SECONDS:
+                looked = now
+                gone = sorted(set(names) - self._live())
+                if gone:
+                    raise WorkersLost(f"worker {gone[0]} is gone")
+                self._give_up_silent(futures, names, heard, now)
+
+    def _give_up_silent(
+        self, futures: list[Any], names: Sequence[str], heard: dict[str, float], now: float
+    ) -> None:
+        for name, future in zip(names, futures, strict=False):
+            silent = now - heard[name]
+            if not future.done() and silent > self.timeout:
+                self._refused[name] = f"no sign of it for {silent:.0f} s"
+                raise WorkersLost(f"worker {name} has given no sign for {silent:.0f} s and is used no longer")
+
+    def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
+        self._events.append((time.monotonic(), event[1]))
+
+    def _visited(self, heard: dict[str, float], token: str) -> int:
+        """Entries visited since the last look, by what workers have told."""
+        total = 0
+        while self._events:
+            moment, event = self._events.popleft()
+            if event["worker"] in heard:
+                heard[event["worker"]] = moment
+            if event["token"] == token:
+                total += int(event["entries"])
+        return total
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def _deal(self, progress: Callable[[int], None]) -> dict[str, list[int]]:
+        """Shards of every worker that takes part in the next round."""
+        begun = time.monotonic()
+        while True:
+            progress(0)
+            admitted, pending = self._admitted()
+            waited = time.monotonic() - begun
+            if admitted and (self._started or not pending or waited > self.timeout):
+                break
+            if not admitted and not pending and self._refused:
+                name, reason = next(iter(self._refused.items()))
+                raise EnvironmentFailure(f"no worker can take part; {name}: {reason}")
+            if waited > self.timeout:
+                raise EnvironmentFailure(
+                    f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
+                )
+            time.sleep(_POLL_SECONDS)
+        self._started = True
+        before = self._owners
+        self._owners = assign_shards(self.shard_entries, sorted(admitted), before)
+        if set(before) != set(self._owners):
+            self._tell(len(admitted))
+        return self._owners
+
+    def _tell(self, n_workers: int) -> None:
+        shards = f"{self.shard_entries.size:,} shards on {len(self._owners)} workers"
+        idle = n_workers - len(self._owners)
+        if idle:
+            self.listener.warning(
+                f"{shards}: {idle} more have nothing to do; 'streamcd convert' with a smaller --shard-size makes more shards"
+            )
+        else:
+            self.listener.message(shards)
+
+    def _admitted(self) -> tuple[list[str], list[str]]:
+        """Workers that may take part, and those that have not answered yet; newcomers are asked."""
+        from . import __version__
+
+        live = self._live()
+        for name in [name for name in self._admissions if name not in live]:
+            del self._admissions[name]
+        self._refused = {name: reason for name, reason in self._refused.items() if name in live}
+        for name in live - set(self._admissions):
+            with self._losses():
+                self._admissions[name] = self._on(name, _admit, self.assignment, __version__)
+        admitted, pending = [], []
+        for name, future in self._admissions.items():
+            if name in self._refused:
+                continue
+            if future.status == "pending":
+                pending.append(name)
+                continue
+            reason = future.result() if future.status == "finished" else _described(future)
+            if reason:
+                self._refused[name] = reason
+                self.listener.warning(f"worker {name} cannot take part: {reason}")
+            else:
+                admitted.append(name)
+        return admitted, pending
+
+    def _live(self) -> set[str]:
+        """Addresses of the workers that the scheduler knows."""
+        self._check_scheduler()
+        try:
+            return set(self.client.sync(self.client.scheduler.ncores, callback_timeout=_ANSWER_SECONDS))
+        except (OSError, TimeoutError):
+            raise self._scheduler_lost() from None
+
+    def _check_scheduler(self) -> None:
+        if self.client.status != "running":
+            raise self._scheduler_lost()
+
+    def _scheduler_lost(self) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"the dask scheduler is gone; 'streamcd resume {self.run} --scheduler ADDRESS' (or --workers N) goes on from "
+            "the last committed round"
+        )
+
+    @contextlib.contextmanager
+    def _losses(self) -> Iterator[None]:
+        """Tells what a loss of workers or of the scheduler raises from what is wrong with data or disk."""
+        from asyncio import CancelledError
+        from concurrent.futures import CancelledError as FuturesCancelled
+
+        from distributed import KilledWorker
+        from distributed.comm import CommClosedError
+
+        try:
+            yield
+        except (StreamcdError, WorkersLost):
+            raise
+        except (
+            CancelledError,
+            FuturesCancelled,
+            KilledWorker,
+            CommClosedError,
+            Superseded,
+            TimeoutError,
+        ) as error:
+            self._check_scheduler()
+            raise WorkersLost(f"a worker was lost ({type(error).__name__})") from None
+        except OSError as error:
+            self._check_scheduler()
+            raise EnvironmentFailure(f"a worker failed: {error}") from None
+
+
+def _described(future: Any) -> str:
+    if future.status != "error":
+        return f"its first task was {future.status}"
+    error = future.exception()
+    return f"{type(error).__name__}: {error}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Clients
+
+
+@contextlib.contextmanager
+def open_client(scheduler: str | None, workers: int, listener: Listener | None = None) -> Iterator[Any]:
+    """A client of a scheduler, or of `workers` processes on this machine that end with it.
+
+    Raises
+    ------
+    EnvironmentFailure
+        Where no scheduler answers.
+    """
+    from distributed import Client, LocalCluster
+
+    listener = listener or Listener()
+    # what dask has to say about lost connections is said in one line by us
+    for name in ("distributed", "distributed.client", "tornado", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    has_dashboard = importlib.util.find_spec("bokeh") is not None
+    with contextlib.ExitStack() as stack:
+        if scheduler is None:
+            target: Any = stack.enter_context(
+                LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    memory_limit=0,  # we keep to our own budget
+                    dashboard_address=":0" if has_dashboard else None,
+                    silence_logs=logging.CRITICAL,
+                )
+            )
+        else:
+            target = scheduler
+        try:
+            client = stack.enter_context(Client(target, timeout=_ANSWER_SECONDS, set_as_default=False))
+        except (OSError, TimeoutError, ValueError) as error:
+            raise EnvironmentFailure(
+                f"no dask scheduler answers at {scheduler} ({str(error).splitlines()[0]}); expected an address such as "
+                "tcp://host:8786, where 'dask scheduler' runs"
+            ) from None
+        if has_dashboard and client.dashboard_link:
+            listener.message(f"dask dashboard: {client.dashboard_link}")
+        yield client

@@ -1,0 +1,415 @@
+"""The mathematics of a round of block-diagonal dual steps: plain functions, whoever carries the partitions out.
+
+The rows are split over K partitions. In a round each makes its passes from the common `w` on its own rows, which gives a
+candidate for its dual variables and a change of `w`. The changes are summed, and one step eta along the joint direction is
+taken, exact to rounding (hinge, squared hinge, Crammer-Singer: the dual is quadratic) or by Newton's method in one variable
+(logistic). Every block's step lowers the dual f with the others fixed, so the slope at 0 is negative by convexity, and
+``eta = 1/K`` is always safe; a slope that is not negative is a fault and is reported, never stepped along.
+
+Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import EnvironmentFailure
+from .problems import Problem
+
+LINEAR, QUADRATIC, LONGEST = range(3)
+"""Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
+whose is not constant), and the longest step that keeps every row feasible."""
+
+SLOPE, CURVATURE, DUAL_CHANGE = range(3)
+"""Columns of what `log_slopes` gives: derivatives of the separable part in eta, and the change of the dual's row terms."""
+
+_TINY = 1e-290  # as in the kernels: the logistic loss's dual variables stay above
+_ROUNDING = 1e-9  # a slope this small a part of its terms has no sign
+_SLOPE_LEFT = 1e-4  # the logistic step ends where the slope has fallen to this part of that at 0
+_MAX_EVALUATIONS = 30
+_SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Changes of w on their way through the tree
+
+
+@dataclass
+class Change:
+    """A change of `w` (or a part of ``w(alpha)``), dense, or sparse by features where that is smaller.
+
+    Attributes
+    ----------
+    index : ndarray of int64 or None
+        The rows of `w` that change; None where all are given.
+    values : ndarray of float64, shape (rows given, vectors)
+    n_rows : int
+        Rows of `w`.
+    moved_bytes : int
+        Sent between processes to make it.
+    """
+
+    index: np.ndarray | None
+    values: np.ndarray
+    n_rows: int
+    moved_bytes: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """What sending it takes."""
+        return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
+
+    def dense(self) -> np.ndarray:
+        """As an array of the shape of `w`."""
+        if self.index is None:
+            return self.values
+        full = np.zeros((self.n_rows, self.values.shape[1]))
+        full[self.index] = self.values
+        return full
+
+
+def make_change(values: np.ndarray) -> Change:
+    """Pack a dense change, sparse where that is at most half the bytes."""
+    n_rows, n_vectors = values.shape
+    index = np.flatnonzero(values.any(axis=1))
+    if index.size * 8 * (n_vectors + 1) < _SPARSE_PAYS * values.nbytes:
+        return Change(index, values[index], n_rows)
+    return Change(None, values, n_rows)
+
+
+def add_changes(a: Change, b: Change) -> Change:
+    """Sum of two changes, of which the second has to be sent to the first."""
+    moved = a.moved_bytes + b.moved_bytes + b.n_bytes
+    if a.index is None or b.index is None:
+        dense, other = (a, b) if a.index is None else (b, a)
+        total = dense.values.copy()
+        if other.index is None:
+            total += other.values
+        else:
+            total[other.index] += other.values
+        return Change(None, total, a.n_rows, moved)
+    index = np.union1d(a.index, b.index)
+    values = np.zeros((index.size, a.values.shape[1]))
+    values[np.searchsorted(index, a.index)] = a.values
+    values[np.searchsorted(index, b.index)] += b.values
+    if index.size * 8 * (values.shape[1] + 1) < _SPARSE_PAYS * 8 * a.n_rows * values.shape[1]:
+        return Change(index, values, a.n_rows, moved)
+    return Change(None, Change(index, values, a.n_rows).dense(), a.n_rows, moved)
+
+
+def add_in_tree(changes: Sequence[Change]) -> Change:
+    """Sum of the partitions' changes, in the order in which a tree of processes adds them."""
+    level = list(changes)
+    while len(level) > 1:
+        pairs = [add_changes(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[2 * len(pairs) :]
+    return level[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows along the step. base, candidate: (rows, alpha_width) as in the kernels
+
+
+def row_costs(problem: Problem, code: np.ndarray, weight: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """C_i of rows in every lane, shape (rows, lanes); 0 where a lane leaves a row out."""
+    cost = problem.cost[code] * weight[:, None]
+    cost[fold[:, None] == problem.lane_fold] = 0.0
+    return cost
+
+
+def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """Upper bounds of the dual variables: hinge, squared hinge (rows, lanes); Crammer-Singer (rows, lanes * classes)."""
+    if problem.loss == "squared_hinge":
+        return np.where(cost > 0.0, np.inf, 0.0)
+    if problem.loss != "crammer_singer":
+        return cost
+    n_classes = problem.classes.size
+    upper = np.zeros((cost.shape[0], problem.n_lanes * n_classes))
+    for lane in range(problem.n_lanes):
+        upper[np.arange(code.size), lane * n_classes + code] = cost[:, lane]
+    return upper
+
+
+def new_direction(n_lanes: int) -> np.ndarray:
+    """Sums before the first row."""
+    sums = np.zeros((n_lanes, 3))
+    sums[:, LONGEST] = np.inf
+    return sums
+
+
+def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Sums over the rows of both."""
+    total = a + b
+    total[:, LONGEST] = np.minimum(a[:, LONGEST], b[:, LONGEST])
+    return total
+
+
+def direction(
+    problem: Problem, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
+) -> np.ndarray:
+    """Sums over rows that decide the step, shape (lanes, 3): `LINEAR`, `QUADRATIC`, `LONGEST`."""
+    sums = new_direction(problem.n_lanes)
+    if problem.loss == "log_loss":
+        alpha, rest, change = _log_parts(problem.n_lanes, base, candidate)
+        used = change != 0.0
+        logit = np.log(np.where(used, alpha, 1.0)) - np.log(np.where(used, rest, 1.0))
+        sums[:, LINEAR] = (change * logit).sum(axis=0)
+        sums[:, LONGEST] = _longest(alpha, rest, change)
+        return sums
+    change = candidate - base
+    room = upper_bounds(problem, cost, code) - base
+    if problem.loss == "crammer_singer":
+        n_classes = problem.classes.size
+        per_lane = change.reshape(-1, problem.n_lanes, n_classes)
+        # Σ_{m ≠ y} of the change is minus that of the row's own class: the classes' changes add up to 0
+        own = np.take_along_axis(per_lane, code[:, None, None].repeat(problem.n_lanes, axis=1), axis=2)
+        sums[:, LINEAR] = per_lane.sum(axis=(0, 2)) - own.sum(axis=(0, 2))
+        free = np.full_like(base, np.inf)  # no lower bounds
+        sums[:, LONGEST] = _longest(free, room, change).reshape(problem.n_lanes, n_classes).min(axis=1)
+        return sums
+    diagonal = np.zeros_like(cost)
+    if problem.loss == "squared_hinge":
+        np.divide(0.5, cost, out=diagonal, where=cost > 0.0)
+    sums[:, LINEAR] = ((diagonal * base - 1.0) * change).sum(axis=0)
+    sums[:, QUADRATIC] = (diagonal * change * change).sum(axis=0)
+    sums[:, LONGEST] = _longest(base, room, change)
+    return sums
+
+
+def _longest(below: np.ndarray, above: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Longest step per column, `below` and `above` being the room that each variable has."""
+    limits = np.full(change.shape, np.inf)
+    np.divide(below, -change, out=limits, where=change < 0.0)
+    np.divide(above, change, out=limits, where=change > 0.0)
+    # a candidate is feasible, so 1 always is; less is rounding
+    return np.maximum(limits.min(axis=0, initial=np.inf), 1.0)
+
+
+def _log_parts(
+    n_lanes: int, base: np.ndarray, candidate: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """alpha, C - alpha, and the change of alpha taken from the smaller of the two, free of cancellation."""
+    alpha, rest = base[:, :n_lanes], base[:, n_lanes:]
+    change = np.where(alpha <= rest, candidate[:, :n_lanes] - alpha, rest - candidate[:, n_lanes:])
+    return alpha, rest, change
+
+
+def log_slopes(n_lanes: int, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    """The logistic dual's separable part along the step: `SLOPE`, `CURVATURE`, `DUAL_CHANGE`, shape (lanes, 3).
+
+    ``S'(eta) = Σ Δa log(a / a')`` and ``S''(eta) = Σ Δa² (1/a + 1/a')`` at ``a = base + eta (candidate - base)``.
+    """
+    _, _, change = _log_parts(n_lanes, base, candidate)
+    point = _between(base, candidate, np.tile(eta, 2))
+    used = change != 0.0
+    alpha = np.where(used, np.maximum(point[:, :n_lanes], _TINY), 1.0)
+    rest = np.where(used, np.maximum(point[:, n_lanes:], _TINY), 1.0)
+    old_alpha, old_rest = np.where(used, base[:, :n_lanes], 1.0), np.where(used, base[:, n_lanes:], 1.0)
+    before = old_alpha * np.log(old_alpha) + old_rest * np.log(old_rest)
+    after = alpha * np.log(alpha) + rest * np.log(rest)
+    return np.stack(
+        [
+            (change * (np.log(alpha) - np.log(rest))).sum(axis=0),
+            (change * change * (1.0 / alpha + 1.0 / rest)).sum(axis=0),
+            (before - after).sum(axis=0),
+        ],
+        axis=1,
+    )
+
+
+def _between(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    """``base + eta (candidate - base)``; the candidate itself, to the bit, where eta is 1."""
+    return np.where(eta == 1.0, candidate, base + eta * (candidate - base))
+
+
+def settle(
+    problem: Problem,
+    base: np.ndarray,
+    candidate: np.ndarray,
+    active: np.ndarray,
+    eta: np.ndarray,
+    cost: np.ndarray,
+    code: np.ndarray,
+) -> np.ndarray:
+    """The dual variables after a step.
+
+    Parameters
+    ----------
+    base, candidate : ndarray of float64, shape (rows, alpha_width)
+    active : ndarray of uint8, shape (rows, flags)
+        Changed in place: rows that shrinking took out at a bound where a step other than 1 does not leave them.
+    eta : ndarray of float64, shape (lanes,)
+    cost : ndarray of float64, shape (rows, lanes)
+    code : ndarray of int, shape (rows,)
+    """
+    if (eta == 1.0).all():
+        return candidate.copy()
+    columns = np.repeat(eta, problem.classes.size) if problem.loss == "crammer_singer" else eta
+    n_flags = columns.size
+    active[(candidate[:, :n_flags] != base[:, :n_flags]) & (columns != 1.0)] = 1
+    if problem.loss == "log_loss":
+        point = _between(base, candidate, np.tile(eta, 2))
+        return np.where(np.tile(cost, 2) > 0.0, np.maximum(point, _TINY), point)
+    point = np.minimum(_between(base, candidate, columns), upper_bounds(problem, cost, code))
+    return point if problem.loss == "crammer_singer" else np.maximum(point, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The step
+
+
+def quadratic_step(
+    product: np.ndarray, squared: np.ndarray, sums: np.ndarray, n_partitions: int
+) -> np.ndarray:
+    """Exact step of every lane where the dual is quadratic: ``-(∇f·Δa) / (‖Δw‖² + Σ D Δa²)``, cut at the longest.
+
+    Parameters
+    ----------
+    product, squared : ndarray, shape (lanes,)
+        ``w·Δw`` and ``‖Δw‖²``.
+    sums : ndarray, shape (lanes, 3)
+        See `direction`.
+    n_partitions : int
+
+    Raises
+    ------
+    EnvironmentFailure
+        Where the direction does not descend.
+    """
+    slope, curvature = product + sums[:, LINEAR], squared + sums[:, QUADRATIC]
+    eta = np.ones(slope.size)
+    for lane in np.flatnonzero((slope != 0.0) | (curvature != 0.0)).tolist():
+        if _descends(slope[lane], product[lane], sums[lane, LINEAR], lane):
+            best = -slope[lane] / curvature[lane] if curvature[lane] > 0.0 else np.inf
+            eta[lane] = min(best, sums[lane, LONGEST])
+        else:
+            eta[lane] = 1.0 / n_partitions
+        if not np.isfinite(eta[lane]):
+            eta[lane] = 1.0
+    return eta
+
+
+def newton_step(
+    product: np.ndarray,
+    squared: np.ndarray,
+    sums: np.ndarray,
+    n_partitions: int,
+    evaluate: Callable[[np.ndarray], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Step of every lane for the logistic loss: Newton's method on the slope in eta, kept between bounds on both sides.
+
+    Parameters
+    ----------
+    product, squared, sums, n_partitions
+        As for `quadratic_step`.
+    evaluate : callable
+        Sum over all rows of `log_slopes` at an eta per lane.
+
+    Returns
+    -------
+    eta : ndarray, shape (lanes,)
+    dual_change : ndarray, shape (lanes,)
+        Of the rows' terms of the dual.
+    n_evaluations : int
+    """
+    start = product + sums[:, LINEAR]
+    moving = np.isfinite(sums[:, LONGEST])
+    low, high = np.zeros(start.size), np.where(moving, sums[:, LONGEST] * (1.0 - 1e-9), 1.0)
+    eta = np.minimum(1.0, 0.5 * (low + high))
+    eta[~moving] = 1.0
+    settled = ~moving
+    for lane in np.flatnonzero(moving).tolist():
+        if not _descends(start[lane], product[lane], sums[lane, LINEAR], lane):
+            eta[lane], settled[lane] = 1.0 / n_partitions, True
+    for count in range(1, _MAX_EVALUATIONS + 1):
+        found = evaluate(eta)
+        slope = product + eta * squared + found[:, SLOPE]
+        settled |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
+        last = count == _MAX_EVALUATIONS - 1
+        if settled.all() or count == _MAX_EVALUATIONS:
+            break
+        low = np.where(slope < 0.0, eta, low)
+        high = np.where(slope < 0.0, high, eta)
+        curvature = np.where(settled, 1.0, squared + found[:, CURVATURE])
+        newton = eta - slope / curvature
+        inside = (newton > low) & (newton < high)
+        # the slope has no limit at the longest step: what overshoots there comes nearer by a digit at a time
+        following = np.where(
+            inside, newton, np.where(newton >= high, low + 0.9 * (high - low), 0.5 * (low + high))
+        )
+        if last:  # the lower end descends for certain
+            following = np.where(low > 0.0, low, 1.0 / n_partitions)
+        eta = np.where(settled, eta, following)
+    return eta, found[:, DUAL_CHANGE], count
+
+
+def _descends(slope: float, product: float, linear: float, lane: int) -> bool:
+    """Whether the direction descends; False where rounding hides its sign."""
+    if slope < 0.0:
+        return True
+    if slope <= _ROUNDING * (abs(product) + abs(linear)):
+        return False
+    raise EnvironmentFailure(
+        f"lane {lane + 1}: the workers' joint step does not descend (slope {slope:.3g} = {product:.3g} + {linear:.3g}), "
+        "which cannot be with sound data and arithmetic; nothing was applied. 'streamcd verify' the dataset, and check "
+        "that all workers see the same files"
+    )
+
+
+def lane_products(u: np.ndarray, v: np.ndarray, n_lanes: int) -> np.ndarray:
+    """Sum of ``u * v`` per lane, of arrays of shape (rows, vectors)."""
+    return np.einsum("ij,ij->j", u, v).reshape(n_lanes, -1).sum(axis=1)
+
+
+def lane_columns(lanes: np.ndarray, n_lanes: int, n_vectors: int) -> np.ndarray:
+    """The columns of `w` that belong to these lanes."""
+    per_lane = n_vectors // n_lanes
+    return (lanes[:, None] * per_lane + np.arange(per_lane)).reshape(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who works on which shards
+
+
+def assign_shards(
+    entries: np.ndarray, workers: Sequence[str], before: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, list[int]]:
+    """Deal shards to workers, about as many entries to each, and as few shards as can be to another than before.
+
+    Parameters
+    ----------
+    entries : ndarray of int, shape (shards,)
+    workers : sequence of str
+    before : mapping of worker to shards, optional
+        Who had which; shards of workers that are gone go to those with the least to do.
+
+    Returns
+    -------
+    dict of str to list of int
+        Ascending shards of every worker that has any, in the order of `workers`.
+    """
+    owned: dict[str, list[int]] = {worker: list((before or {}).get(worker, [])) for worker in workers}
+    load = {worker: int(entries[shards].sum()) for worker, shards in owned.items()}
+    kept = {shard for shards in owned.values() for shard in shards}
+    orphans = [shard for shard in range(entries.size) if shard not in kept]
+    for shard in sorted(orphans, key=lambda shard: (-int(entries[shard]), shard)):
+        worker = min(workers, key=lambda worker: load[worker])
+        owned[worker].append(shard)
+        load[worker] += int(entries[shard])
+    while True:  # a worker that has joined takes over what evens out
+        most, least = max(workers, key=lambda w: load[w]), min(workers, key=lambda w: load[w])
+        spread = load[most] - load[least]
+        fitting = [shard for shard in owned[most] if 0 < entries[shard] < spread]
+        if not fitting:
+            break
+        shard = max(fitting, key=lambda shard: (min(entries[shard], spread - entries[shard]), -shard))
+        if min(int(entries[shard]), spread - int(entries[shard])) * 10 < max(load[most], 1):
+            break  # not worth reading a shard anew
+        owned[most].remove(shard)
+        owned[least].append(shard)
+        load[most] -= int(entries[shard])
+        load[least] += int(entries[shard])
+    return {worker: sorted(shards) for worker, shards in owned.items() if shards}

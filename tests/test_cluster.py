@@ -1,0 +1,628 @@
+"""Training in rounds: the mathematics of a step, partitions in one process, dask workers that come, go and are killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_datasets import NAMED, multiclass, random_rows, write_dataset
+
+import streamcd
+from streamcd.dataset import Dataset
+from streamcd.engines import SerialEngine, Simulation, WorkersLost
+from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
+from streamcd.problems import dual_terms
+from streamcd.rounds import (
+    DUAL_CHANGE,
+    LINEAR,
+    LONGEST,
+    QUADRATIC,
+    add_changes,
+    assign_shards,
+    direction,
+    log_slopes,
+    make_change,
+    newton_step,
+    quadratic_step,
+    settle,
+)
+from streamcd.train import make_lanes, make_options
+
+LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
+BINARY = LOSSES[:3]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round syncs what it wrote, which on a busy disk takes longer than all else here."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def weights(run: Path) -> np.ndarray:
+    with np.load(run / "state.npz") as arrays:
+        found: np.ndarray = arrays["w"]
+    return found
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Two noisy classes in eight shards."""
+    path = tmp_path_factory.mktemp("cluster") / "data"
+    return write_dataset(path, random_rows(400, 12, seed=3), n_chunks=16, n_shards=8)
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Four classes in six shards."""
+    path = tmp_path_factory.mktemp("cluster") / "classes"
+    return write_dataset(path, multiclass(), n_chunks=12, n_shards=6)
+
+
+def problem_of(dataset: Dataset, loss: str) -> Any:
+    return make_lanes(dataset, make_options(loss, "dual", [0.7], -1.0, None, None, 0))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The mathematics
+
+
+def feasible(problem: Any, code: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Random dual variables within their bounds, with costs."""
+    cost = np.ascontiguousarray(problem.cost[code])
+    alpha = rng.random(cost.shape) * np.where(rng.random(cost.shape) < 0.3, 0.0, 1.0)
+    alpha *= 3.0 if problem.loss == "squared_hinge" else cost
+    if problem.loss == "log_loss":
+        alpha = np.clip(alpha, 1e-8 * cost, (1 - 1e-8) * cost)
+        return np.hstack([alpha, cost - alpha]), cost
+    if problem.loss == "crammer_singer":
+        k = problem.classes.size
+        alpha = -rng.random((code.size, k))
+        alpha[np.arange(code.size), code] = 0.0
+        own = np.minimum(-alpha.sum(axis=1), cost[:, 0])
+        alpha *= (own / -alpha.sum(axis=1))[:, None]
+        alpha[np.arange(code.size), code] = own
+    return alpha, cost
+
+
+def row_objective(problem: Any, alpha: np.ndarray, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """Rows' part of f, per lane."""
+    if problem.loss == "crammer_singer":
+        return np.array([alpha.sum() - alpha[np.arange(code.size), code].sum()])
+    return -dual_terms(problem.loss, alpha[:, : problem.n_lanes], cost).sum(axis=0)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_sums_of_a_direction_are_derivatives_of_the_dual(loss: str, classes: Dataset) -> None:
+    problem, rng = problem_of(classes, loss), np.random.default_rng(0)
+    code = rng.integers(0, problem.classes.size, 50)
+    base, cost = feasible(problem, code, rng)
+    candidate, _ = feasible(problem, code, rng)
+    sums = direction(problem, base, candidate, cost, code)
+
+    def along(eta: float) -> np.ndarray:
+        point = base + eta * (candidate - base)
+        return row_objective(problem, point, cost, code)
+
+    h = 1e-3
+    if loss == "log_loss":
+        found = log_slopes(problem.n_lanes, base, candidate, np.full(problem.n_lanes, 0.5))
+        np.testing.assert_allclose(found[:, 0], (along(0.5 + h) - along(0.5 - h)) / (2 * h), rtol=1e-4)
+        second = (along(0.5 + h) - 2 * along(0.5) + along(0.5 - h)) / h**2
+        np.testing.assert_allclose(found[:, 1], second, rtol=1e-3)
+        np.testing.assert_allclose(found[:, DUAL_CHANGE], along(0.0) - along(0.5), rtol=1e-9)
+    else:
+        expected = along(0.0) + sums[:, LINEAR] + 0.5 * sums[:, QUADRATIC]
+        np.testing.assert_allclose(along(1.0), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_longest_step_is_feasible_and_no_longer_one_is(loss: str, classes: Dataset) -> None:
+    problem, rng = problem_of(classes, loss), np.random.default_rng(1)
+    code = rng.integers(0, problem.classes.size, 30)
+    base, cost = feasible(problem, code, rng)
+    candidate = base + 0.3 * (feasible(problem, code, rng)[0] - base)
+    longest = direction(problem, base, candidate, cost, code)[:, LONGEST]
+    assert (longest > 1.0).all()
+    for factor, inside in ((1 - 1e-9, True), (1 + 1e-6, False)):
+        eta = np.repeat(longest * factor, base.shape[1] // problem.n_lanes)
+        if loss == "log_loss":
+            eta = np.tile(longest * factor, 2)
+        point = base + eta * (candidate - base)
+        if loss == "crammer_singer":
+            upper = np.zeros_like(point)
+            upper[np.arange(code.size), code] = cost[:, 0]
+            ok = (point <= upper + 1e-12).all()
+        else:
+            n = problem.n_lanes
+            upper = np.inf if loss == "squared_hinge" else cost
+            ok = bool((point[:, :n] >= -1e-12).all() and (point[:, :n] <= upper + 1e-12).all())
+        assert ok == inside
+
+
+def test_the_closed_form_minimises_a_quadratic_and_is_cut_at_the_longest_step() -> None:
+    sums = np.array([[-3.0, 2.0, 5.0], [-3.0, 2.0, 0.7], [0.0, 0.0, np.inf]])
+    eta = quadratic_step(np.array([1.0, 1.0, 0.0]), np.array([2.0, 0.0, 0.0]), sums, 4)
+    np.testing.assert_allclose(eta, [0.5, 0.7, 1.0])
+
+
+def test_a_direction_that_does_not_descend_is_reported_and_rounding_takes_the_safe_step() -> None:
+    with pytest.raises(EnvironmentFailure, match="does not descend"):
+        quadratic_step(np.array([5.0]), np.array([1.0]), np.array([[-3.0, 0.0, np.inf]]), 2)
+    eta = quadratic_step(np.array([3.0 + 1e-15]), np.array([1e-20]), np.array([[-3.0, 0.0, np.inf]]), 4)
+    assert eta[0] == 0.25
+
+
+def test_newtons_step_finds_the_minimum_of_a_steep_function() -> None:
+    """A row that the step carries to within 1e-6 of its bound: the slope grows without limit there."""
+    base, candidate = np.array([[0.5, 0.5]]), np.array([[1 - 1e-6, 1e-6]])
+    product, squared = np.array([-9.0]), np.array([0.1])
+    problem_sums = np.array([[0.0, 0.0, 0.5 / (0.5 - 1e-6)]])
+    eta, _, count = newton_step(
+        product, squared, problem_sums, 2, lambda at: log_slopes(1, base, candidate, at)
+    )
+    slope = product + eta * squared + log_slopes(1, base, candidate, eta)[:, 0]
+    assert abs(slope[0]) < 1e-3
+    assert count < 20
+
+
+def test_a_step_wakes_rows_that_it_leaves_off_their_bounds(data: Dataset) -> None:
+    problem = problem_of(data, "hinge")
+    code, cost = np.array([0, 1, 1]), np.full((3, 1), 0.7)
+    base, candidate = np.array([[0.7], [0.2], [0.0]]), np.array([[0.0], [0.0], [0.0]])
+    active = np.zeros((3, 1), dtype=np.uint8)
+    point = settle(problem, base, candidate, active, np.array([0.5]), cost, code)
+    np.testing.assert_allclose(point, [[0.35], [0.1], [0.0]])
+    assert active[:, 0].tolist() == [1, 1, 0]
+    assert (settle(problem, base, candidate, active, np.array([1.0]), cost, code) == candidate).all()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+def test_changes_add_up_sparse_or_dense(share: float) -> None:
+    rng = np.random.default_rng(0)
+    dense = [rng.standard_normal((200, 2)) * (rng.random((200, 1)) < share) for _ in range(3)]
+    packed = [make_change(values) for values in dense]
+    assert (packed[0].index is None) == (share == 1.0)
+    total = add_changes(add_changes(packed[0], packed[1]), packed[2])
+    np.testing.assert_allclose(total.dense(), sum(dense), atol=1e-15)
+    assert total.moved_bytes == packed[1].n_bytes + packed[2].n_bytes
+
+
+def test_shards_are_dealt_evenly_and_stay_where_they_are() -> None:
+    entries = np.array([50, 10, 40, 30, 20, 50], dtype=np.int64)
+    first = assign_shards(entries, ["a", "b"])
+    assert sorted(itertools.chain(*first.values())) == list(range(6))
+    assert [int(entries[shards].sum()) for shards in first.values()] == [100, 100]
+    assert assign_shards(entries, ["a", "b"], first) == first
+    without = assign_shards(entries, ["a", "c"], first)  # b is gone, c has come
+    assert without["a"] == first["a"]
+    assert without["c"] == first["b"]
+    joined = assign_shards(entries, ["a", "b", "d"], first)
+    assert joined["d"]
+    assert sorted(itertools.chain(*joined.values())) == list(range(6))
+    assert assign_shards(entries[:1], ["a", "b"]) == {"a": [0]}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Partitions in one process
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_one_partition_is_the_single_process_bit_for_bit(loss: str, classes: Dataset, tmp_path: Path) -> None:
+    streamcd.train(classes, tmp_path / "one", loss=loss, max_passes=30)
+    streamcd.train(classes, tmp_path / "round", loss=loss, max_passes=30, client=Simulation(1))
+    assert (weights(tmp_path / "one") == weights(tmp_path / "round")).all()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_partitions_reach_the_optimum_of_one(loss: str, classes: Dataset, tmp_path: Path) -> None:
+    exact = streamcd.train(classes, tmp_path / "one", loss=loss, C=0.1, tol=1e-6, max_passes=5000)
+    split = streamcd.train(
+        classes, tmp_path / "split", loss=loss, C=0.1, tol=1e-3, max_passes=5000, client=Simulation(3)
+    )
+    assert split.converged
+    assert split.gap <= 1e-3
+    assert split.primal_objective == pytest.approx(exact.primal_objective, rel=2e-3)
+    assert all(eta > 0 for record in log(tmp_path / "split") for eta in record["eta"] or [])
+
+
+@pytest.mark.parametrize("loss", BINARY)
+@pytest.mark.parametrize("name", NAMED)
+def test_named_problems_in_partitions(name: str, loss: str, tmp_path: Path) -> None:
+    """Badly scaled features take two partitions thousands of rounds, so C is small."""
+    dataset = write_dataset(tmp_path / "data", NAMED[name](), n_chunks=4, n_shards=2)
+    result = streamcd.train(
+        dataset, tmp_path / "run", loss=loss, C=0.01, tol=1e-2, max_passes=1000, client=Simulation(2)
+    )
+    assert result.converged
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_dual_never_falls_and_is_what_the_certificate_finds(
+    loss: str, classes: Dataset, tmp_path: Path
+) -> None:
+    """The sum kept along the steps and w against a read of alpha: a wrong step or a row settled wrongly would show."""
+    run = tmp_path / "run"
+    streamcd.train(classes, run, loss=loss, max_passes=40, tol=1e-9, client=Simulation(3))
+    records = log(run)
+    kept = [r["objective_estimate"] - r["gap_estimate"] for r in records if r["kind"] == "train"]
+    assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in itertools.pairwise(kept))
+    assert records[-1]["kind"] == "certify"
+    assert records[-1]["dual"] == pytest.approx(kept[-1], rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_path: Path) -> None:
+    """Windows of two chunks, read from disk in every pass, against all rows in memory: the same optimum."""
+    from streamcd.stream import Plan
+
+    def small_plan(*_: Any) -> Plan:
+        return Plan(window_entries=400, window_rows=60, resident=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamcd.partition.make_plan", small_plan)
+        streamed = streamcd.train(
+            data, tmp_path / "streamed", loss=loss, max_passes=3000, local_passes=2, client=Simulation(2)
+        )
+    resident = streamcd.train(
+        data, tmp_path / "resident", loss=loss, max_passes=3000, local_passes=2, client=Simulation(2)
+    )
+    assert streamed.converged
+    assert streamed.primal_objective == pytest.approx(resident.primal_objective, rel=2e-3)
+    assert streamed.bytes_read > 5 * resident.bytes_read
+
+
+def test_liblinears_rule_is_certified_at_the_common_weights(data: Dataset, tmp_path: Path) -> None:
+    result = streamcd.train(data, tmp_path / "run", eps=0.05, C=0.1, max_passes=5000, client=Simulation(2))
+    assert result.stop_reason == "violation"
+    assert result.violation <= 0.05
+
+
+def test_a_path_of_costs_and_a_warm_start_in_rounds(data: Dataset, tmp_path: Path) -> None:
+    """Lanes step each by its own eta; a run of one process is the beginning of one on workers."""
+    streamcd.train(data, tmp_path / "alone", C=0.5)
+    path = streamcd.train(data, tmp_path / "path", C=[0.1, 1.0], max_passes=3000, client=Simulation(3))
+    assert path.converged
+    warm = streamcd.train(
+        data, tmp_path / "warm", C=1.0, start_from=tmp_path / "alone", max_passes=3000, client=Simulation(2)
+    )
+    assert warm.converged
+    assert warm.primal_objective == pytest.approx(path.lanes[1]["primal_objective"], rel=2e-3)
+    with pytest.raises(UsageError, match="was trained on workers"):
+        streamcd.train(data, tmp_path / "back", C=2.0, start_from=tmp_path / "path")
+
+
+def test_stopped_and_resumed_with_another_number_of_workers(data: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    asked = 0
+
+    def stop_later() -> int | None:
+        nonlocal asked
+        asked += 1
+        return signal.SIGTERM if asked > 40 else None
+
+    with pytest.raises(Interrupted, match="round"):
+        streamcd.train(data, run, client=Simulation(3), tol=1e-4, stop_requested=stop_later)
+    before = len(log(run))
+    assert before > 1
+    with pytest.raises(UsageError, match="begun on workers"):
+        streamcd.resume(run)
+    result = streamcd.resume(run, client=Simulation(2))
+    assert result.converged
+    records = log(run)
+    assert [record["round"] for record in records] == list(range(1, len(records) + 1))
+    assert len(records) > before
+    assert len(list((run / "dual").iterdir())) == 1
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_stopped_and_resumed_with_the_same_workers_gives_the_same_bits(
+    loss: str, data: Dataset, tmp_path: Path
+) -> None:
+    streamcd.train(data, tmp_path / "whole", loss=loss, client=Simulation(3), tol=1e-9, max_passes=12)
+    asked = 0
+
+    def stop_later() -> int | None:
+        nonlocal asked
+        asked += 1
+        return signal.SIGTERM if asked > 30 else None
+
+    options = {"loss": loss, "tol": 1e-9, "max_passes": 12}
+    with pytest.raises(Interrupted):
+        streamcd.train(data, tmp_path / "cut", client=Simulation(3), stop_requested=stop_later, **options)
+    streamcd.resume(tmp_path / "cut", client=Simulation(3))
+    assert (weights(tmp_path / "whole") == weights(tmp_path / "cut")).all()
+
+
+class _Flaky(SerialEngine):
+    """Loses its workers in the middle of every third round, after they wrote candidates."""
+
+    def round(self, order: Any, w: np.ndarray, progress: Callable[[int], None]) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        joint = super().round(order, w, progress)
+        if self.calls % 3 == 0:
+            raise WorkersLost("pulled the plug")
+        return joint
+
+
+def test_a_round_that_is_lost_leaves_no_trace(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamcd.train(data, tmp_path / "calm", client=Simulation(3), max_passes=15, tol=1e-9)
+    monkeypatch.setattr("streamcd.roundloop.SerialEngine", _Flaky)
+    streamcd.train(data, tmp_path / "flaky", client=Simulation(3), max_passes=15, tol=1e-9)
+    assert (weights(tmp_path / "calm") == weights(tmp_path / "flaky")).all()
+    assert max(record["attempts"] for record in log(tmp_path / "flaky")) == 2
+
+
+def test_a_round_that_is_always_lost_ends_with_an_error(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any) -> Any:
+        raise WorkersLost("pulled the plug")
+
+    monkeypatch.setattr(SerialEngine, "round", lose)
+    with pytest.raises(EnvironmentFailure, match=r"lost 10 times in a row.*resume"):
+        streamcd.train(data, tmp_path / "run", client=Simulation(2))
+
+
+def test_what_does_not_go_with_workers_is_refused(data: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="local_passes"):
+        streamcd.train(data, tmp_path / "run", local_passes=2)
+    with pytest.raises(UsageError, match="at least 1"):
+        streamcd.train(data, tmp_path / "run", local_passes=0, client=Simulation(2))
+    with pytest.raises(UsageError, match="too small"):
+        streamcd.train(data, tmp_path / "run", memory="200MB", client=Simulation(2))
+    streamcd.train(data, tmp_path / "alone")
+    with pytest.raises(UsageError, match=r"begun in one process.*--start-from"):
+        streamcd.resume(tmp_path / "alone", client=Simulation(2))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Dask, with workers in threads of this process
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: Any) -> Iterator[Any]:
+    from distributed import Client
+
+    with Client(cluster, set_as_default=False) as made:
+        yield made
+
+
+@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
+def test_dask_does_what_the_simulation_does(loss: str, client: Any, data: Dataset, tmp_path: Path) -> None:
+    streamcd.train(data, tmp_path / "dask", loss=loss, client=client, max_passes=12, tol=1e-9)
+    streamcd.train(data, tmp_path / "made", loss=loss, client=Simulation(2), max_passes=12, tol=1e-9)
+    assert (weights(tmp_path / "dask") == weights(tmp_path / "made")).all()
+    record = log(tmp_path / "dask")[-2]
+    assert record["workers"] == 2
+    assert len(record["seconds"]["workers"]) == 2
+    assert record["bytes_sent"] > 0
+    assert record["eta"]
+
+
+def test_a_worker_that_comes_late_is_used_and_one_that_leaves_is_not_missed(
+    cluster: Any, client: Any, data: Dataset, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    seen: list[int] = []
+
+    def rescale() -> int | None:
+        rounds = len(log(run)) if (run / "log.jsonl").exists() else 0
+        if rounds >= 3 and not seen:
+            seen.append(cluster.scale(3))
+        if rounds >= 30 and len(seen) == 1:
+            seen.append(cluster.scale(1))
+        return signal.SIGTERM if len(seen) == 2 and log(run)[-1]["workers"] == 1 else None
+
+    try:
+        with pytest.raises(Interrupted):
+            streamcd.train(data, run, client=client, tol=1e-12, max_passes=10_000, stop_requested=rescale)
+    finally:
+        cluster.scale(2)
+        client.wait_for_workers(2)
+    used = [record["workers"] for record in log(run)]
+    assert {1, 2, 3} == set(used)
+    result = streamcd.resume(run, client=client, tol=1e-3)
+    assert result.converged
+
+
+def test_errors_of_workers_are_told_in_one_line(client: Any, tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows(), n_chunks=6, n_shards=3)
+    entries = dataset.path / dataset.manifest["parts"][1]["entries"]
+    content = bytearray(entries.read_bytes())
+    content[-20:] = bytes(20)  # of the footer
+    entries.write_bytes(content)
+    with pytest.raises(streamcd.StreamcdError) as caught:
+        streamcd.train(dataset, tmp_path / "run", client=client)
+    assert str(entries) in str(caught.value)
+
+
+def test_a_silent_worker_is_given_up(
+    client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker hangs in its first round, as on a dead disk: the other finishes the training alone."""
+    from streamcd.partition import Partition
+
+    released, hung = threading.Event(), threading.Event()
+    run_partition = Partition.run
+
+    def hang_once(self: Partition, *arguments: Any) -> Any:
+        if not hung.is_set():
+            hung.set()
+            released.wait(60)
+        return run_partition(self, *arguments)
+
+    monkeypatch.setattr(Partition, "run", hang_once)
+    try:
+        result = streamcd.train(
+            data, tmp_path / "run", client=client, worker_timeout=2.0, tol=1e-3, max_passes=3000
+        )
+    finally:
+        released.set()
+    assert result.converged
+    records = log(tmp_path / "run")
+    assert records[0]["attempts"] == 2
+    assert records[-1]["workers"] == 1
+    time.sleep(0.1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Path) -> None:
+    """One of three processes is killed at a random moment of a round; dask starts another."""
+    from streamcd.cluster import open_client
+
+    data = streamcd.convert(str(real_data("a9a")), tmp_path / "a9a", shard_size="200KB", chunk_size="50KB")
+    calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4, client=Simulation(3))
+    moment = 1 + 4 * np.random.default_rng(seed).random()
+    run = tmp_path / "run"
+    with open_client(None, 3) as client:
+        victims = list(client.run(os.getpid).values())
+        begun: list[float] = []
+
+        def kill() -> int | None:
+            begun.append(time.monotonic())
+            if victims and begun[-1] - begun[0] > moment:
+                os.kill(victims[0], signal.SIGKILL)
+                victims.clear()
+            return None
+
+        result = streamcd.train(
+            data, run, loss="log_loss", tol=1e-4, client=client, stop_requested=kill, worker_timeout=60
+        )
+    assert not victims
+    assert result.converged
+    assert result.primal_objective == pytest.approx(calm.primal_objective, rel=2e-4)
+
+
+class _Commands:
+    """``dask scheduler`` and ``dask worker`` as a user starts them, each a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.processes = folder, []
+        self.scheduler, self.address = self.start_scheduler()
+
+    def start_scheduler(self) -> tuple[subprocess.Popen[bytes], str]:
+        file = self.folder / f"scheduler-{len(self.processes)}.json"
+        process = self._start(
+            "scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", file, "--no-dashboard"
+        )
+        deadline = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return process, json.loads(file.read_text())["address"]
+
+    def start_worker(self, address: str) -> subprocess.Popen[bytes]:
+        return self._start(
+            "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"
+        )
+
+    def _start(self, *arguments: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dask", *map(str, arguments)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        )
+        self.processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[_Commands]:
+    pytest.importorskip("distributed")
+    made = _Commands(tmp_path)
+    yield made
+    made.stop()
+
+
+def _train_command(*arguments: Any) -> subprocess.Popen[str]:
+    root = Path(__file__).resolve().parent.parent
+    return subprocess.Popen(
+        [sys.executable, "-m", "streamcd", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+
+
+def _wait_for_rounds(run: Path, n: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "log.jsonl").exists() and len((run / "log.jsonl").read_text().splitlines()) >= n:
+            return
+        time.sleep(0.05)
+    raise AssertionError(process.communicate(timeout=10))
+
+
+@pytest.mark.slow
+def test_real_scheduler_and_workers_survive_kills_and_a_lost_scheduler_is_an_error_that_resume_heals(
+    commands: _Commands, real_data: Any, tmp_path: Path
+) -> None:
+    data = streamcd.convert(str(real_data("a9a")), tmp_path / "a9a", shard_size="200KB", chunk_size="50KB")
+    calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4)
+    run = tmp_path / "run"
+    workers = [commands.start_worker(commands.address) for _ in range(3)]
+    process = _train_command(
+        "train", data.path, run, "--loss", "log_loss", "--tol", "1e-6", "--scheduler", commands.address
+    )
+    _wait_for_rounds(run, 3, process)
+    workers[0].kill()
+    _wait_for_rounds(run, 8, process)
+    commands.start_worker(commands.address)  # one that comes late
+    _wait_for_rounds(run, 30, process)
+    commands.scheduler.kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert errors.strip().splitlines()[-1].startswith("streamcd: error: the dask scheduler is gone")
+    assert "Traceback" not in errors
+    committed = len(log(run))
+
+    _, address = commands.start_scheduler()
+    for _ in range(2):
+        commands.start_worker(address)
+    process = _train_command("resume", run, "--tol", "1e-4", "--scheduler", address, "--json")
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    result = json.loads(output)
+    assert result["converged"]
+    assert result["primal_objective"] == pytest.approx(calm.primal_objective, rel=2e-4)
+    used = [record["workers"] for record in log(run)]
+    assert used[committed:] == [2] * (len(used) - committed)
+    assert {2, 3} <= set(used[:committed])
