@@ -6,11 +6,9 @@ groups of the two files of a part correspond one to one; a pair of them is a chu
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .errors import DatasetError, EnvironmentFailure
+from .errors import DatasetError
+from .parquet import (
+    OpenParts,
+    TableWriter,
+    file_checksum,
+    reading,
+    schema,
+    sync_directory,
+    write_file_atomically,
+)
 from .progress import Listener, Progress
 
 FORMAT = "streamcd-dataset"
@@ -30,9 +37,6 @@ MAX_CLASSES = 65_536
 
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`stream.chunk_order`)."""
-
-_PAGE_BYTES = 1 << 20
-_COPY_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -66,94 +70,26 @@ class ChunkData:
 # Schemas
 
 
-def _schema(**columns: Any) -> pa.Schema:
-    return pa.schema(
-        [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in columns.items()]
-    )
-
-
 def _rows_schema(row_dtype: np.dtype, count_dtype: np.dtype) -> pa.Schema:
-    return _schema(row=row_dtype, source=np.int64, label=np.float64, weight=np.float64, n_entries=count_dtype)
+    return schema(row=row_dtype, source=np.int64, label=np.float64, weight=np.float64, n_entries=count_dtype)
 
 
 def _entries_schema(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.dtype) -> pa.Schema:
     # `row` comes first: training skips it, and the two other columns are then one contiguous read
-    return _schema(row=row_dtype, feature=index_dtype, value=value_dtype)
+    return schema(row=row_dtype, feature=index_dtype, value=value_dtype)
 
 
-_CHUNKS_SCHEMA = _schema(part=np.int32, n_rows=np.int64, n_entries=np.int64)
+_CHUNKS_SCHEMA = schema(part=np.int32, n_rows=np.int64, n_entries=np.int64)
 
 
 def _features_schema(compact: bool) -> pa.Schema:
     statistics = {name: np.float64 for name in ("min", "max", "mean", "mean_square")}
     original = {"original": np.int64} if compact else {}
-    return _schema(feature=np.int64, n_entries=np.int64, **statistics, **original)
+    return schema(feature=np.int64, n_entries=np.int64, **statistics, **original)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Files and checksums
-
-
-class _ChecksumFile:
-    """A file being written that knows the checksum and the number of its bytes."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 - closed in close()
-        self._digest = hashlib.sha256()
-        self.n_bytes = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self._file.write(data)
-        self._digest.update(data)
-        self.n_bytes += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def tell(self) -> int:
-        return self.n_bytes
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self.closed = True
-
-    @property
-    def checksum(self) -> str:
-        return "sha256:" + self._digest.hexdigest()
-
-
-def file_checksum(path: Path) -> str:
-    """SHA-256 of a file, read in pieces, as ``"sha256:<hex>"``."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(_COPY_BYTES):
-            digest.update(piece)
-    return "sha256:" + digest.hexdigest()
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_file_atomically(path: Path, data: bytes) -> None:
-    """Write a small file whole or not at all: temporary name, sync, replace."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_directory(path.parent)
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
@@ -165,51 +101,6 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading
-
-
-class _Part:
-    """One open Parquet file: its footer, a descriptor for hints to the kernel, and reads that verify checksums or not."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._source = pa.OSFile(str(path), "rb")
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self._reader = pq.ParquetFile(self._source)
-        self._verifying: pq.ParquetFile | None = None
-
-    def read(self, group: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
-        reader = self._reader
-        if verify:
-            if self._verifying is None:
-                self._verifying = pq.ParquetFile(
-                    self._source, metadata=self._reader.metadata, page_checksum_verification=True
-                )
-            reader = self._verifying
-        table = reader.read_row_group(group, columns=list(columns), use_threads=False)
-        arrays = {name: table.column(name) for name in columns}
-        return [
-            column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
-            for column in arrays.values()
-        ]
-
-    def extent(self, group: int, first_column: int) -> tuple[int, int]:
-        """Offset and length in the file of a row group's columns from `first_column` on."""
-        metadata = self._reader.metadata.row_group(group)
-        first = metadata.column(first_column)
-        last = metadata.column(metadata.num_columns - 1)
-        return (
-            first.data_page_offset,
-            last.data_page_offset + last.total_compressed_size - first.data_page_offset,
-        )
-
-    def advise(self, group: int, first_column: int, advice: int) -> None:
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            offset, length = self.extent(group, first_column)
-            os.posix_fadvise(self._descriptor, offset, length, advice)
-
-    def close(self) -> None:
-        self._source.close()
-        os.close(self._descriptor)
 
 
 class Dataset:
@@ -260,7 +151,7 @@ class Dataset:
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
         self.row_start = np.concatenate([[0], np.cumsum(chunk_table["n_rows"], dtype=np.int64)])
         self.entry_start = np.concatenate([[0], np.cumsum(chunk_table["n_entries"], dtype=np.int64)])
-        self._open_parts: OrderedDict[str, _Part] = OrderedDict()
+        self._parts = OpenParts(path, 2 * MAX_OPEN_PARTS)
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
     @property
@@ -291,7 +182,8 @@ class Dataset:
         DatasetError
             Where the file is missing or damaged; names it.
         """
-        arrays = self._read(self._name("rows", chunk), chunk, columns, verify)
+        name, group = self._name("rows", chunk), int(self.chunk_group[chunk])
+        arrays = self._parts.read(name, group, columns, verify)
         self._check_length("rows", chunk, arrays, self.row_start)
         return arrays
 
@@ -299,7 +191,8 @@ class Dataset:
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of the entries table of a chunk; as `read_rows`, with ``row``, ``feature``, ``value``."""
-        arrays = self._read(self._name("entries", chunk), chunk, columns, verify)
+        name, group = self._name("entries", chunk), int(self.chunk_group[chunk])
+        arrays = self._parts.read(name, group, columns, verify)
         self._check_length("entries", chunk, arrays, self.entry_start)
         return arrays
 
@@ -314,14 +207,14 @@ class Dataset:
 
     def advise(self, chunk: int, advice: int) -> None:
         """Hint to the kernel about a chunk's entries: `os.POSIX_FADV_WILLNEED`, `os.POSIX_FADV_DONTNEED`."""
-        self._part(self._name("entries", chunk)).advise(int(self.chunk_group[chunk]), 1, advice)
+        self._parts[self._name("entries", chunk)].advise(int(self.chunk_group[chunk]), 1, advice)
 
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes on disk that reading a chunk for training asks for: its labels and counts, features and values."""
         if self._chunk_bytes[chunk] < 0:
             group = int(self.chunk_group[chunk])
-            _, entries = self._part(self._name("entries", chunk)).extent(group, 1)
-            _, rows = self._part(self._name("rows", chunk)).extent(group, 2)
+            _, entries = self._parts[self._name("entries", chunk)].extent(group, 1)
+            _, rows = self._parts[self._name("rows", chunk)].extent(group, 2)
             self._chunk_bytes[chunk] = entries + rows
         return int(self._chunk_bytes[chunk])
 
@@ -332,7 +225,7 @@ class Dataset:
     def read_features(self) -> Iterator[dict[str, np.ndarray]]:
         """Statistics of the features that occur, ascending, in pieces: columns of ``features.parquet``."""
         path = self.path / "features.parquet"
-        with _reading(path):
+        with reading(path):
             reader = pq.ParquetFile(path, page_checksum_verification=True)
             for group in range(reader.num_row_groups):
                 table = reader.read_row_group(group, use_threads=False)
@@ -340,8 +233,7 @@ class Dataset:
 
     def close(self) -> None:
         """Close all files; the next read opens them again."""
-        while self._open_parts:
-            self._open_parts.popitem()[1].close()
+        self._parts.close()
 
     def bytes_on_disk(self) -> int:
         """Bytes of all files of the dataset."""
@@ -384,21 +276,6 @@ class Dataset:
     def _name(self, table: str, chunk: int) -> str:
         return str(self.manifest["parts"][self.chunk_part[chunk]][table])
 
-    def _part(self, name: str) -> _Part:
-        part = self._open_parts.pop(name, None)
-        if part is None:
-            while len(self._open_parts) >= 2 * MAX_OPEN_PARTS:
-                self._open_parts.popitem(last=False)[1].close()
-            with _reading(self.path / name):
-                part = _Part(self.path / name)
-        self._open_parts[name] = part
-        return part
-
-    def _read(self, name: str, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
-        part = self._part(name)
-        with _reading(part.path, f"chunk {int(self.chunk_group[chunk])}"):
-            return part.read(int(self.chunk_group[chunk]), columns, verify)
-
     def _check_length(self, table: str, chunk: int, arrays: Sequence[np.ndarray], start: np.ndarray) -> None:
         expected = int(start[chunk + 1] - start[chunk])
         if any(array.size != expected for array in arrays):
@@ -406,34 +283,6 @@ class Dataset:
                 f"{self.path / self._name(table, chunk)}: chunk {int(self.chunk_group[chunk])} holds {arrays[0].size} "
                 f"rows, the chunk table says {expected}; convert the data again"
             )
-
-
-class _reading:
-    """Turns whatever a damaged file makes pyarrow raise into one line that names the file."""
-
-    def __init__(self, path: Path, where: str = "") -> None:
-        self._place = f"{path}, {where}" if where else str(path)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, FileNotFoundError):
-            raise DatasetError(
-                f"{self._place}: the file is missing; restore it or convert the data again"
-            ) from None
-        if isinstance(error, OSError) and error.errno in (
-            errno.EIO,
-            errno.EMFILE,
-            errno.ENFILE,
-            errno.EACCES,
-        ):
-            raise EnvironmentFailure(f"{self._place}: {error.strerror}") from None
-        if isinstance(error, (OSError, pa.ArrowException, KeyError, ValueError, IndexError)):
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DatasetError(
-                f"{self._place}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
-            ) from None
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:
@@ -461,7 +310,7 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
         for problem in _file_problems(path, manifest):
             raise DatasetError(problem + "; restore the file or convert the data again")
     chunks_path = path / "chunks.parquet"
-    with _reading(chunks_path):
+    with reading(chunks_path):
         if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
             raise DatasetError(f"{chunks_path}: checksum differs from the manifest's; convert the data again")
         table = pq.read_table(chunks_path, use_threads=False)
@@ -614,34 +463,6 @@ def _total_problems(dataset: Dataset, counts: Mapping[float, int], source_sum: i
 # Writing
 
 
-class _TableWriter:
-    """One Parquet file being written, a row group a call."""
-
-    def __init__(self, path: Path, schema: pa.Schema, compression: str) -> None:
-        self.schema = schema
-        self.file = _ChecksumFile(path)
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self.file, mode="w"),
-            schema,
-            compression=compression,
-            use_dictionary=False,
-            write_statistics=False,
-            write_page_checksum=True,
-            data_page_size=_PAGE_BYTES,
-            store_schema=False,
-        )
-
-    def write(self, **columns: np.ndarray) -> None:
-        arrays = [pa.array(columns[field.name], type=field.type) for field in self.schema]
-        table = pa.table(arrays, schema=self.schema)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-
-    def close(self) -> dict[str, Any]:
-        self._writer.close()
-        self.file.close()
-        return {"bytes": self.file.n_bytes, "checksum": self.file.checksum}
-
-
 class DatasetWriter:
     """Writes a dataset's files into a directory, chunk by chunk, the manifest last.
 
@@ -678,8 +499,8 @@ class DatasetWriter:
         self._parts: list[dict[str, Any]] = []
         self._chunk_table: list[tuple[int, int, int]] = []
         self._features: dict[str, Any] | None = None
-        self._rows: _TableWriter | None = None
-        self._entries: _TableWriter | None = None
+        self._rows: TableWriter | None = None
+        self._entries: TableWriter | None = None
         self.n_rows = 0
         self.n_entries = 0
         for folder in ("", "rows", "entries"):
@@ -729,7 +550,7 @@ class DatasetWriter:
 
     def write_features(self, pieces: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
         """Write ``features.parquet`` from pieces of columns, ascending by feature (see `Dataset.read_features`)."""
-        writer = _TableWriter(self.path / "features.parquet", _features_schema(compact), self._compression)
+        writer = TableWriter(self.path / "features.parquet", _features_schema(compact), self._compression)
         for piece in pieces:
             if len(piece["feature"]):
                 writer.write(**piece)
@@ -757,7 +578,7 @@ class DatasetWriter:
         if self._features is None:
             raise AssertionError("write_features comes before close")
         table = np.array(self._chunk_table, dtype=np.int64).reshape(-1, 3)
-        chunks = _TableWriter(self.path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
+        chunks = TableWriter(self.path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
         chunks.write(part=table[:, 0].astype(np.int32), n_rows=table[:, 1], n_entries=table[:, 2])
         content = {
             "format": FORMAT,
@@ -785,10 +606,10 @@ class DatasetWriter:
         if self._rows is None:
             number = len(self._parts)
             part = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
-            self._rows = _TableWriter(
+            self._rows = TableWriter(
                 self.path / part["rows"], _rows_schema(self._row_dtype, self._index_dtype), self._compression
             )
-            self._entries = _TableWriter(
+            self._entries = TableWriter(
                 self.path / part["entries"],
                 _entries_schema(self._row_dtype, self._index_dtype, self._value_dtype),
                 self._compression,

@@ -11,11 +11,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from .dataset import Dataset, _schema, _TableWriter, open_dataset
+from .dataset import Dataset, open_dataset
 from .errors import ModelError, UsageError
 from .memory import parse_size, require
 from .model import Model, load_model
 from .ordering import SourceOrder
+from .parquet import TableWriter, schema
 from .problems import crammer_singer_primal, row_loss
 from .progress import Listener, Progress
 from .ranking import RocArea
@@ -214,7 +215,7 @@ def predict(
         raise UsageError(f"{target} is a directory; expected the name of a Parquet file to write")
     partial = target.with_name(target.name + ".partial")
     try:
-        writer = _TableWriter(partial, _schema(**_prediction_columns(model, proba)), "zstd")
+        writer = TableWriter(partial, schema(**_prediction_columns(model, proba)), "zstd")
         for start, block in _in_source_order(decisions, target.parent):
             n_rows += block.shape[0]
             writer.write(**_predictions(model, start, block, proba))
