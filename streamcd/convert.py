@@ -11,9 +11,9 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from .dataset import MAX_CLASSES, Dataset, DatasetWriter, open_dataset, sync_dir
 from .errors import DataError, EnvironmentFailure, UsageError
 from .features import STATISTICS_BYTES, RangeStatistics, feature_statistics, in_groups, sorted_distinct
 from .memory import RESERVED_BYTES, format_size, parse_size, require
+from .parallel import Workers, checked_workers, memory_per_worker
 from .progress import Listener, Progress
 from .shuffle import Rows, Sorter, concatenate
-from .sources import STANDARD_INPUT, display_name, expand_sources
+from .sources import STANDARD_INPUT, display_name, expand_sources, total_bytes
 from .svmlight import BLOCK_BYTES, Counts, RowBlock, iterate_blocks
 
 MAX_FEATURES = 1 << 62
@@ -35,6 +36,9 @@ _CHUNK_ROW_BYTES = 16
 """Counted for a row when chunks are cut, so that rows with hardly an entry do not make chunks of a million rows."""
 
 _LEAST_BYTES = 16_000_000
+
+Pieces = Iterable[Mapping[str, np.ndarray]]
+"""Columns of ``features.parquet``, some features at a time."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class _Options:
     compression: str
     force: bool
     weights: str | None
+    workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ def convert(
     force : bool
         Replace an existing dataset, once the new one is complete.
     workers : int
-        Only 1 so far.
+        Processes that convert; the result does not depend on their number. `memory` bounds their sum.
     listener : Listener, optional
 
     Returns
@@ -148,8 +153,6 @@ def convert(
     EnvironmentFailure
         Where the disk is full, or another conversion writes the same dataset.
     """
-    if workers != 1:
-        raise UsageError(f"expected --workers 1, found {workers}; conversion uses one process so far")
     options = _Options(
         paths=expand_sources(sources),
         dest=Path(dest),
@@ -166,10 +169,22 @@ def convert(
         compression=compression,
         force=force,
         weights=None if weights is None else os.fspath(weights),
+        workers=checked_workers(workers),
     )
     _check(options)
+    listener = listener or Listener()
+    if options.workers > 1 and total_bytes(options.paths) is None:
+        listener.warning("standard input and pipes are read by one process: converting with --workers 1")
+        options = replace(options, workers=1)
+    plan = _plan(options)
     with workplace(options.dest, options.force) as work:
-        _Conversion(options, _plan(options), work, listener or Listener()).run()
+        if options.workers == 1:
+            _Conversion(options, plan, work, listener).run()
+        else:
+            from .parallel_convert import ParallelConversion  # dask, which one worker does without
+
+            with Workers(options.workers, listener) as processes:
+                ParallelConversion(options, plan, work, listener, processes).run()
     return open_dataset(options.dest)
 
 
@@ -251,7 +266,10 @@ def _plan(options: _Options) -> _Plan:
         "chunks being written": 10 * options.chunk_bytes,
         "blocks being read": _LEAST_BYTES,
     }
-    left = require(options.memory_bytes, needs) + _LEAST_BYTES
+    if options.workers == 1:
+        left = require(options.memory_bytes, needs) + _LEAST_BYTES
+    else:
+        left = memory_per_worker(options.memory_bytes, options.workers, needs) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     block_bytes = min(max(left // 80, 1 << 16), BLOCK_BYTES)
     in_map = left // 4 if options.compact else 0
@@ -362,6 +380,16 @@ class LabelCounts:
         if len(self.counts) > MAX_CLASSES:
             self.counts = None
 
+    def merge(self, other: LabelCounts) -> None:
+        """Take in the labels of other rows."""
+        if self.counts is None or other.counts is None:
+            self.counts = None
+            return
+        for label, count in other.counts.items():
+            self.counts[label] = self.counts.get(label, 0) + count
+        if len(self.counts) > MAX_CLASSES:
+            self.counts = None
+
     def manifest(self, like: _Like | None) -> dict[str, Any]:
         """The manifest's ``classes`` and ``class_counts``; classes known from the training side are listed too."""
         if self.counts is None:
@@ -405,36 +433,54 @@ class _DistinctFeatures:
         return self._sorted
 
 
-class ChunkCutter:
-    """Cuts rows in final order into chunks: greedily, by decoded bytes, so that nothing else decides where."""
+class ChunkRule:
+    """Where chunks end: greedily, by decoded bytes of the rows in final order, so that nothing else decides."""
 
     def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
         self._chunk_bytes, self._entry_bytes = chunk_bytes, entry_bytes
-        self._pending: list[Rows] = []
         self._pending_bytes = 0
+
+    def ends(self, counts: np.ndarray) -> Iterator[int]:
+        """Take the entries of the next rows; give the places among them at which a chunk ends, 0 included."""
+        end = np.cumsum(counts * self._entry_bytes + _CHUNK_ROW_BYTES)
+        start = 0
+        while start < len(counts):
+            before = int(end[start - 1]) if start else 0
+            stop = int(np.searchsorted(end, before + self._chunk_bytes - self._pending_bytes, side="right"))
+            if stop <= start and self._pending_bytes:
+                yield start
+                self._pending_bytes = 0
+                continue
+            stop = max(stop, start + 1)  # a row larger than a chunk is a chunk of its own
+            self._pending_bytes += int(end[stop - 1]) - before
+            if stop < len(counts):
+                yield stop
+                self._pending_bytes = 0
+            start = stop
+
+
+class ChunkCutter:
+    """Cuts rows in final order into chunks."""
+
+    def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
+        self._rule = ChunkRule(chunk_bytes, entry_bytes)
+        self._pending: list[Rows] = []
 
     def cut(self, rows: Rows, order: np.ndarray) -> Iterator[Rows]:
         """Take rows in the given order; give the chunks that are complete."""
-        counts = rows.indptr[order + 1] - rows.indptr[order]
-        end = np.cumsum(counts * self._entry_bytes + _CHUNK_ROW_BYTES)
         start = 0
-        while start < len(order):
-            before = int(end[start - 1]) if start else 0
-            stop = int(np.searchsorted(end, before + self._chunk_bytes - self._pending_bytes, side="right"))
-            if stop <= start and self._pending:
-                yield self.rest()
-                continue
-            stop = max(stop, start + 1)  # a row larger than a chunk is a chunk of its own
-            self._pending.append(rows.take(order[start:stop]))
-            self._pending_bytes += int(end[stop - 1]) - before
-            if stop < len(order):
-                yield self.rest()
-            start = stop
+        for end in self._rule.ends(rows.indptr[order + 1] - rows.indptr[order]):
+            if end > start:
+                self._pending.append(rows.take(order[start:end]))
+            yield self.rest()
+            start = end
+        if start < len(order):
+            self._pending.append(rows.take(order[start:]))
 
     def rest(self) -> Rows:
         """The chunk begun so far."""
         chunk = concatenate(self._pending)
-        self._pending, self._pending_bytes = [], 0
+        self._pending = []
         return chunk
 
     @property
@@ -473,7 +519,10 @@ class _Conversion:
             self._write(sorter, shape, self._manifest(counts, labels, shape))
         finally:
             sorter.close()
-        for message in counts.messages(options.value_dtype):
+        self._tell(counts, n_features)
+
+    def _tell(self, counts: Counts, n_features: int) -> None:
+        for message in counts.messages(self.options.value_dtype):
             self.listener.message(message)
         self.listener.message(
             f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
@@ -559,16 +608,7 @@ class _Conversion:
         }
 
     def _write(self, sorter: Sorter, shape: _Shape, manifest: dict[str, Any]) -> None:
-        options = self.options
-        writer = DatasetWriter(
-            self.work / "dataset",
-            index_dtype=shape.index_dtype,
-            value_dtype=options.value_dtype,
-            row_dtype=np.dtype(np.int32 if shape.n_rows <= _INT32_MAX else np.int64),
-            weighted=options.weights is not None,
-            shard_bytes=options.shard_bytes,
-            compression=options.compression,
-        )
+        writer = self._writer("dataset", shape)
         statistics = None
         if shape.n_features * STATISTICS_BYTES <= self.plan.statistics_bytes:
             statistics = RangeStatistics(0, shape.n_features)
@@ -591,11 +631,26 @@ class _Conversion:
                 scratch=self.work / "features",
             )
         )
+        self._write_features(writer, pieces, shape)
+        writer.close(**manifest)
+
+    def _writer(self, name: str, shape: _Shape) -> DatasetWriter:
+        options = self.options
+        return DatasetWriter(
+            self.work / name,
+            index_dtype=shape.index_dtype,
+            value_dtype=options.value_dtype,
+            row_dtype=shape.row_dtype,
+            weighted=options.weights is not None,
+            shard_bytes=options.shard_bytes,
+            compression=options.compression,
+        )
+
+    def _write_features(self, writer: DatasetWriter, pieces: Pieces, shape: _Shape) -> None:
         if shape.original is not None:
             original = shape.original
             pieces = ({**piece, "original": original[piece["feature"]]} for piece in pieces)
         writer.write_features(in_groups(pieces), compact=shape.original is not None)
-        writer.close(**manifest)
 
     def _chunks(self, sorter: Sorter, shape: _Shape) -> Iterator[Rows]:
         cutter = ChunkCutter(
@@ -619,6 +674,10 @@ class _Shape:
     @property
     def index_dtype(self) -> np.dtype:
         return np.dtype(np.int32 if self.n_features <= _INT32_MAX + 1 else np.int64)
+
+    @property
+    def row_dtype(self) -> np.dtype:
+        return np.dtype(np.int32 if self.n_rows <= _INT32_MAX else np.int64)
 
     def feature(self, index: np.ndarray) -> np.ndarray:
         """0-based features of indices of the text."""

@@ -463,6 +463,84 @@ def _total_problems(dataset: Dataset, counts: Mapping[float, int], source_sum: i
 # Writing
 
 
+class PartWriter:
+    """Writes one part of a dataset: a file of rows and a file of entries, a row group each for a chunk.
+
+    Parameters
+    ----------
+    path : Path
+        The dataset's directory, with its folders.
+    number : int
+        Of the part.
+    row0 : int
+        Rows in the parts before it.
+    index_dtype, value_dtype, row_dtype, compression
+        As for `DatasetWriter`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        number: int,
+        row0: int,
+        *,
+        index_dtype: np.dtype,
+        value_dtype: np.dtype,
+        row_dtype: np.dtype,
+        compression: str,
+    ) -> None:
+        self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
+        self._number, self._row0 = number, row0
+        self._names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
+        self._rows = TableWriter(
+            path / self._names["rows"], _rows_schema(row_dtype, index_dtype), compression
+        )
+        self._entries = TableWriter(
+            path / self._names["entries"], _entries_schema(row_dtype, index_dtype, value_dtype), compression
+        )
+        self.n_rows = self.n_entries = 0
+        self.chunk_table: list[tuple[int, int, int]] = []
+
+    def write_chunk(
+        self,
+        source: np.ndarray,
+        label: np.ndarray,
+        weight: np.ndarray | None,
+        indptr: np.ndarray,
+        feature: np.ndarray,
+        value: np.ndarray,
+    ) -> None:
+        """Append a chunk, as `DatasetWriter.write_chunk`."""
+        n_rows, n_entries = label.size, feature.size
+        row0 = self._row0 + self.n_rows
+        row = np.arange(row0, row0 + n_rows, dtype=self._row_dtype)
+        counts = np.diff(indptr)
+        weight = np.ones(n_rows) if weight is None else weight
+        self._rows.write(
+            row=row, source=source, label=label, weight=weight, n_entries=counts.astype(self._index_dtype)
+        )
+        self._entries.write(
+            row=np.repeat(row, counts),
+            feature=feature.astype(self._index_dtype, copy=False),
+            value=value.astype(self._value_dtype, copy=False),
+        )
+        self.n_rows += n_rows
+        self.n_entries += n_entries
+        self.chunk_table.append((self._number, n_rows, n_entries))
+
+    def close(self) -> dict[str, Any]:
+        """End the files; gives what the manifest says of the part."""
+        part: dict[str, Any] = {
+            **self._names,
+            "n_rows": self.n_rows,
+            "n_entries": self.n_entries,
+            "n_chunks": len(self.chunk_table),
+        }
+        for table, writer in (("rows", self._rows), ("entries", self._entries)):
+            part |= {f"{table}_{key}": value for key, value in writer.close().items()}
+        return part
+
+
 class DatasetWriter:
     """Writes a dataset's files into a directory, chunk by chunk, the manifest last.
 
@@ -499,8 +577,7 @@ class DatasetWriter:
         self._parts: list[dict[str, Any]] = []
         self._chunk_table: list[tuple[int, int, int]] = []
         self._features: dict[str, Any] | None = None
-        self._rows: TableWriter | None = None
-        self._entries: TableWriter | None = None
+        self._part: PartWriter | None = None
         self.n_rows = 0
         self.n_entries = 0
         for folder in ("", "rows", "entries"):
@@ -526,27 +603,16 @@ class DatasetWriter:
         feature, value : ndarray, shape (entries,)
             Features ascending within a row.
         """
-        n_rows, n_entries = label.size, feature.size
-        part = self._current_part()
-        assert self._rows is not None
-        assert self._entries is not None
-        row = np.arange(self.n_rows, self.n_rows + n_rows, dtype=self._row_dtype)
-        counts = np.diff(indptr)
-        weight = np.ones(n_rows) if weight is None else weight
-        self._rows.write(
-            row=row, source=source, label=label, weight=weight, n_entries=counts.astype(self._index_dtype)
-        )
-        self._entries.write(
-            row=np.repeat(row, counts),
-            feature=feature.astype(self._index_dtype, copy=False),
-            value=value.astype(self._value_dtype, copy=False),
-        )
-        part["n_rows"] += n_rows
-        part["n_entries"] += n_entries
-        part["n_chunks"] += 1
-        self._chunk_table.append((len(self._parts) - 1, n_rows, n_entries))
-        self.n_rows += n_rows
-        self.n_entries += n_entries
+        self._current_part().write_chunk(source, label, weight, indptr, feature, value)
+        self.n_rows += label.size
+        self.n_entries += feature.size
+
+    def add_part(self, part: dict[str, Any], chunk_table: Sequence[tuple[int, int, int]]) -> None:
+        """Take in the next part, which a `PartWriter` of its own has written."""
+        self._parts.append(part)
+        self._chunk_table.extend(chunk_table)
+        self.n_rows += part["n_rows"]
+        self.n_entries += part["n_entries"]
 
     def write_features(self, pieces: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
         """Write ``features.parquet`` from pieces of columns, ascending by feature (see `Dataset.read_features`)."""
@@ -599,28 +665,29 @@ class DatasetWriter:
         write_file_atomically(self.path / "manifest.json", (json.dumps(content, indent=1) + "\n").encode())
         return content
 
-    def _current_part(self) -> dict[str, Any]:
+    def _current_part(self) -> PartWriter:
         entry_bytes = self._index_dtype.itemsize + self._value_dtype.itemsize
-        if self._rows is not None and self._parts[-1]["n_entries"] * entry_bytes >= self._shard_bytes:
+        if self._part is not None and shard_is_full(self._part.n_entries * entry_bytes, self._shard_bytes):
             self._close_part()
-        if self._rows is None:
-            number = len(self._parts)
-            part = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
-            self._rows = TableWriter(
-                self.path / part["rows"], _rows_schema(self._row_dtype, self._index_dtype), self._compression
+        if self._part is None:
+            self._part = PartWriter(
+                self.path,
+                len(self._parts),
+                self.n_rows,
+                index_dtype=self._index_dtype,
+                value_dtype=self._value_dtype,
+                row_dtype=self._row_dtype,
+                compression=self._compression,
             )
-            self._entries = TableWriter(
-                self.path / part["entries"],
-                _entries_schema(self._row_dtype, self._index_dtype, self._value_dtype),
-                self._compression,
-            )
-            self._parts.append({**part, "n_rows": 0, "n_entries": 0, "n_chunks": 0})
-        return self._parts[-1]
+        return self._part
 
     def _close_part(self) -> None:
-        if self._rows is None or self._entries is None:
-            return
-        for table, writer in (("rows", self._rows), ("entries", self._entries)):
-            for key, value in writer.close().items():
-                self._parts[-1][f"{table}_{key}"] = value
-        self._rows = self._entries = None
+        if self._part is not None:
+            self._parts.append(self._part.close())
+            self._chunk_table.extend(self._part.chunk_table)
+            self._part = None
+
+
+def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
+    """Whether the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
+    return n_bytes >= shard_bytes

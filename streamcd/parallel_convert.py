@@ -1,0 +1,422 @@
+"""Conversion by several processes, to the same dataset, bit for bit, as by one.
+
+Pieces of the source are counted, so that every row's place is known; parsed, into runs sorted by leading key bits; then
+the rows' lengths in final order tell where chunks and shards begin, and whole shards are written, each by one worker.
+Statistics are made by ranges of features, every feature's in the order of the rows. None of it depends on which worker
+does what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .convert import (
+    _INT32_MAX,
+    ChunkRule,
+    LabelCounts,
+    Pieces,
+    _Conversion,
+    _DistinctFeatures,
+    _Plan,
+    _read_entries,
+    _Shape,
+    _Weights,
+)
+from .dataset import PartWriter, shard_is_full
+from .errors import DataError
+from .features import _MAX_RANGES, STATISTICS_BYTES, RangeStatistics, feature_statistics
+from .parallel import Workers
+from .runs import MAX_BITS, Cell, RunFormat, RunReader, RunWriter
+from .shuffle import Rows, concatenate
+from .sources import Piece, cut_into_pieces
+from .svmlight import Counts, check_rows, count_piece, iterate_piece
+
+_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 20, 32 << 20
+_PIECES_PER_WORKER = 8  # the last ones end at about the same time
+_WEIGHTS_AT_A_TIME = 1 << 16
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What workers have to know to parse."""
+
+    form: RunFormat
+    plan: _Plan
+    index_base: int | None
+    n_features: int | None
+    ignore_beyond: bool
+    weights: Path | None
+    distinct: Path | None
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """What workers have to know to write shards."""
+
+    form: RunFormat
+    n_runs: int
+    sort_bytes: int
+    shape: _Shape  # without the indices of `compact`, which `original` names
+    original: Path | None
+    wide: bool
+    dataset: Path
+    compression: str
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One shard: its chunks, and the cells with their first rows that hold its rows."""
+
+    number: int
+    row0: int
+    chunk_rows: np.ndarray
+    cells: list[tuple[int, Cell]]
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.chunk_rows.sum())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tasks
+
+
+def _count(plan: _Plan, piece: Piece) -> tuple[int, int]:
+    return count_piece(piece, block_bytes=plan.block_bytes, max_line_bytes=plan.max_line_bytes)
+
+
+def _copy_weights(path: str, n_rows: int, out: Path) -> None:
+    """Weights as numbers of 8 bytes, so that every worker can read those of its rows."""
+    weights = _Weights(path)
+    with open(out, "wb") as file:
+        for start in range(0, n_rows, _WEIGHTS_AT_A_TIME):
+            weights.take(min(_WEIGHTS_AT_A_TIME, n_rows - start)).tofile(file)
+    weights.check_end(n_rows)
+
+
+def _parse(text: _Text, number: int, piece: Piece, place0: int, line0: int) -> tuple[Counts, LabelCounts]:
+    """Write the rows of a piece as a run."""
+    counts, labels = Counts(), LabelCounts()
+    distinct = _DistinctFeatures(text.plan.map_bytes) if text.distinct is not None else None
+    run = RunWriter(text.form, number, text.plan.sort_bytes)
+    for block in iterate_piece(
+        piece,
+        place0=place0,
+        line0=line0,
+        value_dtype=text.form.value_dtype,
+        index_base=text.index_base,
+        n_features=text.n_features,
+        ignore_beyond=text.ignore_beyond,
+        block_bytes=text.plan.block_bytes,
+        max_line_bytes=text.plan.max_line_bytes,
+    ):
+        counts = block.counts
+        n_rows = len(block.label)
+        labels.add(block.label)
+        if distinct is not None:
+            distinct.add(block.index)
+        place = np.arange(block.place0, block.place0 + n_rows)
+        weight = None
+        if text.weights is not None:
+            weight = np.fromfile(text.weights, count=n_rows, offset=8 * block.place0)
+        run.append(
+            Rows(place, block.label, weight, block.indptr, block.index, block.value),
+            counts.max_index > _INT32_MAX,
+        )
+    run.close()
+    if distinct is not None and text.distinct is not None:
+        np.save(text.distinct / f"{number:07d}.npy", distinct.merge())
+    return counts, labels
+
+
+def _merge_distinct(directory: Path, n_pieces: int, n_bytes: int, out: Path) -> int:
+    """Write the indices that occur in any piece; returns their number."""
+    distinct = _DistinctFeatures(n_bytes)
+    for number in range(n_pieces):
+        distinct.add(np.load(directory / f"{number:07d}.npy"))
+    merged = distinct.merge()
+    np.save(out, merged)
+    return int(merged.size)
+
+
+def _plan_bucket(shards: _Shards, bucket: int, lengths: Path) -> list[Cell]:
+    """Cut a bucket into cells, and write the entries of its rows in final order."""
+    reader = RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide)
+    cells = reader.cells(bucket)
+    with open(lengths, "wb") as file:
+        for cell in cells:
+            reader.lengths(cell).tofile(file)
+    return cells
+
+
+def _write_shard(shards: _Shards, shard: _Shard) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
+    """Write a shard; returns what the manifest says of it, and its part of the chunk table."""
+    shape = shards.shape
+    if shards.original is not None:
+        shape = replace(shape, original=np.load(shards.original, mmap_mode="r"))
+    part = PartWriter(
+        shards.dataset,
+        shard.number,
+        shard.row0,
+        index_dtype=shape.index_dtype,
+        value_dtype=shards.form.value_dtype,
+        row_dtype=shape.row_dtype,
+        compression=shards.compression,
+    )
+    for chunk in _chunks(RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide), shard):
+        feature = shape.feature(chunk.index)
+        part.write_chunk(chunk.place, chunk.label, chunk.weight, chunk.indptr, feature, chunk.value)
+    return part.close(), part.chunk_table
+
+
+def _chunks(reader: RunReader, shard: _Shard) -> Iterator[Rows]:
+    """The chunks of a shard, gathered from its cells."""
+    sizes = iter(shard.chunk_rows.tolist())
+    missing = next(sizes)
+    pending: list[Rows] = []
+    for row0, cell in shard.cells:
+        rows, order = reader.load(cell)
+        start = max(shard.row0 - row0, 0)
+        end = min(shard.row0 + shard.n_rows - row0, rows.n_rows)
+        while start < end:
+            stop = min(start + missing, end)
+            pending.append(rows.take(order[start:stop]))
+            missing -= stop - start
+            start = stop
+            if not missing:
+                yield concatenate(pending)
+                pending, missing = [], next(sizes, 0)
+
+
+def _range_statistics(dataset: Path, start: int, stop: int, n_rows: int, out: Path) -> None:
+    """Statistics of a range of features, by reading all entries."""
+    statistics = RangeStatistics(start, stop)
+    for feature, value in _read_entries(dataset):
+        statistics.add(feature, value)
+    _save_pieces(statistics.columns(n_rows), out)
+
+
+def _all_statistics(
+    dataset: Path, n_features: int, n_rows: int, memory_bytes: int, scratch: Path, out: Path
+) -> None:
+    """Statistics of few features in a wide space, by one worker."""
+    pieces = feature_statistics(
+        partial(_read_entries, dataset),
+        n_features=n_features,
+        n_rows=n_rows,
+        memory_bytes=memory_bytes,
+        scratch=scratch,
+    )
+    _save_pieces(pieces, out)
+
+
+def _save_pieces(pieces: Pieces, path: Path) -> None:
+    with open(path, "wb") as file:
+        for piece in pieces:
+            np.save(file, np.array(len(piece)))
+            for name, column in piece.items():
+                np.save(file, np.array(name))
+                np.save(file, column)
+
+
+def _saved_pieces(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        while file.tell() < size:
+            n_columns = int(np.load(file))
+            yield {str(np.load(file)): np.load(file) for _ in range(n_columns)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Handing out
+
+
+@dataclass
+class ParallelConversion(_Conversion):
+    """One conversion by several processes; `plan` is a worker's."""
+
+    workers: Workers
+
+    def run(self) -> None:
+        options = self.options
+        pieces = self._cut()
+        self._places(pieces)
+        form = self._form(pieces)
+        counts, labels = self._parse_pieces(pieces, form)
+        base, n_features = self._base_and_width(counts)
+        original: Path | None = None
+        if options.compact:
+            original = self.work / "original.npy"
+            tasks = [(self.work / "distinct", len(pieces), self.plan.map_bytes, original)]
+            (n_features,) = self.workers.run(_merge_distinct, tasks)
+        shape = _Shape(counts.n_rows, n_features, base, None)
+        shards = _Shards(
+            form,
+            len(pieces),
+            self.plan.sort_bytes,
+            shape,
+            original,
+            counts.max_index > _INT32_MAX,
+            self.work / "dataset",
+            options.compression,
+        )
+        self._write_shards(shards, self._manifest(counts, labels, shape))
+        self._tell(counts, n_features)
+
+    # -- reading
+
+    def _cut(self) -> list[Piece]:
+        paths = self.options.paths
+        total = sum(Piece(path).n_bytes for path in paths)
+        size = total // (_PIECES_PER_WORKER * self.workers.n_workers)
+        return cut_into_pieces(paths, min(max(size, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES))
+
+    def _places(self, pieces: Sequence[Piece]) -> None:
+        """Count rows and lines before every piece."""
+        sizes = [piece.n_bytes for piece in pieces]
+        tasks = [(self.plan, piece) for piece in pieces]
+        found = self.workers.run(_count, tasks, phase="count", sizes=sizes)
+        self._place0 = np.cumsum([0, *(n_rows for n_rows, _ in found)]).tolist()
+        self._line0, line = [], 0
+        for piece, (_, n_lines) in zip(pieces, found, strict=True):
+            line = line if piece.start else 0
+            self._line0.append(line)
+            line += n_lines
+        check_rows(self._place0[-1], self.options.paths)
+
+    def _form(self, pieces: Sequence[Piece]) -> RunFormat:
+        options = self.options
+        (self.work / "runs").mkdir()
+        # text that is compressed may grow tenfold; buckets too small cost less than buckets too large
+        expected = sum((1 if piece.stop is not None else 8) * piece.n_bytes for piece in pieces)
+        bits = int(np.ceil(np.log2(max(16 * expected / self.plan.sort_bytes, 2))))
+        seed = options.seed if options.shuffle else None
+        return RunFormat(
+            self.work / "runs", seed, min(bits, MAX_BITS), options.value_dtype, options.weights is not None
+        )
+
+    def _parse_pieces(self, pieces: Sequence[Piece], form: RunFormat) -> tuple[Counts, LabelCounts]:
+        options, like = self.options, self.options.like
+        text = _Text(
+            form,
+            self.plan,
+            like.index_base if like else options.index_base,
+            like.n_features if like else options.n_features,
+            like is not None,
+            None if options.weights is None else self.work / "weights",
+            self.work / "distinct" if options.compact else None,
+        )
+        if text.weights is not None:
+            self.workers.run(_copy_weights, [(options.weights, self._place0[-1], text.weights)])
+        if text.distinct is not None:
+            text.distinct.mkdir()
+        tasks = [
+            (text, number, piece, self._place0[number], self._line0[number])
+            for number, piece in enumerate(pieces)
+        ]
+        sizes = [piece.n_bytes for piece in pieces]
+        counts, labels = Counts(), LabelCounts()
+        for number, (later, more_labels) in enumerate(
+            self.workers.run(_parse, tasks, phase="parse", sizes=sizes)
+        ):
+            counts.add(later)
+            labels.merge(more_labels)
+            if counts.n_rows != self._place0[number + 1]:
+                raise DataError(f"{pieces[number].path}: changed while it was read; convert it again")
+        return counts, labels
+
+    # -- writing
+
+    def _write_shards(self, shards: _Shards, manifest: dict[str, Any]) -> None:
+        shape = shards.shape
+        writer = self._writer("dataset", shape)
+        plan = self._shards(shards)
+        tasks = [(shards, shard) for shard in plan]
+        sizes = [shard.n_rows for shard in plan]
+        for part, chunk_table in self.workers.run(
+            _write_shard, tasks, phase="write", unit="rows", sizes=sizes
+        ):
+            writer.add_part(part, chunk_table)
+        if shards.original is not None:
+            shape = replace(shape, original=np.load(shards.original, mmap_mode="r"))
+        self._write_features(writer, self._statistics(shape), shape)
+        writer.close(**manifest)
+
+    def _shards(self, shards: _Shards) -> list[_Shard]:
+        """Cut the final order into chunks and shards, by the lengths of all rows."""
+        n_buckets = shards.form.n_buckets if shards.form.seed is not None else shards.n_runs
+        lengths = [self.work / "runs" / f"lengths-{bucket:07d}" for bucket in range(n_buckets)]
+        tasks = [(shards, bucket, lengths[bucket]) for bucket in range(n_buckets)]
+        cells = self.workers.run(_plan_bucket, tasks, phase="sort", unit="buckets", sizes=[1] * n_buckets)
+        entry_bytes = shards.shape.index_dtype.itemsize + self.options.value_dtype.itemsize
+        chunk_rows, chunk_entries = _cut_chunks(lengths, self.options.chunk_bytes, entry_bytes)
+        row_start = np.concatenate([[0], np.cumsum(chunk_rows)])
+        flat = [cell for bucket in cells for cell in bucket]
+        cell_start = np.cumsum([0, *(cell.n_rows for cell in flat)])
+        plan: list[_Shard] = []
+        for first, stop in _cut_shards(chunk_entries * entry_bytes, self.options.shard_bytes):
+            row0, row_end = int(row_start[first]), int(row_start[stop])
+            low = int(np.searchsorted(cell_start, row0, side="right")) - 1
+            high = int(np.searchsorted(cell_start, row_end, side="left"))
+            held = [(int(cell_start[i]), flat[i]) for i in range(low, high)]
+            plan.append(_Shard(len(plan), row0, chunk_rows[first:stop], held))
+        return plan
+
+    def _statistics(self, shape: _Shape) -> Pieces:
+        """Statistics of the features, in files, by ranges of features."""
+        dataset, directory = self.work / "dataset", self.work / "statistics"
+        directory.mkdir()
+        memory_bytes = self.plan.statistics_bytes + self.plan.sort_bytes  # no rows are in memory any more
+        width = max(memory_bytes // STATISTICS_BYTES, 1)
+        if shape.n_features > width * _MAX_RANGES * self.workers.n_workers:
+            out = directory / "all"
+            tasks = [(dataset, shape.n_features, shape.n_rows, memory_bytes, self.work / "features", out)]
+            self.workers.run(_all_statistics, tasks)
+            return _saved_pieces(out)
+        n_ranges = max(-(-shape.n_features // width), self.workers.n_workers)
+        ends = np.linspace(0, shape.n_features, n_ranges + 1).astype(np.int64).tolist()
+        paths = [directory / f"range-{number:05d}" for number in range(n_ranges)]
+        ranges = [
+            (dataset, start, stop, shape.n_rows, path)
+            for start, stop, path in zip(ends[:-1], ends[1:], paths, strict=True)
+        ]
+        sizes = [stop - start for _, start, stop, _, _ in ranges]
+        self.workers.run(_range_statistics, ranges, phase="statistics", unit="features", sizes=sizes)
+        return (piece for path in paths for piece in _saved_pieces(path))
+
+
+def _cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and entries of every chunk, from files with the entries of all rows in final order."""
+    rule = ChunkRule(chunk_bytes, entry_bytes)
+    n_rows, n_entries = [0], [0]
+    for path in lengths:
+        counts = np.fromfile(path, np.int64)
+        before = np.concatenate([[0], np.cumsum(counts)])
+        start = 0
+        for end in rule.ends(counts):
+            n_rows[-1] += end - start
+            n_entries[-1] += int(before[end] - before[start])
+            n_rows.append(0)
+            n_entries.append(0)
+            start = end
+        n_rows[-1] += len(counts) - start
+        n_entries[-1] += int(before[-1] - before[start])
+    return np.array(n_rows), np.array(n_entries)
+
+
+def _cut_shards(chunk_bytes: np.ndarray, shard_bytes: int) -> Iterator[tuple[int, int]]:
+    """Ranges of chunks that make a shard, as `DatasetWriter` makes them."""
+    start, held = 0, 0
+    for chunk, n_bytes in enumerate(chunk_bytes.tolist()):
+        if chunk > start and shard_is_full(held, shard_bytes):
+            yield start, chunk
+            start, held = chunk, 0
+        held += n_bytes
+    if start < len(chunk_bytes):
+        yield start, len(chunk_bytes)
