@@ -39,6 +39,7 @@ from .svmlight import Counts, check_rows, count_piece, iterate_piece
 
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 20, 32 << 20
 _PIECES_PER_WORKER = 8  # the last ones end at about the same time
+_BLOCK_BYTES = 1 << 20  # of text; what a piece needs in memory is taken anew for every piece, and should be little
 _WEIGHTS_AT_A_TIME = 1 << 16
 
 
@@ -88,7 +89,11 @@ class _Shard:
 
 
 def _count(plan: _Plan, piece: Piece) -> tuple[int, int]:
-    return count_piece(piece, block_bytes=plan.block_bytes, max_line_bytes=plan.max_line_bytes)
+    return count_piece(piece, block_bytes=_block_bytes(plan), max_line_bytes=plan.max_line_bytes)
+
+
+def _block_bytes(plan: _Plan) -> int:
+    return min(plan.block_bytes, _BLOCK_BYTES)
 
 
 def _copy_weights(path: str, n_rows: int, out: Path) -> None:
@@ -113,7 +118,7 @@ def _parse(text: _Text, number: int, piece: Piece, place0: int, line0: int) -> t
         index_base=text.index_base,
         n_features=text.n_features,
         ignore_beyond=text.ignore_beyond,
-        block_bytes=text.plan.block_bytes,
+        block_bytes=_block_bytes(text.plan),
         max_line_bytes=text.plan.max_line_bytes,
     ):
         counts = block.counts
@@ -295,7 +300,7 @@ class ParallelConversion(_Conversion):
         (self.work / "runs").mkdir()
         # text that is compressed may grow tenfold; buckets too small cost less than buckets too large
         expected = sum((1 if piece.stop is not None else 8) * piece.n_bytes for piece in pieces)
-        bits = int(np.ceil(np.log2(max(16 * expected / self.plan.sort_bytes, 2))))
+        bits = int(np.ceil(np.log2(max(4 * expected / self.plan.sort_bytes, 2))))
         seed = options.seed if options.shuffle else None
         return RunFormat(
             self.work / "runs", seed, min(bits, MAX_BITS), options.value_dtype, options.weights is not None
