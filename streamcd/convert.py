@@ -181,9 +181,9 @@ def convert(
         if options.workers == 1:
             _Conversion(options, plan, work, listener).run()
         else:
-            from .parallel_convert import ParallelConversion  # dask, which one worker does without
+            with Workers(options.workers, listener, f"{__package__}.parallel_convert") as processes:
+                from .parallel_convert import ParallelConversion  # needs what is here
 
-            with Workers(options.workers, listener) as processes:
                 ParallelConversion(options, plan, work, listener, processes).run()
     return open_dataset(options.dest)
 
@@ -269,6 +269,7 @@ def _plan(options: _Options) -> _Plan:
     if options.workers == 1:
         left = require(options.memory_bytes, needs) + _LEAST_BYTES
     else:
+        needs["chunks being made"] = 3 * options.chunk_bytes  # while others are written
         left = memory_per_worker(options.memory_bytes, options.workers, needs) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     block_bytes = min(max(left // 80, 1 << 16), BLOCK_BYTES)
@@ -735,7 +736,7 @@ def _provenance(path: str) -> dict[str, Any]:
 def _read_entries(directory: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """All entries of the shards just written, chunk by chunk."""
     for path in sorted((directory / "entries").iterdir()):
-        with pq.ParquetFile(path) as reader:
+        with pq.ParquetFile(path, pre_buffer=False) as reader:  # a copy less of what is in the page cache
             for group in range(reader.num_row_groups):
                 table = reader.read_row_group(group, columns=["feature", "value"], use_threads=False)
                 yield table.column("feature").to_numpy(), table.column("value").to_numpy()

@@ -11,6 +11,7 @@ A script that asks for workers must be importable, as always with Python's proce
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -99,6 +100,12 @@ def _begin(first_failed: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
+def _load(module: str) -> None:
+    import dask.multiprocessing  # noqa: F401 - what carries tasks is loaded ahead too
+
+    importlib.import_module(module)
+
+
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -149,15 +156,19 @@ class Workers:
     ----------
     n_workers : int
     listener : Listener
+    module : str
+        What the tasks need, for the workers to load while other things are done.
     """
 
-    def __init__(self, n_workers: int, listener: Listener) -> None:
+    def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
         self.n_workers, self.listener = n_workers, listener
         self._context = _Context()
         self._first_failed = self._context.Value("q", 0)
         self._pool = ProcessPoolExecutor(
             n_workers, mp_context=self._context, initializer=_begin, initargs=(self._first_failed,)
         )
+        for _ in range(n_workers):
+            self._pool.submit(_load, module)
 
     def __enter__(self) -> Workers:
         return self

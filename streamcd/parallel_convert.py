@@ -9,6 +9,7 @@ does what.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,9 @@ from .svmlight import Counts, check_rows, count_piece, iterate_piece
 
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 20, 32 << 20
 _PIECES_PER_WORKER = 8  # the last ones end at about the same time
-_BLOCK_BYTES = 1 << 20  # of text; what a piece needs in memory is taken anew for every piece, and should be little
+_BLOCK_BYTES = (
+    1 << 20
+)  # of text; what a piece needs in memory is taken anew for every piece, and should be little
 _WEIGHTS_AT_A_TIME = 1 << 16
 
 
@@ -174,9 +177,17 @@ def _write_shard(shards: _Shards, shard: _Shard) -> tuple[dict[str, Any], list[t
         row_dtype=shape.row_dtype,
         compression=shards.compression,
     )
-    for chunk in _chunks(RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide), shard):
-        feature = shape.feature(chunk.index)
-        part.write_chunk(chunk.place, chunk.label, chunk.weight, chunk.indptr, feature, chunk.value)
+    reader = RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide)
+    # one thread gathers, the other encodes: where there are fewer shards left than processors, none of these is idle
+    with ThreadPoolExecutor(1) as encoder:
+        written: Future[None] | None = None
+        for chunk in _chunks(reader, shard):
+            rows = (chunk.place, chunk.label, chunk.weight, chunk.indptr, shape.feature(chunk.index))
+            if written is not None:
+                written.result()
+            written = encoder.submit(part.write_chunk, *rows, chunk.value)
+        if written is not None:
+            written.result()
     return part.close(), part.chunk_table
 
 
