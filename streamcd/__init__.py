@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .predict import evaluate as evaluate
     from .predict import predict as predict
     from .progress import Listener as Listener
+    from .resume import resume as resume
     from .train import Result as Result
-    from .train import resume as resume
     from .train import train as train
     from .tune import tune as tune
 
@@ -36,7 +36,7 @@ _PUBLIC = {
     "load_model": ("model", "load_model"),
     "open": ("dataset", "open_dataset"),
     "predict": ("predict", "predict"),
-    "resume": ("train", "resume"),
+    "resume": ("resume", "resume"),
     "train": ("train", "train"),
     "tune": ("tune", "tune"),
 }

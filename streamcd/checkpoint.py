@@ -8,6 +8,7 @@ and then replaces ``state.npz``, whose slot bits point to it.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -208,6 +209,7 @@ class Run:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write ``config.json``, whole."""
         content = {"format": FORMAT, "format_version": FORMAT_VERSION, **config}
+        content["checksum"] = _config_checksum(content)
         write_file_atomically(self.config_path, (json.dumps(content, indent=1) + "\n").encode())
 
     def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -329,7 +331,17 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{config_path}: expected {FORMAT} version {FORMAT_VERSION}, "
             f"found {config.get('format')} version {config.get('format_version')}"
         )
-    return dict(config)
+    if config.pop("checksum", None) != _config_checksum(config):
+        raise CheckpointError(
+            f"{config_path}: changed since it was written; restore it, or train again with --force"
+        )
+    return {key: value for key, value in config.items() if key not in ("format", "format_version")}
+
+
+def _config_checksum(config: Mapping[str, Any]) -> str:
+    content = {key: value for key, value in config.items() if key != "checksum"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def create_run(path: Path, *, force: bool) -> Run:

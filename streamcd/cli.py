@@ -381,7 +381,7 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
       streamcd resume run
       streamcd resume run --max-passes 5000
     """
-    from .train import resume as resume_run
+    from .resume import resume as resume_run
 
     with console.Console(quiet) as listener, _stop_requests() as stop_requested:
         result = resume_run(run, listener=listener, stop_requested=stop_requested, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ from .errors import DatasetError
 from .parquet import (
     OpenParts,
     TableWriter,
+    column_values,
     file_checksum,
+    read_table,
     reading,
     schema,
     sync_directory,
@@ -229,7 +232,7 @@ class Dataset:
             reader = pq.ParquetFile(path, page_checksum_verification=True)
             for group in range(reader.num_row_groups):
                 table = reader.read_row_group(group, use_threads=False)
-                yield {name: table.column(name).to_numpy() for name in table.column_names}
+                yield {name: column_values(table.column(name)) for name in table.column_names}
 
     def close(self) -> None:
         """Close all files; the next read opens them again."""
@@ -313,8 +316,7 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     with reading(chunks_path):
         if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
             raise DatasetError(f"{chunks_path}: checksum differs from the manifest's; convert the data again")
-        table = pq.read_table(chunks_path, use_threads=False)
-    return Dataset(path, manifest, {name: table.column(name).to_numpy() for name in table.column_names})
+    return Dataset(path, manifest, read_table(chunks_path))
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -398,12 +400,13 @@ def _invariant_problems(dataset: Dataset, damaged: set[str], listener: Listener)
         try:
             data = dataset.read(chunk)
             (row,) = dataset.read_entries(chunk, ("row",))
+            (numbers,) = dataset.read_rows(chunk, ("row",))
         except DatasetError as error:
             yield str(error)
             complete = False
             continue
-        yield from (f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row))
-        source_sum += int(data.source.sum())
+        yield from (f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row, numbers))
+        source_sum += _places_sum(data.source)
         if dataset.classes is not None:
             for label, count in zip(*np.unique(data.label, return_counts=True), strict=True):
                 counts[float(label)] = counts.get(float(label), 0) + int(count)
@@ -412,8 +415,18 @@ def _invariant_problems(dataset: Dataset, damaged: set[str], listener: Listener)
         yield from _total_problems(dataset, counts, source_sum)
 
 
-def _chunk_problems(dataset: Dataset, data: ChunkData, row: np.ndarray) -> Iterator[str]:
+def _places_sum(places: np.ndarray) -> int:
+    """Sum of a 64-bit hash of places: two sets of as many places have the same one by a chance of 2⁻⁶⁴."""
+    mixed = places.astype(np.uint64)
+    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return int((mixed ^ (mixed >> np.uint64(32))).sum(dtype=np.uint64))
+
+
+def _chunk_problems(dataset: Dataset, data: ChunkData, row: np.ndarray, numbers: np.ndarray) -> Iterator[str]:
     n_entries = np.diff(data.indptr)
+    if not np.array_equal(numbers, np.arange(data.row0, data.row0 + n_entries.size)):
+        yield "the rows table's column 'row' does not count the rows"
     if (n_entries < 0).any() or data.indptr[-1] != data.feature.size:
         yield f"the rows table counts {int(data.indptr[-1])} entries, there are {data.feature.size}"
         return
@@ -444,7 +457,10 @@ def _total_problems(dataset: Dataset, counts: Mapping[float, int], source_sum: i
     ):
         if int(start[-1]) != expected:
             yield f"{manifest_path}: says {expected} {what}, the chunks hold {int(start[-1])}"
-    if source_sum != dataset.n_rows * (dataset.n_rows - 1) // 2:
+    block = 1 << 18
+    starts = range(0, dataset.n_rows, block)
+    expected_sum = sum(_places_sum(np.arange(start, min(start + block, dataset.n_rows))) for start in starts)
+    if (source_sum - expected_sum) % 2**64:
         yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {dataset.n_rows - 1} once"
     if dataset.classes is not None and dataset.class_counts is not None:
         expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
@@ -499,7 +515,7 @@ class PartWriter:
             path / self._names["entries"], _entries_schema(row_dtype, index_dtype, value_dtype), compression
         )
         self.n_rows = self.n_entries = 0
-        self.chunk_table: list[tuple[int, int, int]] = []
+        self.chunk_table = array("q")  # part, rows, entries of each chunk; a list would take ten times the memory
 
     def write_chunk(
         self,
@@ -526,7 +542,7 @@ class PartWriter:
         )
         self.n_rows += n_rows
         self.n_entries += n_entries
-        self.chunk_table.append((self._number, n_rows, n_entries))
+        self.chunk_table.extend((self._number, n_rows, n_entries))
 
     def close(self) -> dict[str, Any]:
         """End the files; gives what the manifest says of the part."""
@@ -534,7 +550,7 @@ class PartWriter:
             **self._names,
             "n_rows": self.n_rows,
             "n_entries": self.n_entries,
-            "n_chunks": len(self.chunk_table),
+            "n_chunks": len(self.chunk_table) // 3,
         }
         for table, writer in (("rows", self._rows), ("entries", self._entries)):
             part |= {f"{table}_{key}": value for key, value in writer.close().items()}
@@ -575,7 +591,7 @@ class DatasetWriter:
         self._row_dtype = np.dtype(row_dtype)
         self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
         self._parts: list[dict[str, Any]] = []
-        self._chunk_table: list[tuple[int, int, int]] = []
+        self._chunk_table = array("q")
         self._features: dict[str, Any] | None = None
         self._part: PartWriter | None = None
         self.n_rows = 0
@@ -607,7 +623,7 @@ class DatasetWriter:
         self.n_rows += label.size
         self.n_entries += feature.size
 
-    def add_part(self, part: dict[str, Any], chunk_table: Sequence[tuple[int, int, int]]) -> None:
+    def add_part(self, part: dict[str, Any], chunk_table: array[int]) -> None:
         """Take in the next part, which a `PartWriter` of its own has written."""
         self._parts.append(part)
         self._chunk_table.extend(chunk_table)
@@ -643,7 +659,7 @@ class DatasetWriter:
         self._close_part()
         if self._features is None:
             raise AssertionError("write_features comes before close")
-        table = np.array(self._chunk_table, dtype=np.int64).reshape(-1, 3)
+        table = np.frombuffer(self._chunk_table, dtype=np.int64).reshape(-1, 3)
         chunks = TableWriter(self.path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
         chunks.write(part=table[:, 0].astype(np.int32), n_rows=table[:, 1], n_entries=table[:, 2])
         content = {

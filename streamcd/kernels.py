@@ -31,10 +31,11 @@ from numba.extending import intrinsic
 
 HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER = 0, 1, 2, 3
 
-GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_STEPS = range(8)
+GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
-of the latter); the largest and smallest projected gradient; rows visited, rows still active, inner Newton steps."""
-N_TOTALS = 8
+of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
+taken out, inner Newton steps."""
+N_TOTALS = 9
 
 _NO_STEP = 1e-12  # a projected gradient below this is not worth a step (LIBLINEAR's figure)
 _TINY = 1e-290  # smallest dual variable of the logistic loss; its logarithm is finite
@@ -294,6 +295,7 @@ def _solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolera
     totals[lane, GAP] += phi
     if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
         active[i, lane] = 0
+        totals[lane, N_SHRUNK] += 1
         return 0.0
     totals[lane, N_ACTIVE] += 1
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
@@ -744,12 +746,13 @@ def crammer_singer_visit(
                     active[i, first + m] = 0
                 else:
                     n_left += 1
+        if n_left < n_classes:
+            totals[lane, N_SHRUNK] += 1
         if n_left <= 1:
             for m in range(n_classes):
                 active[i, first + m] = 0
             continue
-        if n_left == n_classes:
-            totals[lane, N_ACTIVE] += 1  # of a row with classes taken out the rest is not known to be solved
+        totals[lane, N_ACTIVE] += 1
         if largest - smallest <= _NO_STEP:
             continue
         totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)

@@ -11,7 +11,8 @@ import numpy as np
 
 from . import checkpoint
 from .dataset import Dataset
-from .errors import CheckpointError, Interrupted
+from .errors import CheckpointError, DatasetError, Interrupted
+from .kernels import DUAL, GAP, LOSS
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome
@@ -149,6 +150,11 @@ class Loop:
         state = self.state
         trained = state.phase(TRAIN)
         state.lanes["restore"][:] = False
+        if not np.isfinite(state.totals[:, [GAP, LOSS, DUAL]]).all():
+            raise DatasetError(
+                f"{self.task.dataset.path}: the sums over its rows are not finite: values too large for these weights, or "
+                "not finite; 'streamcd verify' finds the latter, 'convert --scale maxabs' mends the former"
+            )
         judge(state, self.task.rule)
         self.task.solver.end_read(state, trained)
         reopen(state, self.task.rule)

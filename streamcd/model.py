@@ -360,6 +360,16 @@ def load_model(
     return model
 
 
+def stored_certificate(path: Path) -> dict[str, Any] | None:
+    """What the model in a directory says of the end of its training; None where there is no whole model."""
+    try:
+        description = json.loads((path / "model.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    certificate = description.get("certificate")
+    return dict(certificate) if certificate and (path / "weights.npy").exists() else None
+
+
 def _model_directory(path: str | os.PathLike[str], C: float | None = None) -> Path:
     inside = Path(path) / "model"
     directory = inside if (inside / "model.json").exists() else Path(path)

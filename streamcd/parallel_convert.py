@@ -8,6 +8,7 @@ does what.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -163,7 +164,7 @@ def _plan_bucket(shards: _Shards, bucket: int, lengths: Path) -> list[Cell]:
     return cells
 
 
-def _write_shard(shards: _Shards, shard: _Shard) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
+def _write_shard(shards: _Shards, shard: _Shard) -> tuple[dict[str, Any], array[int]]:
     """Write a shard; returns what the manifest says of it, and its part of the chunk table."""
     shape = shards.shape
     if shards.original is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -117,6 +118,29 @@ class reading:
             ) from None
 
 
+def column_values(column: pa.ChunkedArray) -> np.ndarray:
+    """The numbers of a column without nulls, not writable.
+
+    Arrow's own `to_numpy` loads pandas where it is installed, which would cost a training 30 MB of its budget.
+    """
+    dtype = np.dtype(column.type.to_pandas_dtype())
+    pieces = [
+        np.frombuffer(piece.buffers()[1], dtype=dtype, count=len(piece), offset=piece.offset * dtype.itemsize)
+        for piece in column.chunks
+        if len(piece)
+    ]
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype)
+
+
+def read_table(path: Path) -> dict[str, np.ndarray]:
+    """All columns of a small file, its checksums verified."""
+    with reading(path):
+        table = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
+        return {name: column_values(table.column(name)) for name in table.column_names}
+
+
 class PartReader:
     """One open Parquet file: its footer, a descriptor for hints to the kernel, and reads that verify checksums or not."""
 
@@ -136,11 +160,7 @@ class PartReader:
                 )
             reader = self._verifying
         table = reader.read_row_group(group, columns=list(columns), use_threads=False)
-        arrays = {name: table.column(name) for name in columns}
-        return [
-            column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
-            for column in arrays.values()
-        ]
+        return [column_values(table.column(name)) for name in columns]
 
     def extent(self, group: int, first_column: int) -> tuple[int, int]:
         """Offset and length in the file of a row group's columns from `first_column` on."""
@@ -153,9 +173,11 @@ class PartReader:
         )
 
     def advise(self, group: int, first_column: int, advice: int) -> None:
+        """Hint to the kernel about a row group; a footer so damaged that the kernel objects is named by the read to come."""
         if hasattr(os, "posix_fadvise"):  # not on macOS
             offset, length = self.extent(group, first_column)
-            os.posix_fadvise(self._descriptor, offset, length, advice)
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._descriptor, offset, length, advice)
 
     def close(self) -> None:
         self._source.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .kernels import DUAL, GAP, N_ACTIVE, N_VISITED
+from .kernels import DUAL, GAP, N_ACTIVE, N_SHRUNK
 from .solvers import CERTIFY, DONE, START, TRAIN, State, certificate, violation
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
@@ -146,7 +146,7 @@ def _judge_training(state: State, rule: StopRule, lane: int) -> None:
     lanes["seen_violation"][lane] = violation(state.totals)[lane]
 
     was_shrunk = bool(lanes["shrunk"][lane])
-    lanes["shrunk"][lane] = was_shrunk or totals[N_ACTIVE] < totals[N_VISITED]
+    lanes["shrunk"][lane] = was_shrunk or totals[N_SHRUNK] > 0
     if rule.tol is not None:
         if _worth_certifying(estimate, previous, lanes["caution"][lane] * rule.tol * max(primal, 0.0)):
             lanes["phase"][lane] = CERTIFY

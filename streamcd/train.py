@@ -16,6 +16,7 @@ from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
 from .memory import format_size, parse_size
+from .model import Model, path_directory, stored_certificate
 from .problems import Problem, make_problem
 from .progress import Listener
 from .result import Outcome, Result, join_outcomes, make_result
@@ -115,62 +116,6 @@ def train(
         return carry_out(directory, config, dataset, listener, stop_requested)
 
 
-def resume(
-    run: str | Path,
-    *,
-    max_passes: int | None = None,
-    tol: float | None = None,
-    checkpoint_every: float | None = None,
-    listener: Listener | None = None,
-    stop_requested: StopRequested | None = None,
-) -> Result:
-    """Go on from the last checkpoint of a run, also where it ended without convergence.
-
-    A run that has converged (by its own rule, or by `tol` where that is given) is left alone, and the listener is told.
-
-    Parameters
-    ----------
-    run : path
-    max_passes, tol, checkpoint_every : optional
-        Instead of the run's own.
-    listener, stop_requested : optional
-        As in `train`.
-
-    Returns
-    -------
-    Result
-
-    Raises
-    ------
-    CheckpointError
-        Where the run, or the dataset it was made with, is damaged, missing or changed.
-    """
-    listener = listener or Listener()
-    path = Path(run)
-    with checkpoint.open_run(path) as directory:
-        config = checkpoint.read_config(path)
-        dataset = same_dataset(config)
-        old = StopRule(**config["rule"])
-        rule = stop_rule(
-            old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes
-        )
-        config["rule"] = asdict(rule)
-        if checkpoint_every is not None:
-            _check_positive(checkpoint_every=checkpoint_every)
-            config["checkpoint_every"] = float(checkpoint_every)
-        if config["versions"] != versions():
-            listener.warning(
-                "this machine or its libraries differ from those that the run was begun with: "
-                "the optimum is the same by its gap, the last digits may differ"
-            )
-        directory.write_config(config)
-        if "tune" in config:
-            from .tune import carry_out_search
-
-            return carry_out_search(directory, config, dataset, listener, stop_requested)
-        return carry_out(directory, config, dataset, listener, stop_requested)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Options and configuration
 
@@ -255,7 +200,7 @@ def make_config(
     listener: Listener,
 ) -> dict[str, Any]:
     """The configuration of a run: everything that decides its bits, and the memory plan."""
-    _check_positive(checkpoint_every=checkpoint_every)
+    check_positive(checkpoint_every=checkpoint_every)
     problem, budget = make_lanes(dataset, options), parse_size(memory)
     n_groups, plan = _group_lanes(dataset, problem, options, budget, plan)
     listener.message(describe_plan(plan, dataset, budget))
@@ -305,7 +250,7 @@ def _group_lanes(
     raise AssertionError("a single lane is always tried")
 
 
-def _check_positive(**numbers: float) -> None:
+def check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not number > 0:
             raise UsageError(f"{name}: expected a number > 0, found {number}")
@@ -440,10 +385,13 @@ def carry_out(
     before = _trained_passes(directory.path, problem, config)
     outcome = train_groups(directory, config, dataset, listener, stop_requested)
     result = make_result(str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows)
-    if before == outcome.lanes["passes"].tolist() and model_path.exists():
+    models = _planned_models(model_path, problem, result)
+    # a kill may have come after the last checkpoint and before its models: then those on disk are of an older state
+    if any(stored_certificate(path) != certificate for path, _, certificate in models):
+        for path, lanes, certificate in models:
+            _save_model(path, directory.path, config, dataset, problem, lanes, certificate)
+    elif before == outcome.lanes["passes"].tolist():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
-    else:
-        save_models(model_path, directory.path, config, dataset, problem, result)
     return result
 
 
@@ -496,20 +444,21 @@ class _EndedRun:
 # Models
 
 
-def save_models(
-    model_path: Path, run: Path, config: Mapping[str, Any], dataset: Dataset, problem: Problem, result: Result
-) -> None:
-    """Write the model of every C from the groups' states, block by block; one C alone is the run's model."""
-    from .model import path_directory
-
+def _planned_models(
+    model_path: Path, problem: Problem, result: Result
+) -> list[tuple[Path, range, dict[str, Any]]]:
+    """Directory, lanes and certificate of the model of every C; one C alone is the run's model."""
     per_model = problem.block_lanes
-    values = [problem.lanes[first].C for first in range(0, problem.n_lanes, per_model)]
-    for number, C in enumerate(values):
-        lanes = range(number * per_model, (number + 1) * per_model)
-        path = model_path if len(values) == 1 else path_directory(model_path, C)
-        if len(values) > 1:
-            model_path.mkdir(exist_ok=True)
-        _save_model(path, run, config, dataset, problem, lanes, result)
+    blocks = [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
+    single = len(blocks) == 1
+    return [
+        (
+            model_path if single else path_directory(model_path, problem.lanes[lanes.start].C),
+            lanes,
+            _certificate(result, lanes),
+        )
+        for lanes in blocks
+    ]
 
 
 def _save_model(
@@ -519,10 +468,10 @@ def _save_model(
     dataset: Dataset,
     problem: Problem,
     lanes: range,
-    result: Result,
+    certificate: dict[str, Any],
 ) -> None:
-    from .model import Model
-
+    """Write the model of some lanes from the groups' states, block by block."""
+    path.parent.mkdir(exist_ok=True)
     bias, C = config["options"]["bias"], problem.lanes[lanes.start].C
     factors = problem.cost[:, list(lanes)].max(axis=1) / C
     intercept = np.concatenate(
@@ -544,7 +493,7 @@ def _save_model(
         class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},
         fingerprint=dataset.fingerprint,
         versions=versions(),
-        certificate=_certificate(result, lanes),
+        certificate=certificate,
     ).save(path, rows=_weight_rows(run, config, problem, lanes, last=False))
 
 
@@ -555,6 +504,7 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
         "dual_objective": sum(lane["dual_objective"] for lane in mine),
         "gap": max(lane["gap"] for lane in mine),
         "converged": all(lane["converged"] for lane in mine),
+        "passes": [lane["passes"] for lane in mine],
     }
 
 

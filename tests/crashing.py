@@ -134,7 +134,8 @@ class DoomedFiles:
 def _work(order: dict[str, Any], ready: int, report: int) -> None:
     """What the child does; writes to `ready` when the first window is done, its count of operations to `report`."""
     from streamcd.stream import Plan
-    from streamcd.train import resume, train
+    from streamcd.resume import resume
+    from streamcd.train import train
 
     die, arguments = order["die"], order["arguments"]
     files = DoomedFiles(die.get("at", 0), die.get("half", False), die.get("power", False))

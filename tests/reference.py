@@ -257,7 +257,7 @@ class Twin:
         c, a, t = self.cost[i, lane], self.alpha[i, lane], self._margin(i, lane)
         if self.loss == "log_loss":
             gradient = float(np.log(a / self.rest[i, lane])) + t
-            return gradient, gradient
+            return gradient, abs(gradient)  # its size is what stops
         gradient = t - 1 + (0.5 / c * a if self.loss == "squared_hinge" else 0.0)
         upper = c if self.loss == "hinge" else np.inf
         if a == 0:

@@ -25,7 +25,8 @@ from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.model import load_model
 from streamcd.solvers import SOLVERS
-from streamcd.train import resume, train
+from streamcd.resume import resume
+from streamcd.train import train
 
 LOSSES = [loss for loss, method in SOLVERS if method == "dual"]
 

@@ -1,0 +1,287 @@
+"""The memory budget is a bound on what the process really takes, on data several times larger than it leaves room for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_datasets import random_rows, write_dataset
+
+from streamcd.dataset import DatasetWriter, open_dataset
+from streamcd.errors import UsageError
+from streamcd.memory import (
+    RESERVED_BYTES,
+    current_memory_bytes,
+    format_size,
+    parse_size,
+    peak_memory_bytes,
+    require,
+)
+from streamcd.result import Result
+from streamcd.train import train
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def write_large(
+    path: Path,
+    n_chunks: int,
+    *,
+    n_features: int = 20_000,
+    n_classes: int = 2,
+    chunk_rows: int = 2048,
+    shards: int = 4,
+) -> int:
+    """Chunks of `chunk_rows` rows with 60 entries each, drawn chunk by chunk; returns the decoded bytes of entries."""
+    row_entries, stride = 60, n_features // 60
+    writer = DatasetWriter(
+        path, index_dtype=np.int32, value_dtype=np.float32, row_dtype=np.int32,
+        shard_bytes=8 * row_entries * chunk_rows * n_chunks // shards,
+    )  # fmt: skip
+    counts = np.zeros(n_classes, dtype=int)
+    indptr = np.arange(chunk_rows + 1, dtype=np.int64) * row_entries
+    hidden = np.random.default_rng(0).standard_normal((n_features, n_classes))
+    for chunk in range(n_chunks):
+        rng = np.random.default_rng([1, chunk])
+        # one feature in each stretch of `stride`: ascending without sorting
+        feature = np.arange(row_entries) * stride + rng.integers(0, stride, (chunk_rows, row_entries))
+        value = rng.standard_normal((chunk_rows, row_entries), dtype=np.float32)
+        label = np.einsum("rk,rkc->rc", value, hidden[feature]).argmax(axis=1)
+        counts += np.bincount(label, minlength=n_classes)
+        source = np.arange(chunk * chunk_rows, (chunk + 1) * chunk_rows)
+        writer.write_chunk(source, label.astype(float), None, indptr, feature.reshape(-1), value.reshape(-1))
+    nothing = {name: np.empty(0) for name in ("feature", "n_entries", "min", "max", "mean", "mean_square")}
+    writer.write_features([nothing])
+    writer.close(
+        n_features=n_features, index_base=1, classes=list(range(n_classes)), class_counts=counts.tolist(),
+        label_kind="integer", seed=0, source=[],
+    )  # fmt: skip
+    return 8 * row_entries * chunk_rows * n_chunks
+
+
+def peak_of_training(
+    dataset: Path, run: Path, *, compiled: Path | None = None, **options: Any
+) -> tuple[int, dict[str, Any]]:
+    """Train in a process of its own; its peak resident memory as the kernel counts it, and the result.
+
+    The kernel's figure is read from outside until the process ends, and once by the process as its last act.
+    """
+    code = (
+        "import json, sys, streamcd\n"
+        "from streamcd.memory import peak_memory_bytes\n"
+        "dataset, run, options = json.loads(sys.argv[1])\n"
+        "result = streamcd.train(dataset, run, **options)\n"
+        "print(json.dumps([peak_memory_bytes(), result.to_json()]))\n"
+    )
+    arguments = json.dumps([str(dataset), str(run), options])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ if compiled is None else {**os.environ, "NUMBA_CACHE_DIR": str(compiled)},
+    )
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, high_water_mark(process.pid))
+        time.sleep(0.02)
+    assert process.stdout is not None
+    last, result = json.loads(process.stdout.read())
+    assert process.returncode == 0
+    assert result["peak_memory_bytes"] <= last
+    return max(peak, last), result
+
+
+def high_water_mark(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii") as status:
+            lines = [line for line in status if line.startswith("VmHWM:")]
+    except OSError:  # it has just ended
+        return 0
+    return 1024 * int(lines[0].split()[1]) if lines else 0
+
+
+def assert_within(peak: int, budget: int) -> None:
+    print(f"{format_size(peak)} of {format_size(budget)}")
+    assert peak <= budget, f"{format_size(peak)} resident, {format_size(budget)} allowed"
+
+
+def test_training_stays_within_its_budget(tmp_path: Path) -> None:
+    """157 MB of entries with 30 MB left over beside the interpreter."""
+    decoded = write_large(tmp_path / "data", 160)
+    budget = RESERVED_BYTES + 30_000_000
+    peak, result = peak_of_training(
+        tmp_path / "data", tmp_path / "run", memory=budget, max_passes=3, tol=1e-9
+    )
+    assert decoded > 5 * 30_000_000
+    assert_within(peak, budget)
+    # it did go through the data, and not by keeping it
+    assert result["passes"] == 3
+    assert result["bytes_read"] > 3 * 0.5 * decoded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge", "log_loss"])
+def test_training_on_much_data_stays_within_its_budget(tmp_path: Path, loss: str) -> None:
+    """480 MB of entries, with 40 MB beside the interpreter; a checkpoint now and then."""
+    assert write_large(tmp_path / "data", 490) > 480_000_000
+    budget = RESERVED_BYTES + 40_000_000
+    peak, result = peak_of_training(
+        tmp_path / "data",
+        tmp_path / "run",
+        loss=loss,
+        memory=budget,
+        max_passes=3,
+        tol=1e-9,
+        checkpoint_every=0.5,
+    )
+    assert_within(peak, budget)
+    assert result["passes"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss", "crammer_singer"])
+def test_many_lanes_stay_within_their_budget(tmp_path: Path, loss: str) -> None:
+    """Twelve classes: their weights, and as many dual variables to a row, are part of the sum."""
+    write_large(tmp_path / "data", 120, n_features=60_000, n_classes=12)
+    budget = RESERVED_BYTES + 60_000_000
+    peak, result = peak_of_training(
+        tmp_path / "data", tmp_path / "run", loss=loss, memory=budget, max_passes=2, tol=1e-9
+    )
+    assert_within(peak, budget)
+    assert result["n_lanes"] == (1 if loss == "crammer_singer" else 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss", "crammer_singer"])
+def test_compiling_the_kernels_is_part_of_the_budget(tmp_path: Path, loss: str, n_classes: int) -> None:
+    """The first training after an installation: nothing is compiled yet."""
+    write_large(tmp_path / "data", 160, n_classes=n_classes)
+    budget = RESERVED_BYTES + 50_000_000
+    peak, _ = peak_of_training(
+        tmp_path / "data",
+        tmp_path / "run",
+        compiled=tmp_path / "compiled",
+        loss=loss,
+        memory=budget,
+        max_passes=2,
+    )
+    assert any((tmp_path / "compiled").rglob("*.nbc"))
+    assert_within(peak, budget)
+
+
+@pytest.mark.slow
+def test_wide_rows_and_large_chunks_stay_within_their_budget(tmp_path: Path) -> None:
+    """Chunks of 8 MB, and a model as large as the windows."""
+    write_large(tmp_path / "data", 20, n_features=1_500_000, chunk_rows=16384)
+    budget = RESERVED_BYTES + 130_000_000
+    peak, _ = peak_of_training(tmp_path / "data", tmp_path / "run", memory=budget, max_passes=3, tol=1e-9)
+    assert_within(peak, budget)
+
+
+@pytest.mark.slow
+def test_data_that_fits_stays_within_its_budget_too(tmp_path: Path) -> None:
+    """Kept in memory, in a budget that just holds it: the same bits as within less."""
+    decoded = write_large(tmp_path / "data", 160)
+    dataset = open_dataset(tmp_path / "data")
+    budget = RESERVED_BYTES + decoded + 60 * dataset.n_rows + 20_000_000
+    peak, result = peak_of_training(
+        tmp_path / "data", tmp_path / "run", memory=budget, max_passes=3, tol=1e-9
+    )
+    assert_within(peak, budget)
+    assert result["bytes_read"] < 2 * decoded
+
+
+def test_the_same_objective_within_any_budget(tmp_path: Path) -> None:
+    """Windows follow from the budget and change the path, never the optimum."""
+    write_large(tmp_path / "data", 24, n_features=2_000, chunk_rows=256)
+    results = [train_within_the_least(tmp_path / "data", tmp_path / "least")]
+    results.append(train(tmp_path / "data", tmp_path / "ample", memory="1GB", C=0.01))
+    plans = [json.loads((tmp_path / run / "config.json").read_text())["plan"] for run in ("least", "ample")]
+    assert [plan["resident"] for plan in plans] == [False, True]
+    assert plans[0]["window_entries"] < 0.5 * plans[1]["window_entries"]
+    assert all(result.converged for result in results)
+    assert results[0].primal_objective == pytest.approx(results[1].primal_objective, rel=2e-3)
+
+
+def train_within_the_least(dataset: Path, run: Path) -> Result:
+    """With the least memory that is not refused."""
+    for room in range(0, 100_000_000, 250_000):
+        with contextlib.suppress(UsageError):
+            return train(dataset, run, memory=RESERVED_BYTES + room, C=0.01)
+    raise AssertionError("every budget was refused")
+
+
+def test_a_model_that_does_not_fit_is_refused_before_any_work(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows(), n_features=100_000_000)
+    with pytest.raises(UsageError, match="weights") as refusal:
+        train(dataset, tmp_path / "run", memory="1GB")
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("400MB", 400_000_000),
+        ("1GB", 10**9),
+        ("1.5GB", 1_500_000_000),
+        ("512MiB", 512 * 2**20),
+        ("2GiB", 2 * 2**30),
+        ("64kB", 64_000),
+        ("1 TB", 10**12),
+        ("7", 7),
+        (123, 123),
+        ("10 mb", 10_000_000),
+        ("3k", 3000),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str | int, n_bytes: int) -> None:
+    assert parse_size(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "0", "1XB", "1e9", "one", "1 2MB", "nan", "1MBs"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1500, "1.5 kB"),
+        (400_000_000, "400 MB"),
+        (1_234_000_000, "1.23 GB"),
+        (5e15, "5e+03 TB"),
+    ],
+)
+def test_sizes_are_written_with_three_digits(n_bytes: float, text: str) -> None:
+    assert format_size(n_bytes) == text
+
+
+def test_what_is_left_of_a_budget_or_the_sum_that_exceeds_it() -> None:
+    budget = RESERVED_BYTES + 1_000_000
+    assert require(budget, {"weights": 400_000}) == 600_000
+    assert require(budget, {"weights": 1_000_000}) == 0
+    with pytest.raises(UsageError, match=r"2 MB weights.*needed"):
+        require(budget, {"weights": 2_000_000, "nothing": 0})
+
+
+def test_peak_is_at_least_what_is_there_now() -> None:
+    block = np.ones(30_000_000 // 8)
+    assert peak_memory_bytes() >= current_memory_bytes() > block.nbytes
