@@ -182,9 +182,7 @@ def convert(
             _Conversion(options, plan, work, listener).run()
         else:
             with Workers(options.workers, listener, f"{__package__}.parallel_convert") as processes:
-                from .parallel_convert import ParallelConversion  # needs what is here
-
-                ParallelConversion(options, plan, work, listener, processes).run()
+                processes.module.ParallelConversion(options, plan, work, listener, processes).run()
     return open_dataset(options.dest)
 
 

@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .errors import DatasetError
+from .parallel import TASKS_PER_WORKER, Workers, checked_workers, in_shares
 from .parquet import (
     OpenParts,
     TableWriter,
@@ -266,15 +267,25 @@ class Dataset:
             "fingerprint": self.fingerprint,
         }
 
-    def verify(self, listener: Listener | None = None) -> list[str]:
+    def verify(self, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
         """Check every checksum and invariant.
+
+        Parameters
+        ----------
+        listener : Listener, optional
+        workers : int
+            Processes that share the work.
 
         Returns
         -------
         list of str
             What is wrong, a line each, naming the file; empty where all is well.
         """
-        return list(_problems(self, listener or Listener()))
+        listener = listener or Listener()
+        if checked_workers(workers) == 1:
+            return list(_problems(self, _Checks(self, listener)))
+        with Workers(workers, listener, __name__) as processes:
+            return list(_problems(self, _SharedChecks(self, listener, processes)))
 
     def _name(self, table: str, chunk: int) -> str:
         return str(self.manifest["parts"][self.chunk_part[chunk]][table])
@@ -370,49 +381,120 @@ def _file_problems(path: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
 
 
-def _problems(dataset: Dataset, listener: Listener) -> Iterator[str]:
+@dataclass
+class _Checked:
+    """What was found in some chunks, to be joined with what others hold."""
+
+    problems: list[str] = field(default_factory=list)
+    counts: dict[float, int] = field(default_factory=dict)
+    source_sum: int = 0
+    complete: bool = True
+
+    def join(self, other: _Checked) -> None:
+        self.problems += other.problems
+        self.source_sum += other.source_sum
+        self.complete = self.complete and other.complete
+        for label, count in other.counts.items():
+            self.counts[label] = self.counts.get(label, 0) + count
+
+
+class _Checks:
+    """The two long readings of a verification, in this process."""
+
+    def __init__(self, dataset: Dataset, listener: Listener) -> None:
+        self.dataset, self.listener = dataset, listener
+
+    def changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
+        """For files with their bytes and checksums: whether they have another checksum."""
+        total, done, found = sum(n_bytes for _, n_bytes, _ in files), 0, []
+        for path, n_bytes, checksum in files:
+            found.append(_is_changed(path, checksum))
+            done += n_bytes
+            self.listener.progress(Progress("checksums", done, total, "B"))
+        return found
+
+    def chunks(self, damaged: set[str]) -> _Checked:
+        """Check the chunks outside of files that are damaged."""
+        dataset, checked = self.dataset, _Checked()
+        for chunk in range(dataset.n_chunks):
+            checked.join(_check_chunk(dataset, chunk, damaged))
+            self.listener.progress(
+                Progress("verify", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows")
+            )
+        return checked
+
+
+class _SharedChecks(_Checks):
+    """The same by several processes."""
+
+    def __init__(self, dataset: Dataset, listener: Listener, workers: Workers) -> None:
+        super().__init__(dataset, listener)
+        self._workers = workers
+
+    def changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
+        tasks = [(path, checksum) for path, _, checksum in files]
+        sizes = [n_bytes for _, n_bytes, _ in files]
+        return self._workers.run(_is_changed, tasks, phase="checksums", sizes=sizes)
+
+    def chunks(self, damaged: set[str]) -> _Checked:
+        dataset, checked = self.dataset, _Checked()
+        shares = in_shares(np.diff(dataset.entry_start).tolist(), TASKS_PER_WORKER * self._workers.n_workers)
+        tasks = [(dataset.path, start, stop, damaged) for start, stop in shares]
+        sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
+        for share in self._workers.run(_check_chunks, tasks, phase="verify", unit="rows", sizes=sizes):
+            checked.join(share)
+        return checked
+
+
+def _is_changed(path: Path, checksum: str) -> bool:
+    return file_checksum(path) != checksum
+
+
+def _check_chunks(path: Path, start: int, stop: int, damaged: set[str]) -> _Checked:
+    dataset, checked = open_dataset(path, check_files=False), _Checked()
+    for chunk in range(start, stop):
+        checked.join(_check_chunk(dataset, chunk, damaged))
+    dataset.close()
+    return checked
+
+
+def _check_chunk(dataset: Dataset, chunk: int, damaged: set[str]) -> _Checked:
+    names = [str(dataset.path / dataset._name(table, chunk)) for table in ("rows", "entries")]
+    if damaged.intersection(names):
+        return _Checked(complete=False)
+    place = dataset.place(chunk)
+    try:
+        data = dataset.read(chunk)
+        (row,) = dataset.read_entries(chunk, ("row",))
+        (numbers,) = dataset.read_rows(chunk, ("row",))
+    except DatasetError as error:
+        return _Checked([str(error)], complete=False)
+    problems = [f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row, numbers)]
+    counts = {}
+    if dataset.classes is not None:
+        labels, n_rows = np.unique(data.label, return_counts=True)
+        counts = dict(zip(labels.tolist(), n_rows.tolist(), strict=True))
+    return _Checked(problems, counts, _places_sum(data.source))
+
+
+def _problems(dataset: Dataset, checks: _Checks) -> Iterator[str]:
     damaged = set()
     for problem in _file_problems(dataset.path, dataset.manifest):
         damaged.add(problem.split(": ")[0])
         yield problem
-    total = sum(n_bytes for _, n_bytes, _ in _files(dataset.manifest))
-    done = 0
-    for name, n_bytes, checksum in _files(dataset.manifest):
-        path = dataset.path / name
-        if str(path) not in damaged and file_checksum(path) != checksum:
+    files = [
+        (dataset.path / name, n_bytes, checksum)
+        for name, n_bytes, checksum in _files(dataset.manifest)
+        if str(dataset.path / name) not in damaged
+    ]
+    for (path, _, _), changed in zip(files, checks.changed(files), strict=True):
+        if changed:
             damaged.add(str(path))
             yield f"{path}: checksum differs from the manifest's, the file was changed or damaged"
-        done += n_bytes
-        listener.progress(Progress("checksums", done, total, "B"))
-    yield from _invariant_problems(dataset, damaged, listener)
-
-
-def _invariant_problems(dataset: Dataset, damaged: set[str], listener: Listener) -> Iterator[str]:
-    counts: dict[float, int] = {}
-    source_sum = 0
-    complete = True
-    for chunk in range(dataset.n_chunks):
-        names = [str(dataset.path / dataset._name(table, chunk)) for table in ("rows", "entries")]
-        if damaged.intersection(names):
-            complete = False
-            continue
-        place = dataset.place(chunk)
-        try:
-            data = dataset.read(chunk)
-            (row,) = dataset.read_entries(chunk, ("row",))
-            (numbers,) = dataset.read_rows(chunk, ("row",))
-        except DatasetError as error:
-            yield str(error)
-            complete = False
-            continue
-        yield from (f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row, numbers))
-        source_sum += _places_sum(data.source)
-        if dataset.classes is not None:
-            for label, count in zip(*np.unique(data.label, return_counts=True), strict=True):
-                counts[float(label)] = counts.get(float(label), 0) + int(count)
-        listener.progress(Progress("verify", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
-    if complete:
-        yield from _total_problems(dataset, counts, source_sum)
+    checked = checks.chunks(damaged)
+    yield from checked.problems
+    if checked.complete:
+        yield from _total_problems(dataset, checked.counts, checked.source_sum)
 
 
 def _places_sum(places: np.ndarray) -> int:
@@ -515,7 +597,9 @@ class PartWriter:
             path / self._names["entries"], _entries_schema(row_dtype, index_dtype, value_dtype), compression
         )
         self.n_rows = self.n_entries = 0
-        self.chunk_table = array("q")  # part, rows, entries of each chunk; a list would take ten times the memory
+        self.chunk_table = array(
+            "q"
+        )  # part, rows, entries of each chunk; a list would take ten times the memory
 
     def write_chunk(
         self,

@@ -33,6 +33,9 @@ COORDINATOR_BYTES = 200_000_000
 Measured on Linux x86-64: 142 MB with numba, pyarrow and dask loaded, which compiles nothing; 10 MB; the rest for tables.
 """
 
+TASKS_PER_WORKER = 8
+"""Into how many tasks work is cut where it can be: the last ones then end at about the same time."""
+
 _PATIENCE_SECONDS = 5.0
 
 
@@ -161,7 +164,7 @@ class Workers:
     """
 
     def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
-        self.n_workers, self.listener = n_workers, listener
+        self.n_workers, self.listener, self._module = n_workers, listener, module
         self._context = _Context()
         self._first_failed = self._context.Value("q", 0)
         self._pool = ProcessPoolExecutor(
@@ -180,6 +183,11 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for process in self._context.processes:
             _wait(process)
+
+    @property
+    def module(self) -> Any:
+        """What the tasks need, here."""
+        return importlib.import_module(self._module)
 
     def run(
         self,

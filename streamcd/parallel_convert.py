@@ -33,14 +33,13 @@ from .convert import (
 from .dataset import PartWriter, shard_is_full
 from .errors import DataError
 from .features import _MAX_RANGES, STATISTICS_BYTES, RangeStatistics, feature_statistics
-from .parallel import Workers
+from .parallel import TASKS_PER_WORKER, Workers
 from .runs import MAX_BITS, Cell, RunFormat, RunReader, RunWriter
 from .shuffle import Rows, concatenate
 from .sources import Piece, cut_into_pieces
 from .svmlight import Counts, check_rows, count_piece, iterate_piece
 
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 20, 32 << 20
-_PIECES_PER_WORKER = 8  # the last ones end at about the same time
 _BLOCK_BYTES = (
     1 << 20
 )  # of text; what a piece needs in memory is taken anew for every piece, and should be little
@@ -291,7 +290,7 @@ class ParallelConversion(_Conversion):
     def _cut(self) -> list[Piece]:
         paths = self.options.paths
         total = sum(Piece(path).n_bytes for path in paths)
-        size = total // (_PIECES_PER_WORKER * self.workers.n_workers)
+        size = total // (TASKS_PER_WORKER * self.workers.n_workers)
         return cut_into_pieces(paths, min(max(size, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES))
 
     def _places(self, pieces: Sequence[Piece]) -> None:
