@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,6 +28,9 @@ from .options import (
     quiet_option,
     training_options,
 )
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
 
 
 class _Program(click.Group):
@@ -153,7 +156,22 @@ def cli() -> None:
     "--like",
     type=click.Path(exists=True),
     metavar="DATASET|MODEL",
-    help="Take index base, number of features and labels from there; use it for test data.",
+    help="Take index base, number of features, labels and scaling from there; use it for test data.",
+)
+@click.option(
+    "--scale",
+    type=click.Choice(["none", "maxabs", "standard"]),
+    default="none",
+    show_default=True,
+    help="Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard; the mean is "
+    "not subtracted, which would make the data dense). Models keep the divisors and apply them to unscaled data.",
+)
+@click.option(
+    "--normalize",
+    type=click.Choice(["none", "l2"]),
+    default="none",
+    show_default=True,
+    help="Divide each row by its Euclidean norm, after --scale; for counts and other rows of very different lengths.",
 )
 @click.option(
     "--compact", is_flag=True, help="Number only the features that occur, for indices such as 2^50."
@@ -196,13 +214,14 @@ def convert(
     \b
     Example:
       streamcd convert 'day_*.txt.gz' data --memory 2GB
+      streamcd convert counts.txt data --normalize l2
+      streamcd convert test.txt test --like data
     """
     from .convert import convert as convert_text
 
     with console.Console(quiet) as listener:
-        result = convert_text(
-            list(sources), dataset, shuffle=not no_shuffle, listener=listener, **options
-        ).info()
+        made = convert_text(list(sources), dataset, shuffle=not no_shuffle, listener=listener, **options)
+        result = _described(made)
     if as_json:
         console.print_json(result)
     else:
@@ -221,11 +240,17 @@ def info(dataset: str, as_json: bool) -> None:
     """
     from .dataset import open_dataset
 
-    result = open_dataset(dataset).info()
+    result = _described(open_dataset(dataset))
     if as_json:
         console.print_json(result)
     else:
         console.print_table(f"dataset {dataset}", _dataset_rows(result))
+
+
+def _described(dataset: Dataset) -> dict[str, Any]:
+    from .conditioning import advice, feature_rms
+
+    return {**dataset.info(), "feature_rms": feature_rms(dataset), "advice": advice(dataset)}
 
 
 def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
@@ -245,8 +270,30 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
             f"{format_size(info['bytes'])} in {info['n_shards']:,} shards, {info['n_chunks']:,} chunks",
         ),
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
+        *_scaling_rows(info),
         ("fingerprint", info["fingerprint"]),
     ]
+
+
+def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    given = [f"{name} {info[name]}" for name in ("scale", "normalize") if info[name] != "none"]
+    if given:
+        rows.append(("scaled by", ", ".join(given)))
+    rms, norms = info["feature_rms"], info["row_norms"]
+    if rms is not None:
+        text = f"root mean squares from {rms['min']:.3g} to {rms['max']:.3g}"
+        rows.append(("feature values", text))
+    if norms is not None and norms["min"] is not None:
+        mean_square = norms["mean_square"]
+        middle = "" if mean_square is None else f", root mean square {mean_square**0.5:.3g}"
+        rows.append(
+            (
+                "row norms",
+                f"from {norms['min']:.3g} to {norms['max']:.3g}{middle}; {norms['n_empty']:,} empty rows",
+            )
+        )
+    return rows + [("note", line) for line in info["advice"]]
 
 
 @cli.command()
@@ -548,6 +595,9 @@ def export(
     as_json: bool,
 ) -> None:
     """Write a model in LIBLINEAR's text format (LIBLINEAR then predicts the same), or a dataset as libsvm text.
+
+    Scales of features (convert --scale) are folded into the weights, for data as it is in the source. A model of rows of
+    unit norm (convert --normalize l2) keeps its labels, not its decision values; with a bias it is refused.
 
     \b
     Example:

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +22,18 @@ import pyarrow.parquet as pq
 
 from .dataset import MAX_CLASSES, Dataset, DatasetWriter, open_dataset, sync_directory
 from .errors import DataError, EnvironmentFailure, UsageError
-from .features import STATISTICS_BYTES, RangeStatistics, feature_statistics, in_groups, sorted_distinct
+from .features import (
+    STATISTICS_BYTES,
+    Entries,
+    RangeStatistics,
+    feature_statistics,
+    in_groups,
+    sorted_distinct,
+)
 from .memory import RESERVED_BYTES, format_size, parse_size, require
 from .parallel import Workers, checked_workers, memory_per_worker
 from .progress import Listener, Progress
+from .scaling import Scaling, checked_names, feature_means, max_abs_scales, standard_scales
 from .shuffle import Rows, Sorter, concatenate
 from .sources import STANDARD_INPUT, display_name, expand_sources, total_bytes
 from .svmlight import BLOCK_BYTES, Counts, RowBlock, iterate_blocks
@@ -60,6 +68,8 @@ class _Options:
     compression: str
     force: bool
     weights: str | None
+    scale: str
+    normalize: str
     workers: int = 1
 
 
@@ -72,6 +82,7 @@ class _Like:
     n_features: int
     classes: np.ndarray | None
     label_kind: str
+    scaling: Scaling
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,17 @@ class _Plan:
     sort_bytes: int
     statistics_bytes: int
     map_bytes: int
+
+    def scales_bytes(self, n_features: int) -> int:
+        """Bytes of a divisor for every feature; they take the place of rows, which are sorted by then."""
+        needed = 8 * n_features
+        if needed > self.sort_bytes:
+            raise UsageError(
+                f"--scale: the scales of {n_features:,} features need {format_size(needed)}, {format_size(self.sort_bytes)} "
+                f"of --memory are left for them; give about {format_size(3 * needed + RESERVED_BYTES)}, use --normalize l2 "
+                "instead, or --compact where few of the features occur"
+            )
+        return needed
 
 
 def convert(
@@ -101,6 +123,8 @@ def convert(
     compact: bool = False,
     compression: str = "lz4",
     weights: str | Path | None = None,
+    scale: str = "none",
+    normalize: str = "none",
     force: bool = False,
     workers: int = 1,
     listener: Listener | None = None,
@@ -124,7 +148,8 @@ def convert(
     n_features : int, optional
         Width; by default the largest index decides.
     like : path, optional
-        A dataset, run or model from which base, width and labels are taken; features beyond are ignored and counted.
+        A dataset, run or model from which base, width, labels and scaling are taken; features beyond are ignored and
+        counted.
     shuffle : bool
         False keeps the order of the source.
     shard_size, chunk_size : size
@@ -134,6 +159,11 @@ def convert(
     compression : {"lz4", "zstd", "none"}
     weights : path, optional
         A text file with one weight a line, in the order of the source's rows.
+    scale : {"none", "maxabs", "standard"}
+        Divide every feature by its greatest magnitude, or by its standard deviation (over all rows, absent entries as
+        zeros, weights aside). Nothing is centred: that would make the data dense. Models carry the divisors along.
+    normalize : {"none", "l2"}
+        Divide every row by its Euclidean norm, after `scale`.
     force : bool
         Replace an existing dataset, once the new one is complete.
     workers : int
@@ -153,6 +183,7 @@ def convert(
     EnvironmentFailure
         Where the disk is full, or another conversion writes the same dataset.
     """
+    scale, normalize = checked_names(scale, normalize)
     options = _Options(
         paths=expand_sources(sources),
         dest=Path(dest),
@@ -169,6 +200,8 @@ def convert(
         compression=compression,
         force=force,
         weights=None if weights is None else os.fspath(weights),
+        scale=scale,
+        normalize=normalize,
         workers=checked_workers(workers),
     )
     _check(options)
@@ -220,11 +253,16 @@ def _load_like(path: Path) -> _Like:
             raise UsageError(
                 f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
             )
-        return _Like(str(path), dataset.index_base, dataset.n_features, dataset.classes, dataset.label_kind)
+        scaling = dataset.read_scaling()
+        return _Like(
+            str(path), dataset.index_base, dataset.n_features, dataset.classes, dataset.label_kind, scaling
+        )
     from .model import load_model  # model.py is needed for this only
 
     model = load_model(path)
-    return _Like(str(path), model.index_base, model.n_features, model.classes, model.label_kind)
+    return _Like(
+        str(path), model.index_base, model.n_features, model.classes, model.label_kind, model.scaling
+    )
 
 
 def _check(options: _Options) -> None:
@@ -238,6 +276,12 @@ def _check(options: _Options) -> None:
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")
+        for name, given_name in (("--scale", options.scale), ("--normalize", options.normalize)):
+            if given_name != "none":
+                raise UsageError(
+                    f"{name} and --like exclude each other: --like takes the scaling from there "
+                    f"({options.like.name}: {options.like.scaling.options()})"
+                )
     if options.compact and options.n_features is not None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
@@ -260,15 +304,17 @@ def _has_content(path: Path) -> bool:
 def _plan(options: _Options) -> _Plan:
     """Share out the memory; the shares are fractions of what the interpreter and the writer leave."""
     needs = {
-        # copied from the sorted rows, cast, encoded, compressed
-        "chunks being written": 10 * options.chunk_bytes,
+        # copied from the sorted rows, cast, encoded, compressed; and scaled
+        "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
         "blocks being read": _LEAST_BYTES,
+        "scales of the features": _scales_in_memory(options.like),
     }
     if options.workers == 1:
         left = require(options.memory_bytes, needs) + _LEAST_BYTES
     else:
         needs["chunks being made"] = 3 * options.chunk_bytes  # while others are written
-        left = memory_per_worker(options.memory_bytes, options.workers, needs) + _LEAST_BYTES
+        own = {"scales of the features": _scales_in_memory(options.like)}
+        left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     block_bytes = min(max(left // 80, 1 << 16), BLOCK_BYTES)
     in_map = left // 4 if options.compact else 0
@@ -279,6 +325,15 @@ def _plan(options: _Options) -> _Plan:
         statistics_bytes=left // 4,
         map_bytes=in_map,
     )
+
+
+def _is_scaled(options: _Options) -> bool:
+    like = options.like is not None and options.like.scaling.changes_values
+    return like or options.scale != "none" or options.normalize != "none"
+
+
+def _scales_in_memory(like: _Like | None) -> int:
+    return 0 if like is None or like.scaling.scales is None else like.scaling.scales.nbytes
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -607,31 +662,26 @@ class _Conversion:
         }
 
     def _write(self, sorter: Sorter, shape: _Shape, manifest: dict[str, Any]) -> None:
+        options = self.options
+        scaling = self._scaling()
+        chunks = self._chunks(sorter, shape)
+        if options.scale != "none":
+            # the divisors are known when all rows have been seen: in their final order, so that the bits follow from it
+            self.plan.scales_bytes(shape.n_features)
+            unscaled = self._write_unscaled(chunks, shape, manifest)
+            scaling = replace(scaling, scales=self._scales(unscaled))
+            chunks = _stored_chunks(unscaled)
         writer = self._writer("dataset", shape)
-        statistics = None
-        if shape.n_features * STATISTICS_BYTES <= self.plan.statistics_bytes:
-            statistics = RangeStatistics(0, shape.n_features)
-        for chunk in self._chunks(sorter, shape):
-            feature = shape.feature(chunk.index)
-            writer.write_chunk(chunk.place, chunk.label, chunk.weight, chunk.indptr, feature, chunk.value)
-            if statistics is not None:
-                statistics.add(feature, chunk.value)
-            self.listener.progress(Progress("write", writer.n_rows, shape.n_rows, "rows"))
-        writer.finish_parts()
-        pieces = (
-            statistics.columns(shape.n_rows)
-            if statistics is not None
-            else feature_statistics(
-                lambda: _read_entries(writer.path),
-                n_features=shape.n_features,
-                n_rows=shape.n_rows,
-                memory_bytes=self.plan.statistics_bytes
-                + self.plan.sort_bytes,  # no rows are in memory any more
-                scratch=self.work / "features",
-            )
-        )
+        pieces = self._write_chunks(writer, chunks, shape, scaling)
+        if scaling.changes_values:
+            writer.write_scaling(scaling)
         self._write_features(writer, pieces, shape)
         writer.close(**manifest)
+
+    def _scaling(self) -> Scaling:
+        """What is asked for; without the divisors, unless they are given."""
+        like, options = self.options.like, self.options
+        return like.scaling if like else Scaling(options.scale, options.normalize)
 
     def _writer(self, name: str, shape: _Shape) -> DatasetWriter:
         options = self.options
@@ -645,20 +695,76 @@ class _Conversion:
             compression=options.compression,
         )
 
+    def _write_chunks(
+        self, writer: DatasetWriter, chunks: Iterable[Rows], shape: _Shape, scaling: Scaling
+    ) -> Pieces:
+        """Write all rows; gives the statistics of the features."""
+        statistics = None
+        if shape.n_features * STATISTICS_BYTES <= self.plan.statistics_bytes:
+            statistics = RangeStatistics(0, shape.n_features)
+        for chunk in chunks:
+            value = chunk.value
+            if scaling.changes_values:
+                value = _stored(
+                    scaling.apply(chunk.indptr, chunk.index, value, shape.n_features), value.dtype
+                )
+            writer.write_chunk(chunk.place, chunk.label, chunk.weight, chunk.indptr, chunk.index, value)
+            if statistics is not None:
+                statistics.add(chunk.index, value)
+            phase = "write" if writer.path.name == "dataset" else "write unscaled"
+            self.listener.progress(Progress(phase, writer.n_rows, shape.n_rows, "rows"))
+        writer.finish_parts()
+        if statistics is not None:
+            return statistics.columns(shape.n_rows)
+        return self._statistics(lambda: _read_entries(writer.path), shape.n_features, shape.n_rows)
+
+    def _statistics(self, read_entries: Callable[[], Entries], n_features: int, n_rows: int) -> Pieces:
+        """Statistics of the features by reading entries again; no rows are in memory any more."""
+        scales_bytes = 8 * n_features if self.options.scale != "none" else 0
+        return feature_statistics(
+            read_entries,
+            n_features=n_features,
+            n_rows=n_rows,
+            memory_bytes=self.plan.statistics_bytes + self.plan.sort_bytes - scales_bytes,
+            scratch=self.work / "features",
+        )
+
     def _write_features(self, writer: DatasetWriter, pieces: Pieces, shape: _Shape) -> None:
         if shape.original is not None:
             original = shape.original
             pieces = ({**piece, "original": original[piece["feature"]]} for piece in pieces)
         writer.write_features(in_groups(pieces), compact=shape.original is not None)
 
+    # -- between the stages, where features are scaled
+
+    def _write_unscaled(self, chunks: Iterable[Rows], shape: _Shape, manifest: dict[str, Any]) -> Dataset:
+        writer = self._writer("unscaled", shape)
+        self._write_features(writer, self._write_chunks(writer, chunks, shape, Scaling()), shape)
+        writer.close(**manifest)
+        return open_dataset(writer.path)
+
+    def _scales(self, unscaled: Dataset) -> np.ndarray:
+        """The divisors of the features."""
+        pieces = unscaled.read_features()
+        n_features, n_rows = unscaled.n_features, unscaled.n_rows
+        if self.options.scale == "maxabs":
+            return max_abs_scales(pieces, n_features)
+        means = feature_means(pieces, n_features)
+
+        def deviations() -> Entries:
+            for feature, value in _read_entries(unscaled.path):
+                yield feature, value - means[feature]
+
+        return standard_scales(self._statistics(deviations, n_features, n_rows), means, n_rows)
+
     def _chunks(self, sorter: Sorter, shape: _Shape) -> Iterator[Rows]:
         cutter = ChunkCutter(
             self.options.chunk_bytes, shape.index_dtype.itemsize + self.options.value_dtype.itemsize
         )
         for rows, order in sorter.sorted_rows():
-            yield from cutter.cut(rows, order)
+            yield from (shape.numbered(chunk) for chunk in cutter.cut(rows, order))
         if cutter.has_rest:
-            yield cutter.rest()
+            yield shape.numbered(cutter.rest())
 
 
 @dataclass(frozen=True)
@@ -683,6 +789,10 @@ class _Shape:
         if self.original is not None:
             return np.searchsorted(self.original, index).astype(self.index_dtype)
         return (index - self.index_base).astype(self.index_dtype, copy=False)
+
+    def numbered(self, rows: Rows) -> Rows:
+        """Rows whose indices are 0-based features."""
+        return replace(rows, index=self.feature(rows.index))
 
 
 class _Weights:
@@ -726,9 +836,28 @@ class _Weights:
             )
 
 
+def _stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Scaled values in the type in which they are stored."""
+    with np.errstate(over="ignore", under="ignore"):
+        stored = value.astype(dtype)
+    if not np.isfinite(stored).all():
+        raise DataError(
+            f"a scaled value is too large for {stored.dtype}: a feature's scale is tiny beside its values; "
+            "use --scale maxabs or --dtype float64"
+        )
+    return stored
+
+
 def _provenance(path: str) -> dict[str, Any]:
     known = path != STANDARD_INPUT and os.path.isfile(path)
     return {"name": display_name(path), "bytes": os.path.getsize(path) if known else None}
+
+
+def _stored_chunks(dataset: Dataset, chunks: Iterable[int] | None = None) -> Iterator[Rows]:
+    """Chunks (all by default) of a dataset that was just written, as rows to be written again."""
+    for chunk in range(dataset.n_chunks) if chunks is None else chunks:
+        data = dataset.read(chunk, verify=False)
+        yield Rows(data.source, data.label, data.weight, data.indptr, data.feature, data.value)
 
 
 def _read_entries(directory: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:

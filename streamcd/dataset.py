@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from .parquet import (
     write_file_atomically,
 )
 from .progress import Listener, Progress
+from .scaling import Scaling
 
 FORMAT = "streamcd-dataset"
 FORMAT_VERSION = 1
@@ -41,6 +42,9 @@ MAX_CLASSES = 65_536
 
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`stream.chunk_order`)."""
+
+_SCALES_GROUP = 1 << 16
+"""Features to a row group of ``scaling.parquet``."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,9 @@ def _features_schema(compact: bool) -> pa.Schema:
     statistics = {name: np.float64 for name in ("min", "max", "mean", "mean_square")}
     original = {"original": np.int64} if compact else {}
     return schema(feature=np.int64, n_entries=np.int64, **statistics, **original)
+
+
+_SCALES_SCHEMA = schema(feature=np.int64, scale=np.float64)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -235,6 +242,25 @@ class Dataset:
                 table = reader.read_row_group(group, use_threads=False)
                 yield {name: column_values(table.column(name)) for name in table.column_names}
 
+    @property
+    def scaling(self) -> Scaling:
+        """What was done to the source's values, without the divisors (`read_scaling` reads them)."""
+        return Scaling.from_json(self.manifest.get("scaling"))
+
+    def read_scaling(self) -> Scaling:
+        """What was done to the source's values, with the divisors: 8 bytes a feature."""
+        scaling = self.scaling
+        if scaling.scale == "none":
+            return scaling
+        scales = np.ones(self.n_features)
+        path = self.path / "scaling.parquet"
+        with reading(path):
+            reader = pq.ParquetFile(path, page_checksum_verification=True)
+            for group in range(reader.num_row_groups):
+                table = reader.read_row_group(group, use_threads=False)
+                scales[table.column("feature").to_numpy()] = table.column("scale").to_numpy()
+        return replace(scaling, scales=scales)
+
     def close(self) -> None:
         """Close all files; the next read opens them again."""
         self._parts.close()
@@ -243,7 +269,8 @@ class Dataset:
         """Bytes of all files of the dataset."""
         manifest = self.manifest
         parts = sum(part["rows_bytes"] + part["entries_bytes"] for part in manifest["parts"])
-        return int(parts + manifest["chunks"]["bytes"] + manifest["features"]["bytes"])
+        scales = manifest.get("scales", {"bytes": 0})
+        return int(parts + manifest["chunks"]["bytes"] + manifest["features"]["bytes"] + scales["bytes"])
 
     def info(self) -> dict[str, Any]:
         """What there is to know without reading the data; the contract's keys and some more."""
@@ -264,6 +291,9 @@ class Dataset:
             "index_base": self.index_base,
             "weighted": self.weighted,
             "seed": self.seed,
+            "scale": self.scaling.scale,
+            "normalize": self.scaling.normalize,
+            "row_norms": self.manifest.get("row_norms"),
             "fingerprint": self.fingerprint,
         }
 
@@ -363,6 +393,8 @@ def _files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
     """Name, bytes and checksum of every file that the manifest lists."""
     yield "chunks.parquet", manifest["chunks"]["bytes"], manifest["chunks"]["checksum"]
     yield "features.parquet", manifest["features"]["bytes"], manifest["features"]["checksum"]
+    if "scales" in manifest:
+        yield "scaling.parquet", manifest["scales"]["bytes"], manifest["scales"]["checksum"]
     for part in manifest["parts"]:
         for table in ("rows", "entries"):
             yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
@@ -611,7 +643,11 @@ class PartWriter:
         value: np.ndarray,
     ) -> None:
         """Append a chunk, as `DatasetWriter.write_chunk`."""
+        from .kernels import add_row_norms  # numba: only where rows are written
+
         n_rows, n_entries = label.size, feature.size
+        value = np.ascontiguousarray(value, dtype=self._value_dtype)
+        add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self.row_norms)
         row0 = self._row0 + self.n_rows
         row = np.arange(row0, row0 + n_rows, dtype=self._row_dtype)
         counts = np.diff(indptr)
@@ -622,7 +658,7 @@ class PartWriter:
         self._entries.write(
             row=np.repeat(row, counts),
             feature=feature.astype(self._index_dtype, copy=False),
-            value=value.astype(self._value_dtype, copy=False),
+            value=value,
         )
         self.n_rows += n_rows
         self.n_entries += n_entries
@@ -677,6 +713,8 @@ class DatasetWriter:
         self._parts: list[dict[str, Any]] = []
         self._chunk_table = array("q")
         self._features: dict[str, Any] | None = None
+        self._scales: dict[str, Any] = {}
+        self._row_norms = _no_norms()
         self._part: PartWriter | None = None
         self.n_rows = 0
         self.n_entries = 0
@@ -707,10 +745,9 @@ class DatasetWriter:
         self.n_rows += label.size
         self.n_entries += feature.size
 
-    def add_part(self, part: dict[str, Any], chunk_table: array[int]) -> None:
+    def add_part(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
         """Take in the next part, which a `PartWriter` of its own has written."""
-        self._parts.append(part)
-        self._chunk_table.extend(chunk_table)
+        self._take_in(part, chunk_table, row_norms)
         self.n_rows += part["n_rows"]
         self.n_entries += part["n_entries"]
 
@@ -721,6 +758,21 @@ class DatasetWriter:
             if len(piece["feature"]):
                 writer.write(**piece)
         self._features = writer.close()
+
+    def write_scaling(self, scaling: Scaling) -> None:
+        """Record what was done to the source's values, and write ``scaling.parquet`` where features were scaled.
+
+        It holds ``feature`` and ``scale``, the divisor; features that are not in it kept their values.
+        """
+        if scaling.scales is not None:
+            writer = TableWriter(self.path / "scaling.parquet", _SCALES_SCHEMA, self._compression)
+            for start in range(0, scaling.scales.size, _SCALES_GROUP):
+                block = scaling.scales[start : start + _SCALES_GROUP]
+                places = np.flatnonzero(block != 1.0)
+                if places.size:
+                    writer.write(feature=places + start, scale=block[places])
+            self._scales["scales"] = writer.close()
+        self._scales["scaling"] = scaling.to_json()
 
     def finish_parts(self) -> None:
         """Close the last part; afterwards all shards can be read, and no chunk can be written."""
@@ -755,6 +807,8 @@ class DatasetWriter:
             "value_dtype": self._value_dtype.name,
             "weighted": self._weighted,
             **manifest,
+            "row_norms": self._norms(),
+            **self._scales,
             "parts": self._parts,
             "chunks": chunks.close(),
             "features": self._features,
@@ -764,6 +818,17 @@ class DatasetWriter:
             sync_directory(self.path / folder)
         write_file_atomically(self.path / "manifest.json", (json.dumps(content, indent=1) + "\n").encode())
         return content
+
+    def _norms(self) -> dict[str, Any]:
+        """The manifest's ``row_norms``: of rows as they are stored, the mean over all of them."""
+        least, greatest, squares, n_empty = self._row_norms.tolist()
+        mean_square = squares / max(self.n_rows, 1)
+        return {
+            "min": least if greatest > 0 else None,  # of rows that are not empty
+            "max": greatest,
+            "mean_square": mean_square if np.isfinite(mean_square) else None,
+            "n_empty": int(n_empty),
+        }
 
     def _current_part(self) -> PartWriter:
         entry_bytes = self._index_dtype.itemsize + self._value_dtype.itemsize
@@ -783,9 +848,21 @@ class DatasetWriter:
 
     def _close_part(self) -> None:
         if self._part is not None:
-            self._parts.append(self._part.close())
-            self._chunk_table.extend(self._part.chunk_table)
+            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
             self._part = None
+
+    def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
+        self._parts.append(part)
+        self._chunk_table.extend(chunk_table)
+        # sums of parts are added in their order, whoever made them
+        least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
+        self._row_norms += row_norms
+        self._row_norms[:2] = least, greatest
+
+
+def _no_norms() -> np.ndarray:
+    """Norms of no rows: least, greatest, sum of squares, number of empty rows."""
+    return np.array([np.inf, 0.0, 0.0, 0.0])
 
 
 def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:

@@ -31,7 +31,8 @@ def export_libsvm(
 ) -> int:
     """Write a dataset as libsvm text: rows in source order, indices from the source's base on.
 
-    Values have the fewest digits that give the same number again. Weights of rows have no place in this format.
+    Values are those stored, scaled where the dataset is, with the fewest digits that give the same number again. Weights of
+    rows have no place in this format.
 
     Parameters
     ----------
@@ -58,6 +59,8 @@ def export_libsvm(
     left = require(parse_size(memory), needs) + (1 << 23)
     if dataset.weighted:
         listener.warning("the rows' weights are left out: libsvm text has no place for them")
+    if dataset.scaling.changes_values:
+        listener.warning(f"values are written as they are stored, after {dataset.scaling.options()}")
     target = Path(path)
     partial = target.with_name(target.name + ".partial")
     try:

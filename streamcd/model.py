@@ -20,6 +20,7 @@ import numpy as np
 from .errors import ModelError
 from .memory import parse_size, require
 from .progress import Listener
+from .scaling import Scaling
 
 FORMAT = "streamcd-model"
 FORMAT_VERSION = 1
@@ -68,6 +69,8 @@ class Model:
         Of the dataset trained on; empty where there was none.
     versions, certificate : dict
         Of libraries; gap and objectives at the end of training. Carried along, not interpreted.
+    scaling : Scaling
+        What was done to the values that the model was trained on, and has to be done to those it decides about.
     """
 
     weights: np.ndarray
@@ -85,6 +88,7 @@ class Model:
     fingerprint: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     certificate: dict[str, Any] = field(default_factory=dict)
+    scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
         self.weights = np.ascontiguousarray(self.weights, dtype=np.float64)
@@ -252,10 +256,22 @@ class Model:
                 np.ascontiguousarray(block, dtype="<f8").tofile(file)
             file.flush()
             os.fsync(file.fileno())
+        scales_checksum = ""
+        if self.scaling.scales is not None:
+            with open(directory / "scaling.npy.partial", "wb") as file:
+                np.save(file, self.scaling.scales.astype("<f8", copy=False), allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            scales_checksum = file_checksum(directory / "scaling.npy.partial")
         # A kill between the two files must leave no model rather than one whose halves do not belong together.
         (directory / "model.json").unlink(missing_ok=True)
         os.replace(partial, directory / "weights.npy")
         description = self._description() | {"weights_checksum": file_checksum(directory / "weights.npy")}
+        if scales_checksum:
+            os.replace(directory / "scaling.npy.partial", directory / "scaling.npy")
+            description["scaling"] = {**description["scaling"], "checksum": scales_checksum}
+        else:
+            (directory / "scaling.npy").unlink(missing_ok=True)  # of a model that was here before
         text = json.dumps(description, indent=1, allow_nan=False) + "\n"
         write_file_atomically(directory / "model.json", text.encode())
         sync_directory(directory.parent)
@@ -280,6 +296,7 @@ class Model:
             "fingerprint": self.fingerprint,
             "versions": self.versions,
             "certificate": self.certificate,
+            "scaling": self.scaling.to_json() if self.scaling.changes_values else None,
         }
 
     def _score_code(self) -> np.ndarray:
@@ -337,7 +354,10 @@ def load_model(
     """
     directory = _model_directory(path, C)
     if memory is not None and (directory / "weights.npy").exists():
-        require(parse_size(memory), {"the model": (directory / "weights.npy").stat().st_size})
+        files = [directory / name for name in ("weights.npy", "scaling.npy")]
+        require(
+            parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
+        )
     try:
         description = json.loads((directory / "model.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -352,7 +372,8 @@ def load_model(
             f"{description.get('format_version')}; use the version of streamcd that wrote it"
         )
     try:
-        model = _model_from(description, _read_weights(directory / "weights.npy", description))
+        weights = _read_weights(directory / "weights.npy", description)
+        model = _model_from(description, weights, _read_scaling(directory / "scaling.npy", description))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{directory / 'model.json'}: damaged ({error!r})") from None
     if C is not None and model.C != C:
@@ -409,7 +430,23 @@ def _read_weights(path: Path, description: dict[str, Any]) -> np.ndarray:
     return weights
 
 
-def _model_from(description: dict[str, Any], weights: np.ndarray) -> Model:
+def _read_scaling(path: Path, description: dict[str, Any]) -> Scaling:
+    from .dataset import file_checksum
+
+    found = description.get("scaling")
+    if found is None or found["scale"] == "none":
+        return Scaling.from_json(found)
+    if not path.exists():
+        raise ModelError(f"{path}: the file is missing")
+    if file_checksum(path) != found["checksum"]:
+        raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
+    scales: np.ndarray = np.load(path, allow_pickle=False)
+    if scales.shape != (description["n_features"],):
+        raise ModelError(f"{path}: expected {description['n_features']} scales, found shape {scales.shape}")
+    return Scaling.from_json(found, scales)
+
+
+def _model_from(description: dict[str, Any], weights: np.ndarray, scaling: Scaling) -> Model:
     return Model(
         weights=weights,
         intercept=np.array(description["intercept"], dtype=np.float64),
@@ -426,6 +463,7 @@ def _model_from(description: dict[str, Any], weights: np.ndarray) -> Model:
         fingerprint=description["fingerprint"],
         versions=description["versions"],
         certificate=description["certificate"],
+        scaling=scaling,
     )
 
 
@@ -439,11 +477,17 @@ def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Liste
     Of two classes the positive one comes first on the ``label`` line. Codes other than one-vs-rest are folded into
     one vector per class. The file is written block by block under a temporary name.
 
+    Weights are divided by the features' scales, so that the text is right for values as they are in the source. Of rows
+    of unit norm the text can hold nothing: without a bias a row's norm does not change its label, but its decision values;
+    with one it may change the label.
+
     Raises
     ------
     ModelError
-        Where LIBLINEAR cannot hold the model: labels that are not integers.
+        Where LIBLINEAR cannot hold the model: labels that are not integers; rows of unit norm and a bias.
     """
+    if model.scaling.normalize != "none":
+        _check_export_of_unit_rows(model, listener)
     if not (np.array_equal(model.classes, np.rint(model.classes)) and np.abs(model.classes).max() < 2**31):
         raise ModelError(
             f"LIBLINEAR's labels are integers of 32 bits, the model's are {', '.join(model.label_texts()[:5])}"
@@ -462,6 +506,19 @@ def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Liste
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _check_export_of_unit_rows(model: Model, listener: Listener | None) -> None:
+    if model.bias >= 0 and model.intercept.any():
+        raise ModelError(
+            "the model was trained on rows of unit norm (--normalize l2) and has a bias: for a row of another norm "
+            "LIBLINEAR would predict another label; train without --bias, or convert without --normalize l2"
+        )
+    if listener is not None:
+        listener.warning(
+            "the model was trained on rows of unit norm (--normalize l2): LIBLINEAR predicts the same labels, but its "
+            "decision values and probabilities are those of rows of unit norm only if the rows it is given are so"
+        )
 
 
 def _write_liblinear(model: Model, file: TextIO) -> None:
@@ -484,7 +541,10 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
     file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\nw\n")
     rows = max(1, _EXPORT_BLOCK // max(model.n_vectors, columns.shape[1]))
     for start in range(0, model.n_features, rows):
-        _write_weights(file, model.weights[start : start + rows], columns)
+        weights = model.weights[start : start + rows]
+        if model.scaling.scales is not None:
+            weights = weights / model.scaling.scales[start : start + rows, np.newaxis]
+        _write_weights(file, weights, columns)
     if model.bias >= 0:
         _write_weights(file, model.bias_weight[np.newaxis], columns)
 

@@ -9,7 +9,7 @@ does what.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,13 +28,16 @@ from .convert import (
     _Plan,
     _read_entries,
     _Shape,
+    _stored,
+    _stored_chunks,
     _Weights,
 )
-from .dataset import PartWriter, shard_is_full
+from .dataset import PartWriter, open_dataset, shard_is_full
 from .errors import DataError
-from .features import _MAX_RANGES, STATISTICS_BYTES, RangeStatistics, feature_statistics
+from .features import _MAX_RANGES, STATISTICS_BYTES, Entries, RangeStatistics, feature_statistics
 from .parallel import TASKS_PER_WORKER, Workers
 from .runs import MAX_BITS, Cell, RunFormat, RunReader, RunWriter
+from .scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
 from .shuffle import Rows, concatenate
 from .sources import Piece, cut_into_pieces
 from .svmlight import Counts, check_rows, count_piece, iterate_piece
@@ -71,6 +74,24 @@ class _Shards:
     wide: bool
     dataset: Path
     compression: str
+    scaling: Scaling  # without the divisors, which `scales` names
+    scales: Path | None
+
+    def whole_scaling(self) -> Scaling:
+        """The scaling, with its divisors."""
+        return self.scaling if self.scales is None else replace(self.scaling, scales=np.load(self.scales))
+
+    def part(self, number: int, row0: int) -> PartWriter:
+        """What writes a shard."""
+        return PartWriter(
+            self.dataset,
+            number,
+            row0,
+            index_dtype=self.shape.index_dtype,
+            value_dtype=self.form.value_dtype,
+            row_dtype=self.shape.row_dtype,
+            compression=self.compression,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,32 +184,47 @@ def _plan_bucket(shards: _Shards, bucket: int, lengths: Path) -> list[Cell]:
     return cells
 
 
-def _write_shard(shards: _Shards, shard: _Shard) -> tuple[dict[str, Any], array[int]]:
-    """Write a shard; returns what the manifest says of it, and its part of the chunk table."""
+_Written = tuple[dict[str, Any], "array[int]", np.ndarray]
+"""What `DatasetWriter.add_part` takes."""
+
+
+def _write_shard(shards: _Shards, shard: _Shard) -> _Written:
+    """Write a shard from the runs."""
     shape = shards.shape
     if shards.original is not None:
         shape = replace(shape, original=np.load(shards.original, mmap_mode="r"))
-    part = PartWriter(
-        shards.dataset,
-        shard.number,
-        shard.row0,
-        index_dtype=shape.index_dtype,
-        value_dtype=shards.form.value_dtype,
-        row_dtype=shape.row_dtype,
-        compression=shards.compression,
-    )
     reader = RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide)
+    chunks = (shape.numbered(chunk) for chunk in _chunks(reader, shard))
+    return _encode(shards, shards.part(shard.number, shard.row0), chunks)
+
+
+def _rescale_shard(shards: _Shards, unscaled: Path, number: int) -> _Written:
+    """Write a shard of a dataset that is there without scaling once more, scaled."""
+    dataset = open_dataset(unscaled)
+    held = np.flatnonzero(dataset.chunk_part == number)
+    chunks = _stored_chunks(dataset, held.tolist())
+    written = _encode(shards, shards.part(number, int(dataset.row_start[held[0]])), chunks)
+    dataset.close()
+    return written
+
+
+def _encode(shards: _Shards, part: PartWriter, chunks: Iterator[Rows]) -> _Written:
+    scaling, n_features = shards.whole_scaling(), shards.shape.n_features
     # one thread gathers, the other encodes: where there are fewer shards left than processors, none of these is idle
     with ThreadPoolExecutor(1) as encoder:
         written: Future[None] | None = None
-        for chunk in _chunks(reader, shard):
-            rows = (chunk.place, chunk.label, chunk.weight, chunk.indptr, shape.feature(chunk.index))
+        for chunk in chunks:
+            value = chunk.value
+            if scaling.changes_values:
+                value = _stored(scaling.apply(chunk.indptr, chunk.index, value, n_features), value.dtype)
             if written is not None:
                 written.result()
-            written = encoder.submit(part.write_chunk, *rows, chunk.value)
+            written = encoder.submit(
+                part.write_chunk, chunk.place, chunk.label, chunk.weight, chunk.indptr, chunk.index, value
+            )
         if written is not None:
             written.result()
-    return part.close(), part.chunk_table
+    return part.close(), part.chunk_table, part.row_norms
 
 
 def _chunks(reader: RunReader, shard: _Shard) -> Iterator[Rows]:
@@ -210,26 +246,59 @@ def _chunks(reader: RunReader, shard: _Shard) -> Iterator[Rows]:
                 pending, missing = [], next(sizes, 0)
 
 
-def _range_statistics(dataset: Path, start: int, stop: int, n_rows: int, out: Path) -> None:
+def _entries(dataset: Path, means: Path | None) -> Entries:
+    """All entries, less their features' means where these are given."""
+    if means is None:
+        return _read_entries(dataset)
+    mean = np.load(means)
+    return ((feature, value - mean[feature]) for feature, value in _read_entries(dataset))
+
+
+def _range_statistics(
+    dataset: Path, means: Path | None, start: int, stop: int, n_rows: int, out: Path
+) -> None:
     """Statistics of a range of features, by reading all entries."""
     statistics = RangeStatistics(start, stop)
-    for feature, value in _read_entries(dataset):
+    for feature, value in _entries(dataset, means):
         statistics.add(feature, value)
     _save_pieces(statistics.columns(n_rows), out)
 
 
 def _all_statistics(
-    dataset: Path, n_features: int, n_rows: int, memory_bytes: int, scratch: Path, out: Path
+    dataset: Path,
+    means: Path | None,
+    n_features: int,
+    n_rows: int,
+    memory_bytes: int,
+    scratch: Path,
+    out: Path,
 ) -> None:
     """Statistics of few features in a wide space, by one worker."""
     pieces = feature_statistics(
-        partial(_read_entries, dataset),
+        partial(_entries, dataset, means),
         n_features=n_features,
         n_rows=n_rows,
         memory_bytes=memory_bytes,
         scratch=scratch,
     )
     _save_pieces(pieces, out)
+
+
+def _save_means(unscaled: Path, out: Path) -> None:
+    dataset = open_dataset(unscaled)
+    np.save(out, feature_means(dataset.read_features(), dataset.n_features))
+
+
+def _save_scales(unscaled: Path, means: Path | None, statistics: Sequence[Path], out: Path) -> str:
+    """Write the divisors of the features; returns their digest."""
+    dataset = open_dataset(unscaled)
+    if means is None:
+        scales = max_abs_scales(dataset.read_features(), dataset.n_features)
+    else:
+        deviations = (piece for path in statistics for piece in _saved_pieces(path))
+        scales = standard_scales(deviations, np.load(means), dataset.n_rows)
+    np.save(out, scales)
+    return scales_digest(scales)
 
 
 def _save_pieces(pieces: Pieces, path: Path) -> None:
@@ -281,8 +350,10 @@ class ParallelConversion(_Conversion):
             counts.max_index > _INT32_MAX,
             self.work / "dataset",
             options.compression,
+            replace(self._scaling(), scales=None),
+            self._given_scales(),
         )
-        self._write_shards(shards, self._manifest(counts, labels, shape))
+        self._write_dataset(shards, self._manifest(counts, labels, shape))
         self._tell(counts, n_features)
 
     # -- reading
@@ -349,20 +420,59 @@ class ParallelConversion(_Conversion):
 
     # -- writing
 
-    def _write_shards(self, shards: _Shards, manifest: dict[str, Any]) -> None:
-        shape = shards.shape
-        writer = self._writer("dataset", shape)
+    def _given_scales(self) -> Path | None:
+        like = self.options.like
+        if like is None or like.scaling.scales is None:
+            return None
+        np.save(self.work / "scales.npy", like.scaling.scales)
+        return self.work / "scales.npy"
+
+    def _write_dataset(self, shards: _Shards, manifest: dict[str, Any]) -> None:
         plan = self._shards(shards)
-        tasks = [(shards, shard) for shard in plan]
         sizes = [shard.n_rows for shard in plan]
-        for part, chunk_table in self.workers.run(
-            _write_shard, tasks, phase="write", unit="rows", sizes=sizes
-        ):
-            writer.add_part(part, chunk_table)
+        if self.options.scale == "none":
+            tasks = [(shards, shard) for shard in plan]
+            self._write_parts(_write_shard, tasks, sizes, shards, manifest)
+            return
+        # the divisors are known when all rows have been seen: in their final order, so that the bits follow from it
+        self.plan.scales_bytes(shards.shape.n_features)
+        unscaled = replace(shards, dataset=self.work / "unscaled", scaling=Scaling(), scales=None)
+        self._write_parts(_write_shard, [(unscaled, shard) for shard in plan], sizes, unscaled, manifest)
+        scaled = self._scaled(shards, unscaled.dataset)
+        tasks_again = [(scaled, unscaled.dataset, shard.number) for shard in plan]
+        self._write_parts(_rescale_shard, tasks_again, sizes, scaled, manifest)
+
+    def _write_parts(
+        self,
+        function: Callable[..., _Written],
+        tasks: Sequence[tuple[Any, ...]],
+        sizes: Sequence[int],
+        shards: _Shards,
+        manifest: dict[str, Any],
+    ) -> None:
+        shape, name = shards.shape, shards.dataset.name
+        writer = self._writer(name, shape)
+        phase = "write" if name == "dataset" else "write unscaled"
+        for written in self.workers.run(function, tasks, phase=phase, unit="rows", sizes=sizes):
+            writer.add_part(*written)
+        if shards.scaling.changes_values:
+            writer.write_scaling(shards.whole_scaling())
+        statistics = self._statistics_files(shards.dataset, None, shape)
+        pieces: Pieces = (piece for path in statistics for piece in _saved_pieces(path))
         if shards.original is not None:
             shape = replace(shape, original=np.load(shards.original, mmap_mode="r"))
-        self._write_features(writer, self._statistics(shape), shape)
+        self._write_features(writer, pieces, shape)
         writer.close(**manifest)
+
+    def _scaled(self, shards: _Shards, unscaled: Path) -> _Shards:
+        """The same shards, with divisors made from a dataset without scaling."""
+        means, statistics, out = None, [], self.work / "scales.npy"
+        if self.options.scale == "standard":
+            means = self.work / "means.npy"
+            self.workers.run(_save_means, [(unscaled, means)])
+            statistics = self._statistics_files(unscaled, means, shards.shape)
+        (digest,) = self.workers.run(_save_scales, [(unscaled, means, statistics, out)])
+        return replace(shards, scaling=replace(shards.scaling, digest=digest), scales=out)
 
     def _shards(self, shards: _Shards) -> list[_Shard]:
         """Cut the final order into chunks and shards, by the lengths of all rows."""
@@ -384,27 +494,29 @@ class ParallelConversion(_Conversion):
             plan.append(_Shard(len(plan), row0, chunk_rows[first:stop], held))
         return plan
 
-    def _statistics(self, shape: _Shape) -> Pieces:
-        """Statistics of the features, in files, by ranges of features."""
-        dataset, directory = self.work / "dataset", self.work / "statistics"
+    def _statistics_files(self, dataset: Path, means: Path | None, shape: _Shape) -> list[Path]:
+        """Files with the statistics of ranges of features, ascending."""
+        directory = self.work / f"statistics-{dataset.name}{'' if means is None else '-deviations'}"
         directory.mkdir()
         memory_bytes = self.plan.statistics_bytes + self.plan.sort_bytes  # no rows are in memory any more
+        if self.options.scale != "none":
+            memory_bytes -= 8 * shape.n_features
         width = max(memory_bytes // STATISTICS_BYTES, 1)
         if shape.n_features > width * _MAX_RANGES * self.workers.n_workers:
             out = directory / "all"
-            tasks = [(dataset, shape.n_features, shape.n_rows, memory_bytes, self.work / "features", out)]
-            self.workers.run(_all_statistics, tasks)
-            return _saved_pieces(out)
+            task = (dataset, means, shape.n_features, shape.n_rows, memory_bytes, directory / "scratch", out)
+            self.workers.run(_all_statistics, [task])
+            return [out]
         n_ranges = max(-(-shape.n_features // width), self.workers.n_workers)
         ends = np.linspace(0, shape.n_features, n_ranges + 1).astype(np.int64).tolist()
         paths = [directory / f"range-{number:05d}" for number in range(n_ranges)]
-        ranges = [
-            (dataset, start, stop, shape.n_rows, path)
+        tasks = [
+            (dataset, means, start, stop, shape.n_rows, path)
             for start, stop, path in zip(ends[:-1], ends[1:], paths, strict=True)
         ]
-        sizes = [stop - start for _, start, stop, _, _ in ranges]
-        self.workers.run(_range_statistics, ranges, phase="statistics", unit="features", sizes=sizes)
-        return (piece for path in paths for piece in _saved_pieces(path))
+        sizes = np.diff(ends).tolist()
+        self.workers.run(_range_statistics, tasks, phase="statistics", unit="features", sizes=sizes)
+        return paths
 
 
 def _cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,13 +20,14 @@ from .parquet import TableWriter, schema
 from .problems import crammer_singer_primal, row_loss
 from .progress import Listener, Progress
 from .ranking import RocArea
+from .scaling import Scaling
 
 MAX_CONFUSION_LABELS = 1000
 """Above so many labels there is no confusion matrix."""
 
 _MAX_ROWS = 1 << 16  # decided at a time, and in a row group of predictions
 _TEXT_BLOCK = 4 << 20
-_TEXT_BLOCKS_HELD = 12  # what the parser says it takes, and our copy of the indices
+_TEXT_BLOCKS_HELD = 14  # what the parser says it takes, our copy of the indices, and scaled values
 _CHUNKS_AHEAD = 8  # chunks the kernel is told to read while one is decided: about 8 MB
 
 
@@ -56,16 +57,19 @@ class _Decisions:
     ) -> None:
         self.model, self.listener = model, listener
         self.n_ignored = 0
-        needs = {"the model": model.weights.nbytes}
+        scales = model.scaling.scales
+        needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes)}
         # decisions, scores, probabilities and what is made of them
         row_bytes = 8 * (4 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
         if isinstance(data, Dataset) or _is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
-            needs["one chunk"] = _chunk_bytes(self.dataset)
+            self._scaling = _missing_scaling(self.dataset, model)
+            needs["one chunk"] = _chunk_bytes(self.dataset, scaled=self._scaling is not None)
             self._shift = _feature_shift(self.dataset, model)
         else:
             self._path = os.fspath(data)
+            self._scaling = model.scaling if model.scaling.changes_values else None
             needs["text"] = _TEXT_BLOCKS_HELD << 16
         needs["decisions"] = 256 * row_bytes
         self.left = require(budget, needs)
@@ -125,6 +129,8 @@ class _Decisions:
         self, source: np.ndarray, label: np.ndarray, weight: np.ndarray, *rows: np.ndarray
     ) -> Iterator[_Rows]:
         indptr, feature, value = rows
+        if self._scaling is not None:
+            value = self._scaling.apply(indptr, feature, value, self.model.n_features)
         for start in range(0, label.size, self.block_rows):
             stop = min(label.size, start + self.block_rows)
             decisions, n_ignored = self.model.decisions(indptr[start : stop + 1], feature, value)
@@ -137,11 +143,25 @@ def _is_dataset(data: str | os.PathLike[str]) -> bool:
     return (Path(data) / "manifest.json").exists()
 
 
-def _chunk_bytes(dataset: Dataset) -> int:
-    """The most that reading one chunk takes: as stored, decoded, and once more with 64-bit features."""
+def _chunk_bytes(dataset: Dataset, *, scaled: bool) -> int:
+    """The most that reading one chunk takes: as stored, decoded, and once more with 64-bit features or scaled values."""
     n_entries = int(np.diff(dataset.entry_start).max(initial=0))
     n_rows = int(np.diff(dataset.row_start).max(initial=0))
-    return n_entries * (2 * dataset.entry_bytes + 8) + n_rows * 2 * 8 * 6
+    return n_entries * (2 * dataset.entry_bytes + (16 if scaled else 8)) + n_rows * 2 * 8 * 6
+
+
+def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
+    """What is to be done to a dataset's values for the model; None where they are as those it was trained on."""
+    if dataset.scaling == model.scaling:
+        return None
+    if dataset.scaling.changes_values:
+        same_options = dataset.scaling.options() == model.scaling.options()
+        raise ModelError(
+            f"{dataset.path}: converted with {dataset.scaling.options()}, the model was trained on data with "
+            f"{model.scaling.options()}{', by other scales' if same_options else ''}; "
+            "convert it with --like MODEL, or without scaling, which is then done in passing"
+        )
+    return model.scaling
 
 
 def _feature_shift(dataset: Dataset, model: Model) -> int:
@@ -170,7 +190,8 @@ def predict(
     Parameters
     ----------
     data : Dataset or path
-        A dataset, or libsvm text (files, directories, globs; compressed or not).
+        A dataset, or libsvm text (files, directories, globs; compressed or not). Text and unscaled datasets are scaled
+        as the model's training data was.
     model : Model or path
         A path names a model or a run.
     out : path or text file

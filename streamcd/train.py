@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
+from .conditioning import advice
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
@@ -392,6 +393,9 @@ def carry_out(
             _save_model(path, directory.path, config, dataset, problem, lanes, certificate)
     elif before == outcome.lanes["passes"].tolist():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
+    if not result.converged:
+        for line in advice(dataset, max(config["options"]["C"])):
+            listener.warning(line)
     return result
 
 
@@ -494,6 +498,7 @@ def _save_model(
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=certificate,
+        scaling=dataset.read_scaling(),
     ).save(path, rows=_weight_rows(run, config, problem, lanes, last=False))
 
 
