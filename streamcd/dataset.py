@@ -629,6 +629,7 @@ class PartWriter:
             path / self._names["entries"], _entries_schema(row_dtype, index_dtype, value_dtype), compression
         )
         self.n_rows = self.n_entries = 0
+        self.row_norms = _no_norms()
         self.chunk_table = array(
             "q"
         )  # part, rows, entries of each chunk; a list would take ten times the memory
