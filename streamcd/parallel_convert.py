@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from . import sources
 from .convert import (
     _INT32_MAX,
     ChunkRule,
@@ -39,10 +40,9 @@ from .parallel import TASKS_PER_WORKER, Workers
 from .runs import MAX_BITS, Cell, RunFormat, RunReader, RunWriter
 from .scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
 from .shuffle import Rows, concatenate
-from .sources import Piece, cut_into_pieces
+from .sources import Piece, cut_into_pieces, piece_starts
 from .svmlight import Counts, check_rows, count_piece, iterate_piece
 
-_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 20, 32 << 20
 _BLOCK_BYTES = (
     1 << 20
 )  # of text; what a piece needs in memory is taken anew for every piece, and should be little
@@ -362,20 +362,16 @@ class ParallelConversion(_Conversion):
         paths = self.options.paths
         total = sum(Piece(path).n_bytes for path in paths)
         size = total // (TASKS_PER_WORKER * self.workers.n_workers)
-        return cut_into_pieces(paths, min(max(size, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES))
+        return cut_into_pieces(paths, min(max(size, sources.LEAST_PIECE_BYTES), sources.MOST_PIECE_BYTES))
 
     def _places(self, pieces: Sequence[Piece]) -> None:
         """Count rows and lines before every piece."""
         sizes = [piece.n_bytes for piece in pieces]
         tasks = [(self.plan, piece) for piece in pieces]
         found = self.workers.run(_count, tasks, phase="count", sizes=sizes)
-        self._place0 = np.cumsum([0, *(n_rows for n_rows, _ in found)]).tolist()
-        self._line0, line = [], 0
-        for piece, (_, n_lines) in zip(pieces, found, strict=True):
-            line = line if piece.start else 0
-            self._line0.append(line)
-            line += n_lines
-        check_rows(self._place0[-1], self.options.paths)
+        self._starts = piece_starts(pieces, found)
+        self._n_rows = sum(n_rows for n_rows, _ in found)
+        check_rows(self._n_rows, self.options.paths)
 
     def _form(self, pieces: Sequence[Piece]) -> RunFormat:
         options = self.options
@@ -400,21 +396,19 @@ class ParallelConversion(_Conversion):
             self.work / "distinct" if options.compact else None,
         )
         if text.weights is not None:
-            self.workers.run(_copy_weights, [(options.weights, self._place0[-1], text.weights)])
+            self.workers.run(_copy_weights, [(options.weights, self._n_rows, text.weights)])
         if text.distinct is not None:
             text.distinct.mkdir()
-        tasks = [
-            (text, number, piece, self._place0[number], self._line0[number])
-            for number, piece in enumerate(pieces)
-        ]
+        tasks = [(text, number, piece, *self._starts[number]) for number, piece in enumerate(pieces)]
         sizes = [piece.n_bytes for piece in pieces]
+        ends = [*(row for row, _ in self._starts[1:]), self._n_rows]
         counts, labels = Counts(), LabelCounts()
         for number, (later, more_labels) in enumerate(
             self.workers.run(_parse, tasks, phase="parse", sizes=sizes)
         ):
             counts.add(later)
             labels.merge(more_labels)
-            if counts.n_rows != self._place0[number + 1]:
+            if counts.n_rows != ends[number]:
                 raise DataError(f"{pieces[number].path}: changed while it was read; convert it again")
         return counts, labels
 

@@ -294,7 +294,13 @@ def _x_log_x(x: np.ndarray) -> np.ndarray:
 
 def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
     """``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` (rows, k), `code` the rows' classes."""
+    return float(0.5 * (w * w).sum() + cost @ crammer_singer_losses(scores, code))
+
+
+def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """``max_m(s_im - s_i,y_i + [m ≠ y_i])`` of every row; `scores` (rows, k), `code` the rows' classes."""
     rows = np.arange(code.size)
     margin = scores - scores[rows, code][:, None] + 1.0
     margin[rows, code] = 0.0
-    return float(0.5 * (w * w).sum() + cost @ margin.max(axis=1))
+    losses: np.ndarray = margin.max(axis=1)
+    return losses

@@ -24,6 +24,9 @@ from .errors import DataError, UsageError
 from .memory import format_size
 
 STANDARD_INPUT = "-"
+LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 1 << 20, 32 << 20
+"""Of pieces that several processes read."""
+
 PADDING = 16
 """Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
 
@@ -213,6 +216,16 @@ def cut_into_pieces(paths: Sequence[str], piece_bytes: int) -> list[Piece]:
         In the order of the source.
     """
     return [piece for path in paths for piece in _pieces(path, piece_bytes)]
+
+
+def piece_starts(pieces: Sequence[Piece], counted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rows of the input and lines of its file before every piece, from the rows and lines in each."""
+    starts, row, line = [], 0, 0
+    for piece, (n_rows, n_lines) in zip(pieces, counted, strict=True):
+        line = line if piece.start else 0
+        starts.append((row, line))
+        row, line = row + n_rows, line + n_lines
+    return starts
 
 
 def _pieces(path: str, piece_bytes: int) -> Iterator[Piece]:
