@@ -49,7 +49,7 @@ def test_binary_sets_reach_liblinears_objective(
     result = streamcd.train(converted(path, tmp_path), tmp_path / "run", loss=loss, tol=1e-4, max_passes=3000)
     assert result.converged
     x, y = rows_of(path)
-    best = primal_objectives(loss, x, y, liblinear(loss, x, y, eps=1e-4)).sum()
+    best = primal_objectives(loss, x, y, liblinear(loss, x, y, eps=1e-4), np.ones(y.size)).sum()
     assert result.primal_objective <= best * (1 + 1e-4)
 
 
@@ -72,7 +72,7 @@ def test_every_loss_reaches_liblinears_objective_or_says_how_far_it_is(
         assert any("--normalize" in text for text in told)
         return
     x, y = rows_of(path)
-    best = primal_objectives(loss, x, y, liblinear(loss, x, y, eps=1e-3)).sum()
+    best = primal_objectives(loss, x, y, liblinear(loss, x, y, eps=1e-3), np.ones(y.size)).sum()
     assert result.primal_objective <= best * (1 + 1e-3)
 
 
