@@ -12,6 +12,7 @@ its shards go to the others. Nothing here waits without a limit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -222,6 +223,7 @@ class DaskEngine:
         self._events: deque[tuple[float, dict[str, Any]]] = deque()
         self._admissions: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
+        self._accepted: set[str] = set()
         self._owners: dict[str, list[int]] = {}
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         self._started = False
@@ -451,6 +453,7 @@ class DaskEngine:
         for name in [name for name in self._admissions if name not in live]:
             del self._admissions[name]
         self._refused = {name: reason for name, reason in self._refused.items() if name in live}
+        self._accepted &= live
         for name in live - set(self._admissions):
             with self._losses():
                 self._admissions[name] = self._on(name, _admit, self.assignment, __version__)
@@ -458,14 +461,21 @@ class DaskEngine:
         for name, future in self._admissions.items():
             if name in self._refused:
                 continue
+            if name in self._accepted:
+                admitted.append(name)
+                continue
             if future.status == "pending":
                 pending.append(name)
                 continue
-            reason = future.result() if future.status == "finished" else _described(future)
+            try:
+                reason = self._bounded(functools.partial(_reason, future), [name])
+            except WorkersLost:
+                continue  # it went while it was being asked
             if reason:
                 self._refused[name] = reason
                 self.listener.warning(f"worker {name} cannot take part: {reason}")
             else:
+                self._accepted.add(name)
                 admitted.append(name)
         return admitted, pending
 
@@ -510,13 +520,18 @@ class DaskEngine:
         ) as error:
             self._check_scheduler()
             raise WorkersLost(f"a worker was lost ({type(error).__name__})") from None
-        except OSError as error:
+        except Exception as error:  # whatever dask makes of a worker that has just gone
             if set(self._owners) - self._live():
-                raise WorkersLost(f"a worker is gone ({error})") from None
-            raise EnvironmentFailure(f"a worker failed: {error}") from None
+                raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
+            if isinstance(error, OSError):
+                raise EnvironmentFailure(f"a worker failed: {error}") from None
+            raise
 
 
-def _described(future: Any) -> str:
+def _reason(future: Any) -> str:
+    """Why a worker cannot take part, from the future of `_admit`."""
+    if future.status == "finished":
+        return str(future.result())
     if future.status != "error":
         return f"its first task was {future.status}"
     error = future.exception()
