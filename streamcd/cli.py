@@ -31,6 +31,7 @@ from .options import (
     round_options,
     training_options,
     worker_options,
+    workers_option,
 )
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def cli() -> None:
     help="What SRC holds.",
 )
 @memory_option
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes that convert.")
+@workers_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of the rows.")
 @click.option(
     "--dtype",
@@ -369,9 +370,10 @@ def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
 
 @cli.command()
 @click.argument("dataset")
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the work.")
 @quiet_option
 @json_option
-def verify(dataset: str, quiet: bool, as_json: bool) -> None:
+def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
     """Check every checksum and invariant of a dataset; exit status 2 where something is wrong.
 
     \b
@@ -384,7 +386,7 @@ def verify(dataset: str, quiet: bool, as_json: bool) -> None:
     with console.Console(quiet) as listener:
         try:
             # files that are missing are problems to list, not a reason to stop
-            problems = verify_layouts(open_dataset(dataset, check_files=False), listener)
+            problems = verify_layouts(open_dataset(dataset, check_files=False), listener, workers=workers)
         except DatasetError as error:
             if not os.path.exists(dataset):
                 raise
@@ -612,9 +614,10 @@ def _lane_cells(lane: dict[str, Any]) -> list[str]:
 @click.argument("model", metavar="RUN|MODEL")
 @cost_option
 @memory_option
+@workers_option
 @quiet_option
 @json_option
-def evaluate(data: str, model: str, C: float | None, memory: str, quiet: bool, as_json: bool) -> None:
+def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Compare a model's predictions with the labels of a dataset or of libsvm text.
 
     \b
@@ -624,7 +627,7 @@ def evaluate(data: str, model: str, C: float | None, memory: str, quiet: bool, a
     from .predict import evaluate as evaluate_model
 
     with console.Console(quiet) as listener:
-        result = evaluate_model(data, model, C=C, memory=memory, listener=listener)
+        result = evaluate_model(data, model, listener=listener, **options)
     if as_json:
         console.print_json(result)
         return
@@ -660,6 +663,7 @@ def evaluate(data: str, model: str, C: float | None, memory: str, quiet: bool, a
 )
 @cost_option
 @memory_option
+@workers_option
 @quiet_option
 @json_option
 def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **options: Any) -> None:

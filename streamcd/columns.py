@@ -272,11 +272,18 @@ def _file_problems(path: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
 
 
-def verify(dataset: Dataset, listener: Listener | None = None) -> list[str]:
+def verify(dataset: Dataset, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
     """Check a dataset and, where there is one, its column layout against it.
 
     The entries of both layouts are compared by sums of a hash of (row, feature, value) over all of them: equal for the
     same entries in any order, and for others with a chance of 2⁻¹²⁸ only.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    listener : Listener, optional
+    workers : int
+        Processes that share the check of the row layout.
 
     Returns
     -------
@@ -284,7 +291,7 @@ def verify(dataset: Dataset, listener: Listener | None = None) -> list[str]:
         What is wrong, a line each, naming the file; empty where all is well.
     """
     listener = listener or Listener()
-    problems = dataset.verify(listener)
+    problems = dataset.verify(listener, workers=workers)
     if (dataset.path / FOLDER).exists():
         problems += _column_problems(dataset, listener, compare=not problems)
     return problems

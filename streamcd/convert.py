@@ -31,10 +31,11 @@ from .features import (
     sorted_distinct,
 )
 from .memory import RESERVED_BYTES, format_size, parse_size, require
+from .parallel import Workers, checked_workers, memory_per_worker
 from .progress import Listener, Progress
 from .scaling import Scaling, checked_names, feature_means, max_abs_scales, standard_scales
 from .shuffle import Rows, Sorter, concatenate
-from .sources import STANDARD_INPUT, display_name, expand_sources
+from .sources import STANDARD_INPUT, display_name, expand_sources, total_bytes
 from .svmlight import BLOCK_BYTES, Counts, RowBlock, iterate_blocks
 
 MAX_FEATURES = 1 << 62
@@ -69,6 +70,7 @@ class _Options:
     weights: str | None
     scale: str
     normalize: str
+    workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def convert(
     force : bool
         Replace an existing dataset, once the new one is complete.
     workers : int
-        Only 1 so far.
+        Processes that convert; the result does not depend on their number. `memory` bounds their sum.
     listener : Listener, optional
 
     Returns
@@ -181,8 +183,6 @@ def convert(
     EnvironmentFailure
         Where the disk is full, or another conversion writes the same dataset.
     """
-    if workers != 1:
-        raise UsageError(f"expected --workers 1, found {workers}; conversion uses one process so far")
     scale, normalize = checked_names(scale, normalize)
     options = _Options(
         paths=expand_sources(sources),
@@ -202,10 +202,20 @@ def convert(
         weights=None if weights is None else os.fspath(weights),
         scale=scale,
         normalize=normalize,
+        workers=checked_workers(workers),
     )
     _check(options)
+    listener = listener or Listener()
+    if options.workers > 1 and total_bytes(options.paths) is None:
+        listener.warning("standard input and pipes are read by one process: converting with --workers 1")
+        options = replace(options, workers=1)
+    plan = _plan(options)
     with workplace(options.dest, options.force) as work:
-        _Conversion(options, _plan(options), work, listener or Listener()).run()
+        if options.workers == 1:
+            _Conversion(options, plan, work, listener).run()
+        else:
+            with Workers(options.workers, listener, f"{__package__}.parallel_convert") as processes:
+                processes.module.ParallelConversion(options, plan, work, listener, processes).run()
     return open_dataset(options.dest)
 
 
@@ -299,7 +309,12 @@ def _plan(options: _Options) -> _Plan:
         "blocks being read": _LEAST_BYTES,
         "scales of the features": _scales_in_memory(options.like),
     }
-    left = require(options.memory_bytes, needs) + _LEAST_BYTES
+    if options.workers == 1:
+        left = require(options.memory_bytes, needs) + _LEAST_BYTES
+    else:
+        needs["chunks being made"] = 3 * options.chunk_bytes  # while others are written
+        own = {"scales of the features": _scales_in_memory(options.like)}
+        left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     block_bytes = min(max(left // 80, 1 << 16), BLOCK_BYTES)
     in_map = left // 4 if options.compact else 0
@@ -419,6 +434,16 @@ class LabelCounts:
         if len(self.counts) > MAX_CLASSES:
             self.counts = None
 
+    def merge(self, other: LabelCounts) -> None:
+        """Take in the labels of other rows."""
+        if self.counts is None or other.counts is None:
+            self.counts = None
+            return
+        for label, count in other.counts.items():
+            self.counts[label] = self.counts.get(label, 0) + count
+        if len(self.counts) > MAX_CLASSES:
+            self.counts = None
+
     def manifest(self, like: _Like | None) -> dict[str, Any]:
         """The manifest's ``classes`` and ``class_counts``; classes known from the training side are listed too."""
         if self.counts is None:
@@ -462,36 +487,54 @@ class _DistinctFeatures:
         return self._sorted
 
 
-class ChunkCutter:
-    """Cuts rows in final order into chunks: greedily, by decoded bytes, so that nothing else decides where."""
+class ChunkRule:
+    """Where chunks end: greedily, by decoded bytes of the rows in final order, so that nothing else decides."""
 
     def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
         self._chunk_bytes, self._entry_bytes = chunk_bytes, entry_bytes
-        self._pending: list[Rows] = []
         self._pending_bytes = 0
+
+    def ends(self, counts: np.ndarray) -> Iterator[int]:
+        """Take the entries of the next rows; give the places among them at which a chunk ends, 0 included."""
+        end = np.cumsum(counts * self._entry_bytes + _CHUNK_ROW_BYTES)
+        start = 0
+        while start < len(counts):
+            before = int(end[start - 1]) if start else 0
+            stop = int(np.searchsorted(end, before + self._chunk_bytes - self._pending_bytes, side="right"))
+            if stop <= start and self._pending_bytes:
+                yield start
+                self._pending_bytes = 0
+                continue
+            stop = max(stop, start + 1)  # a row larger than a chunk is a chunk of its own
+            self._pending_bytes += int(end[stop - 1]) - before
+            if stop < len(counts):
+                yield stop
+                self._pending_bytes = 0
+            start = stop
+
+
+class ChunkCutter:
+    """Cuts rows in final order into chunks."""
+
+    def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
+        self._rule = ChunkRule(chunk_bytes, entry_bytes)
+        self._pending: list[Rows] = []
 
     def cut(self, rows: Rows, order: np.ndarray) -> Iterator[Rows]:
         """Take rows in the given order; give the chunks that are complete."""
-        counts = rows.indptr[order + 1] - rows.indptr[order]
-        end = np.cumsum(counts * self._entry_bytes + _CHUNK_ROW_BYTES)
         start = 0
-        while start < len(order):
-            before = int(end[start - 1]) if start else 0
-            stop = int(np.searchsorted(end, before + self._chunk_bytes - self._pending_bytes, side="right"))
-            if stop <= start and self._pending:
-                yield self.rest()
-                continue
-            stop = max(stop, start + 1)  # a row larger than a chunk is a chunk of its own
-            self._pending.append(rows.take(order[start:stop]))
-            self._pending_bytes += int(end[stop - 1]) - before
-            if stop < len(order):
-                yield self.rest()
-            start = stop
+        for end in self._rule.ends(rows.indptr[order + 1] - rows.indptr[order]):
+            if end > start:
+                self._pending.append(rows.take(order[start:end]))
+            yield self.rest()
+            start = end
+        if start < len(order):
+            self._pending.append(rows.take(order[start:]))
 
     def rest(self) -> Rows:
         """The chunk begun so far."""
         chunk = concatenate(self._pending)
-        self._pending, self._pending_bytes = [], 0
+        self._pending = []
         return chunk
 
     @property
@@ -530,7 +573,10 @@ class _Conversion:
             self._write(sorter, shape, self._manifest(counts, labels, shape))
         finally:
             sorter.close()
-        for message in counts.messages(options.value_dtype):
+        self._tell(counts, n_features)
+
+    def _tell(self, counts: Counts, n_features: int) -> None:
+        for message in counts.messages(self.options.value_dtype):
             self.listener.message(message)
         self.listener.message(
             f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
@@ -617,7 +663,7 @@ class _Conversion:
 
     def _write(self, sorter: Sorter, shape: _Shape, manifest: dict[str, Any]) -> None:
         options = self.options
-        scaling = options.like.scaling if options.like else Scaling(options.scale, options.normalize)
+        scaling = self._scaling()
         chunks = self._chunks(sorter, shape)
         if options.scale != "none":
             # the divisors are known when all rows have been seen: in their final order, so that the bits follow from it
@@ -632,13 +678,18 @@ class _Conversion:
         self._write_features(writer, pieces, shape)
         writer.close(**manifest)
 
+    def _scaling(self) -> Scaling:
+        """What is asked for; without the divisors, unless they are given."""
+        like, options = self.options.like, self.options
+        return like.scaling if like else Scaling(options.scale, options.normalize)
+
     def _writer(self, name: str, shape: _Shape) -> DatasetWriter:
         options = self.options
         return DatasetWriter(
             self.work / name,
             index_dtype=shape.index_dtype,
             value_dtype=options.value_dtype,
-            row_dtype=np.dtype(np.int32 if shape.n_rows <= _INT32_MAX else np.int64),
+            row_dtype=shape.row_dtype,
             weighted=options.weights is not None,
             shard_bytes=options.shard_bytes,
             compression=options.compression,
@@ -654,7 +705,9 @@ class _Conversion:
         for chunk in chunks:
             value = chunk.value
             if scaling.changes_values:
-                value = self._stored(scaling.apply(chunk.indptr, chunk.index, value, shape.n_features))
+                value = _stored(
+                    scaling.apply(chunk.indptr, chunk.index, value, shape.n_features), value.dtype
+                )
             writer.write_chunk(chunk.place, chunk.label, chunk.weight, chunk.indptr, chunk.index, value)
             if statistics is not None:
                 statistics.add(chunk.index, value)
@@ -664,17 +717,6 @@ class _Conversion:
         if statistics is not None:
             return statistics.columns(shape.n_rows)
         return self._statistics(lambda: _read_entries(writer.path), shape.n_features, shape.n_rows)
-
-    def _stored(self, value: np.ndarray) -> np.ndarray:
-        """Scaled values in the type in which they are stored."""
-        with np.errstate(over="ignore", under="ignore"):
-            stored = value.astype(self.options.value_dtype)
-        if not np.isfinite(stored).all():
-            raise DataError(
-                f"a scaled value is too large for {stored.dtype}: a feature's scale is tiny beside its values; "
-                "use --scale maxabs or --dtype float64"
-            )
-        return stored
 
     def _statistics(self, read_entries: Callable[[], Entries], n_features: int, n_rows: int) -> Pieces:
         """Statistics of the features by reading entries again; no rows are in memory any more."""
@@ -738,6 +780,10 @@ class _Shape:
     def index_dtype(self) -> np.dtype:
         return np.dtype(np.int32 if self.n_features <= _INT32_MAX + 1 else np.int64)
 
+    @property
+    def row_dtype(self) -> np.dtype:
+        return np.dtype(np.int32 if self.n_rows <= _INT32_MAX else np.int64)
+
     def feature(self, index: np.ndarray) -> np.ndarray:
         """0-based features of indices of the text."""
         if self.original is not None:
@@ -790,14 +836,26 @@ class _Weights:
             )
 
 
+def _stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Scaled values in the type in which they are stored."""
+    with np.errstate(over="ignore", under="ignore"):
+        stored = value.astype(dtype)
+    if not np.isfinite(stored).all():
+        raise DataError(
+            f"a scaled value is too large for {stored.dtype}: a feature's scale is tiny beside its values; "
+            "use --scale maxabs or --dtype float64"
+        )
+    return stored
+
+
 def _provenance(path: str) -> dict[str, Any]:
     known = path != STANDARD_INPUT and os.path.isfile(path)
     return {"name": display_name(path), "bytes": os.path.getsize(path) if known else None}
 
 
-def _stored_chunks(dataset: Dataset) -> Iterator[Rows]:
-    """The chunks of a dataset that was just written, as rows to be written again."""
-    for chunk in range(dataset.n_chunks):
+def _stored_chunks(dataset: Dataset, chunks: Iterable[int] | None = None) -> Iterator[Rows]:
+    """Chunks (all by default) of a dataset that was just written, as rows to be written again."""
+    for chunk in range(dataset.n_chunks) if chunks is None else chunks:
         data = dataset.read(chunk, verify=False)
         yield Rows(data.source, data.label, data.weight, data.indptr, data.feature, data.value)
 
@@ -805,7 +863,7 @@ def _stored_chunks(dataset: Dataset) -> Iterator[Rows]:
 def _read_entries(directory: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """All entries of the shards just written, chunk by chunk."""
     for path in sorted((directory / "entries").iterdir()):
-        with pq.ParquetFile(path) as reader:
+        with pq.ParquetFile(path, pre_buffer=False) as reader:  # a copy less of what is in the page cache
             for group in range(reader.num_row_groups):
                 table = reader.read_row_group(group, columns=["feature", "value"], use_threads=False)
                 yield table.column("feature").to_numpy(), table.column("value").to_numpy()

@@ -12,7 +12,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .errors import DatasetError
+from .parallel import TASKS_PER_WORKER, Workers, checked_workers, in_shares
 from .parquet import (
     OpenParts,
     TableWriter,
@@ -337,15 +338,25 @@ class Dataset:
             "fingerprint": self.fingerprint,
         }
 
-    def verify(self, listener: Listener | None = None) -> list[str]:
+    def verify(self, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
         """Check every checksum and invariant.
+
+        Parameters
+        ----------
+        listener : Listener, optional
+        workers : int
+            Processes that share the work.
 
         Returns
         -------
         list of str
             What is wrong, a line each, naming the file; empty where all is well.
         """
-        return list(_problems(self, listener or Listener()))
+        listener = listener or Listener()
+        if checked_workers(workers) == 1:
+            return list(_problems(self, _Checks(self, listener)))
+        with Workers(workers, listener, __name__) as processes:
+            return list(_problems(self, _SharedChecks(self, listener, processes)))
 
     def _name(self, table: str, chunk: int) -> str:
         return str(self.manifest["parts"][self.chunk_part[chunk]][table])
@@ -443,49 +454,120 @@ def _file_problems(path: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
 
 
-def _problems(dataset: Dataset, listener: Listener) -> Iterator[str]:
+@dataclass
+class _Checked:
+    """What was found in some chunks, to be joined with what others hold."""
+
+    problems: list[str] = field(default_factory=list)
+    counts: dict[float, int] = field(default_factory=dict)
+    source_sum: int = 0
+    complete: bool = True
+
+    def join(self, other: _Checked) -> None:
+        self.problems += other.problems
+        self.source_sum += other.source_sum
+        self.complete = self.complete and other.complete
+        for label, count in other.counts.items():
+            self.counts[label] = self.counts.get(label, 0) + count
+
+
+class _Checks:
+    """The two long readings of a verification, in this process."""
+
+    def __init__(self, dataset: Dataset, listener: Listener) -> None:
+        self.dataset, self.listener = dataset, listener
+
+    def changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
+        """For files with their bytes and checksums: whether they have another checksum."""
+        total, done, found = sum(n_bytes for _, n_bytes, _ in files), 0, []
+        for path, n_bytes, checksum in files:
+            found.append(_is_changed(path, checksum))
+            done += n_bytes
+            self.listener.progress(Progress("checksums", done, total, "B"))
+        return found
+
+    def chunks(self, damaged: set[str]) -> _Checked:
+        """Check the chunks outside of files that are damaged."""
+        dataset, checked = self.dataset, _Checked()
+        for chunk in range(dataset.n_chunks):
+            checked.join(_check_chunk(dataset, chunk, damaged))
+            self.listener.progress(
+                Progress("verify", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows")
+            )
+        return checked
+
+
+class _SharedChecks(_Checks):
+    """The same by several processes."""
+
+    def __init__(self, dataset: Dataset, listener: Listener, workers: Workers) -> None:
+        super().__init__(dataset, listener)
+        self._workers = workers
+
+    def changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
+        tasks = [(path, checksum) for path, _, checksum in files]
+        sizes = [n_bytes for _, n_bytes, _ in files]
+        return self._workers.run(_is_changed, tasks, phase="checksums", sizes=sizes)
+
+    def chunks(self, damaged: set[str]) -> _Checked:
+        dataset, checked = self.dataset, _Checked()
+        shares = in_shares(np.diff(dataset.entry_start).tolist(), TASKS_PER_WORKER * self._workers.n_workers)
+        tasks = [(dataset.path, start, stop, damaged) for start, stop in shares]
+        sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
+        for share in self._workers.run(_check_chunks, tasks, phase="verify", unit="rows", sizes=sizes):
+            checked.join(share)
+        return checked
+
+
+def _is_changed(path: Path, checksum: str) -> bool:
+    return file_checksum(path) != checksum
+
+
+def _check_chunks(path: Path, start: int, stop: int, damaged: set[str]) -> _Checked:
+    dataset, checked = open_dataset(path, check_files=False), _Checked()
+    for chunk in range(start, stop):
+        checked.join(_check_chunk(dataset, chunk, damaged))
+    dataset.close()
+    return checked
+
+
+def _check_chunk(dataset: Dataset, chunk: int, damaged: set[str]) -> _Checked:
+    names = [str(dataset.path / dataset._name(table, chunk)) for table in ("rows", "entries")]
+    if damaged.intersection(names):
+        return _Checked(complete=False)
+    place = dataset.place(chunk)
+    try:
+        data = dataset.read(chunk)
+        (row,) = dataset.read_entries(chunk, ("row",))
+        (numbers,) = dataset.read_rows(chunk, ("row",))
+    except DatasetError as error:
+        return _Checked([str(error)], complete=False)
+    problems = [f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row, numbers)]
+    counts = {}
+    if dataset.classes is not None:
+        labels, n_rows = np.unique(data.label, return_counts=True)
+        counts = dict(zip(labels.tolist(), n_rows.tolist(), strict=True))
+    return _Checked(problems, counts, _places_sum(data.source))
+
+
+def _problems(dataset: Dataset, checks: _Checks) -> Iterator[str]:
     damaged = set()
     for problem in _file_problems(dataset.path, dataset.manifest):
         damaged.add(problem.split(": ")[0])
         yield problem
-    total = sum(n_bytes for _, n_bytes, _ in _files(dataset.manifest))
-    done = 0
-    for name, n_bytes, checksum in _files(dataset.manifest):
-        path = dataset.path / name
-        if str(path) not in damaged and file_checksum(path) != checksum:
+    files = [
+        (dataset.path / name, n_bytes, checksum)
+        for name, n_bytes, checksum in _files(dataset.manifest)
+        if str(dataset.path / name) not in damaged
+    ]
+    for (path, _, _), changed in zip(files, checks.changed(files), strict=True):
+        if changed:
             damaged.add(str(path))
             yield f"{path}: checksum differs from the manifest's, the file was changed or damaged"
-        done += n_bytes
-        listener.progress(Progress("checksums", done, total, "B"))
-    yield from _invariant_problems(dataset, damaged, listener)
-
-
-def _invariant_problems(dataset: Dataset, damaged: set[str], listener: Listener) -> Iterator[str]:
-    counts: dict[float, int] = {}
-    source_sum = 0
-    complete = True
-    for chunk in range(dataset.n_chunks):
-        names = [str(dataset.path / dataset._name(table, chunk)) for table in ("rows", "entries")]
-        if damaged.intersection(names):
-            complete = False
-            continue
-        place = dataset.place(chunk)
-        try:
-            data = dataset.read(chunk)
-            (row,) = dataset.read_entries(chunk, ("row",))
-            (numbers,) = dataset.read_rows(chunk, ("row",))
-        except DatasetError as error:
-            yield str(error)
-            complete = False
-            continue
-        yield from (f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row, numbers))
-        source_sum += _places_sum(data.source)
-        if dataset.classes is not None:
-            for label, count in zip(*np.unique(data.label, return_counts=True), strict=True):
-                counts[float(label)] = counts.get(float(label), 0) + int(count)
-        listener.progress(Progress("verify", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
-    if complete:
-        yield from _total_problems(dataset, counts, source_sum)
+    checked = checks.chunks(damaged)
+    yield from checked.problems
+    if checked.complete:
+        yield from _total_problems(dataset, checked.counts, checked.source_sum)
 
 
 def _places_sum(places: np.ndarray) -> int:
@@ -552,6 +634,91 @@ def _total_problems(dataset: Dataset, counts: Mapping[float, int], source_sum: i
 # Writing
 
 
+class PartWriter:
+    """Writes one part of a dataset: a file of rows and a file of entries, a row group each for a chunk.
+
+    Parameters
+    ----------
+    path : Path
+        The dataset's directory, with its folders.
+    number : int
+        Of the part.
+    row0 : int
+        Rows in the parts before it.
+    index_dtype, value_dtype, row_dtype, compression
+        As for `DatasetWriter`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        number: int,
+        row0: int,
+        *,
+        index_dtype: np.dtype,
+        value_dtype: np.dtype,
+        row_dtype: np.dtype,
+        compression: str,
+    ) -> None:
+        self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
+        self._number, self._row0 = number, row0
+        self._names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
+        self._rows = TableWriter(
+            path / self._names["rows"], _rows_schema(row_dtype, index_dtype), compression
+        )
+        self._entries = TableWriter(
+            path / self._names["entries"], _entries_schema(row_dtype, index_dtype, value_dtype), compression
+        )
+        self.n_rows = self.n_entries = 0
+        self.row_norms = _no_norms()
+        self.chunk_table = array(
+            "q"
+        )  # part, rows, entries of each chunk; a list would take ten times the memory
+
+    def write_chunk(
+        self,
+        source: np.ndarray,
+        label: np.ndarray,
+        weight: np.ndarray | None,
+        indptr: np.ndarray,
+        feature: np.ndarray,
+        value: np.ndarray,
+    ) -> None:
+        """Append a chunk, as `DatasetWriter.write_chunk`."""
+        from .kernels import add_row_norms  # numba: only where rows are written
+
+        n_rows, n_entries = label.size, feature.size
+        value = np.ascontiguousarray(value, dtype=self._value_dtype)
+        add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self.row_norms)
+        row0 = self._row0 + self.n_rows
+        row = np.arange(row0, row0 + n_rows, dtype=self._row_dtype)
+        counts = np.diff(indptr)
+        weight = np.ones(n_rows) if weight is None else weight
+        self._rows.write(
+            row=row, source=source, label=label, weight=weight, n_entries=counts.astype(self._index_dtype)
+        )
+        self._entries.write(
+            row=np.repeat(row, counts),
+            feature=feature.astype(self._index_dtype, copy=False),
+            value=value,
+        )
+        self.n_rows += n_rows
+        self.n_entries += n_entries
+        self.chunk_table.extend((self._number, n_rows, n_entries))
+
+    def close(self) -> dict[str, Any]:
+        """End the files; gives what the manifest says of the part."""
+        part: dict[str, Any] = {
+            **self._names,
+            "n_rows": self.n_rows,
+            "n_entries": self.n_entries,
+            "n_chunks": len(self.chunk_table) // 3,
+        }
+        for table, writer in (("rows", self._rows), ("entries", self._entries)):
+            part |= {f"{table}_{key}": value for key, value in writer.close().items()}
+        return part
+
+
 class DatasetWriter:
     """Writes a dataset's files into a directory, chunk by chunk, the manifest last.
 
@@ -586,14 +753,11 @@ class DatasetWriter:
         self._row_dtype = np.dtype(row_dtype)
         self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
         self._parts: list[dict[str, Any]] = []
-        self._chunk_table = array(
-            "q"
-        )  # part, rows, entries of each chunk; a list would take ten times the memory
+        self._chunk_table = array("q")
         self._features: dict[str, Any] | None = None
         self._scales: dict[str, Any] = {}
-        self._row_norms = np.array([np.inf, 0.0, 0.0, 0.0])
-        self._rows: TableWriter | None = None
-        self._entries: TableWriter | None = None
+        self._row_norms = _no_norms()
+        self._part: PartWriter | None = None
         self.n_rows = 0
         self.n_entries = 0
         for folder in ("", "rows", "entries"):
@@ -619,31 +783,15 @@ class DatasetWriter:
         feature, value : ndarray, shape (entries,)
             Features ascending within a row.
         """
-        from .kernels import add_row_norms  # numba: only where rows are written
+        self._current_part().write_chunk(source, label, weight, indptr, feature, value)
+        self.n_rows += label.size
+        self.n_entries += feature.size
 
-        n_rows, n_entries = label.size, feature.size
-        value = np.ascontiguousarray(value, dtype=self._value_dtype)
-        add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self._row_norms)
-        part = self._current_part()
-        assert self._rows is not None
-        assert self._entries is not None
-        row = np.arange(self.n_rows, self.n_rows + n_rows, dtype=self._row_dtype)
-        counts = np.diff(indptr)
-        weight = np.ones(n_rows) if weight is None else weight
-        self._rows.write(
-            row=row, source=source, label=label, weight=weight, n_entries=counts.astype(self._index_dtype)
-        )
-        self._entries.write(
-            row=np.repeat(row, counts),
-            feature=feature.astype(self._index_dtype, copy=False),
-            value=value,
-        )
-        part["n_rows"] += n_rows
-        part["n_entries"] += n_entries
-        part["n_chunks"] += 1
-        self._chunk_table.extend((len(self._parts) - 1, n_rows, n_entries))
-        self.n_rows += n_rows
-        self.n_entries += n_entries
+    def add_part(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
+        """Take in the next part, which a `PartWriter` of its own has written."""
+        self._take_in(part, chunk_table, row_norms)
+        self.n_rows += part["n_rows"]
+        self.n_entries += part["n_entries"]
 
     def write_features(self, pieces: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
         """Write ``features.parquet`` from pieces of columns, ascending by feature (see `Dataset.read_features`)."""
@@ -724,28 +872,41 @@ class DatasetWriter:
             "n_empty": int(n_empty),
         }
 
-    def _current_part(self) -> dict[str, Any]:
+    def _current_part(self) -> PartWriter:
         entry_bytes = self._index_dtype.itemsize + self._value_dtype.itemsize
-        if self._rows is not None and self._parts[-1]["n_entries"] * entry_bytes >= self._shard_bytes:
+        if self._part is not None and shard_is_full(self._part.n_entries * entry_bytes, self._shard_bytes):
             self._close_part()
-        if self._rows is None:
-            number = len(self._parts)
-            part = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
-            self._rows = TableWriter(
-                self.path / part["rows"], _rows_schema(self._row_dtype, self._index_dtype), self._compression
+        if self._part is None:
+            self._part = PartWriter(
+                self.path,
+                len(self._parts),
+                self.n_rows,
+                index_dtype=self._index_dtype,
+                value_dtype=self._value_dtype,
+                row_dtype=self._row_dtype,
+                compression=self._compression,
             )
-            self._entries = TableWriter(
-                self.path / part["entries"],
-                _entries_schema(self._row_dtype, self._index_dtype, self._value_dtype),
-                self._compression,
-            )
-            self._parts.append({**part, "n_rows": 0, "n_entries": 0, "n_chunks": 0})
-        return self._parts[-1]
+        return self._part
 
     def _close_part(self) -> None:
-        if self._rows is None or self._entries is None:
-            return
-        for table, writer in (("rows", self._rows), ("entries", self._entries)):
-            for key, value in writer.close().items():
-                self._parts[-1][f"{table}_{key}"] = value
-        self._rows = self._entries = None
+        if self._part is not None:
+            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
+            self._part = None
+
+    def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
+        self._parts.append(part)
+        self._chunk_table.extend(chunk_table)
+        # sums of parts are added in their order, whoever made them
+        least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
+        self._row_norms += row_norms
+        self._row_norms[:2] = least, greatest
+
+
+def _no_norms() -> np.ndarray:
+    """Norms of no rows: least, greatest, sum of squares, number of empty rows."""
+    return np.array([np.inf, 0.0, 0.0, 0.0])
+
+
+def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
+    """Whether the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
+    return n_bytes >= shard_bytes

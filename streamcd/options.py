@@ -136,6 +136,12 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help=text)(command)
 
 
+def workers_option(command: Command) -> Command:
+    """``--workers``."""
+    text = "Processes that share the work; --memory bounds their sum. The result does not depend on their number."
+    return click.option("--workers", type=int, default=1, show_default=True, help=text)(command)
+
+
 def quiet_option(command: Command) -> Command:
     """``--quiet``."""
     return click.option(

@@ -17,6 +17,11 @@ import pyarrow.parquet as pq
 
 from .errors import DatasetError, EnvironmentFailure
 
+# Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
+# random it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s where mimalloc did 200.
+if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ and "jemalloc" in pa.supported_memory_backends():
+    pa.set_memory_pool(pa.jemalloc_memory_pool())
+
 _PAGE_BYTES = 1 << 20
 _COPY_BYTES = 1 << 22
 

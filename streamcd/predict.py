@@ -6,21 +6,35 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
+from . import sources
 from .dataset import Dataset, open_dataset
 from .errors import ModelError, UsageError
-from .memory import parse_size, require
+from .memory import RESERVED_BYTES, parse_size, require
 from .model import Model, load_model
 from .ordering import SourceOrder
+from .parallel import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from .parquet import TableWriter, schema
-from .problems import crammer_singer_primal, row_loss, twin_primal
+from .problems import crammer_singer_losses, row_loss, twin_losses
 from .progress import Listener, Progress
 from .ranking import RocArea
 from .scaling import Scaling
+from .sources import (
+    Piece,
+    cut_into_pieces,
+    expand_sources,
+    piece_starts,
+    total_bytes,
+)
+from .sums import ExactSum
+
+if TYPE_CHECKING:
+    from .svmlight import RowBlock
 
 MAX_CONFUSION_LABELS = 1000
 """Above so many labels there is no confusion matrix."""
@@ -50,12 +64,21 @@ class _Decisions:
     model : Model
     budget : int
         Bytes for all of the process; `left` is what remains for the caller.
+    listener : Listener
+    workers : int
+        Processes that decide; the budget is for their sum, and then for this one that has what they found.
     """
 
     def __init__(
-        self, data: Dataset | str | os.PathLike[str], model: Model, budget: int, listener: Listener
+        self,
+        data: Dataset | str | os.PathLike[str],
+        model: Model,
+        budget: int,
+        listener: Listener,
+        workers: int = 1,
     ) -> None:
         self.model, self.listener = model, listener
+        self.scratch: str | os.PathLike[str] = tempfile.gettempdir()
         self.n_ignored = 0
         scales = model.scaling.scales
         needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes)}
@@ -73,6 +96,10 @@ class _Decisions:
             needs["text"] = _TEXT_BLOCKS_HELD << 16
         needs["decisions"] = 256 * row_bytes
         self.left = require(budget, needs)
+        self._workers, self._share = workers, 0
+        if workers > 1:
+            each = sum(needs.values()) + RESERVED_BYTES
+            self._share = each + memory_per_worker(budget, workers, needs, {"model": needs["the model"]})
         self._text_block = 1 << 16
         if self.dataset is None:
             more = min(_TEXT_BLOCK - self._text_block, self.left // 2 // _TEXT_BLOCKS_HELD)
@@ -84,19 +111,24 @@ class _Decisions:
 
     def blocks(self, phase: str) -> Iterator[_Rows]:
         """All rows; those of text in order, those of a dataset shuffled."""
-        rows = self._dataset_rows(phase) if self.dataset is not None else self._text_rows(phase)
-        yield from rows
+        if self._workers > 1:
+            yield from self._shared_rows(phase)
+        elif self.dataset is not None:
+            yield from self.dataset_rows(phase, range(self.dataset.n_chunks))
+        else:
+            yield from self._text_rows(phase)
         if self.n_ignored:
             self.listener.warning(
                 f"{self.n_ignored:,} entries ignored: their feature is beyond the model's width of {self.model.n_features}"
             )
 
-    def _dataset_rows(self, phase: str) -> Iterator[_Rows]:
+    def dataset_rows(self, phase: str, chunks: range) -> Iterator[_Rows]:
+        """The rows of some chunks."""
         dataset = self.dataset
         assert dataset is not None
-        for chunk in range(dataset.n_chunks):
-            if chunk % _CHUNKS_AHEAD == 0:
-                for ahead in range(chunk, min(chunk + 2 * _CHUNKS_AHEAD, dataset.n_chunks)):
+        for chunk in chunks:
+            if (chunk - chunks.start) % _CHUNKS_AHEAD == 0:
+                for ahead in range(chunk, min(chunk + 2 * _CHUNKS_AHEAD, chunks.stop)):
                     dataset.advise(ahead, os.POSIX_FADV_WILLNEED)
             data = dataset.read(chunk)
             feature = data.feature.astype(np.int64) + self._shift if self._shift else data.feature
@@ -106,17 +138,27 @@ class _Decisions:
     def _text_rows(self, phase: str) -> Iterator[_Rows]:
         from .svmlight import iterate_blocks  # the parser's kernels: only where there is text
 
+        blocks = iterate_blocks(self._path, listener=self.listener, phase=phase, **self._text_options())
+        return self._rows_of_blocks(blocks)
+
+    def piece_rows(self, piece: Piece, place0: int, line0: int) -> Iterator[_Rows]:
+        """The rows of a piece of text."""
+        from .svmlight import iterate_piece
+
+        return self._rows_of_blocks(iterate_piece(piece, place0=place0, line0=line0, **self._text_options()))
+
+    def _text_options(self) -> dict[str, Any]:
+        return {
+            "value_dtype": np.float64,
+            "index_base": self.model.index_base,
+            "n_features": self.model.n_features,
+            "ignore_beyond": True,
+            "block_bytes": self._text_block,
+        }
+
+    def _rows_of_blocks(self, blocks: Iterator[RowBlock]) -> Iterator[_Rows]:
         counts = None
-        for block in iterate_blocks(
-            self._path,
-            value_dtype=np.float64,
-            index_base=self.model.index_base,
-            n_features=self.model.n_features,
-            ignore_beyond=True,
-            block_bytes=self._text_block,
-            listener=self.listener,
-            phase=phase,
-        ):
+        for block in blocks:
             counts = block.counts
             n_rows = block.label.size
             source = np.arange(block.place0, block.place0 + n_rows)
@@ -124,6 +166,50 @@ class _Decisions:
             yield from self._decide(source, block.label, np.ones(n_rows), block.indptr, feature, block.value)
         if counts is not None:
             self.n_ignored += counts.n_ignored
+
+    def _shared_rows(self, phase: str) -> Iterator[_Rows]:
+        """All rows, decided by several processes; theirs come in files, in the order of one process's."""
+        with tempfile.TemporaryDirectory(prefix=".streamcd-decisions-", dir=self.scratch) as directory:
+            self.model.save(Path(directory) / "model")
+            with Workers(self._workers, self.listener, __name__) as workers:
+                tasks, sizes, unit = self._tasks(workers)
+                paths = [Path(directory) / f"{number:07d}" for number in range(len(tasks))]
+                shared = _Shared(self.dataset.path if self.dataset else self._path, directory, self._share)
+                tasks = [(shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
+                ignored = workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes)
+            self.n_ignored += sum(ignored)
+            for path in paths:
+                yield from self._read_rows(path)
+                path.unlink()
+
+    def _tasks(self, workers: Workers) -> tuple[list[tuple[Any, ...]], list[int], str]:
+        """What each task is about, its size, and the unit of that."""
+        n_tasks = TASKS_PER_WORKER * self._workers
+        dataset = self.dataset
+        if dataset is not None:
+            shares = in_shares(np.diff(dataset.entry_start).tolist(), n_tasks)
+            sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
+            return [(range(start, stop),) for start, stop in shares], sizes, "rows"
+        from .svmlight import check_rows, count_piece
+
+        paths = expand_sources(self._path)
+        size = sum(Piece(path).n_bytes for path in paths) // n_tasks
+        pieces = cut_into_pieces(paths, min(max(size, sources.LEAST_PIECE_BYTES), sources.MOST_PIECE_BYTES))
+        sizes = [piece.n_bytes for piece in pieces]
+        counted = workers.run(count_piece, [(piece,) for piece in pieces], phase="count", sizes=sizes)
+        starts = piece_starts(pieces, counted)
+        check_rows(sum(n_rows for n_rows, _ in counted), paths)
+        return [(piece, *start) for piece, start in zip(pieces, starts, strict=True)], sizes, "B"
+
+    def _read_rows(self, path: Path) -> Iterator[_Rows]:
+        """Rows from a worker's file, as many at a time as are decided at a time here."""
+        n_columns = 3 + self.model.n_vectors
+        with open(path, "rb") as file:
+            while (records := np.fromfile(file, count=self.block_rows * n_columns)).size:
+                records = records.reshape(-1, n_columns)
+                source = records[:, 0].copy().view(np.int64)
+                decisions = np.ascontiguousarray(records[:, 3:])
+                yield _Rows(source, records[:, 1].copy(), records[:, 2].copy(), decisions)
 
     def _decide(
         self, source: np.ndarray, label: np.ndarray, weight: np.ndarray, *rows: np.ndarray
@@ -136,6 +222,34 @@ class _Decisions:
             decisions, n_ignored = self.model.decisions(indptr[start : stop + 1], feature, value)
             self.n_ignored += n_ignored
             yield _Rows(source[start:stop], label[start:stop], weight[start:stop], decisions)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What workers have to know: the data, a directory with the model, and the memory of one of them."""
+
+    data: str | Path
+    directory: str
+    budget: int
+
+
+@lru_cache(maxsize=1)
+def _shared_model(directory: str) -> Model:
+    return load_model(Path(directory) / "model")
+
+
+def _decide_share(shared: _Shared, out: Path, part: range | Piece, *start: int) -> int:
+    """Write the rows of some chunks or of a piece of text with their decisions; returns the entries ignored."""
+    model = _shared_model(shared.directory)
+    decisions = _Decisions(shared.data, model, shared.budget, Listener())
+    rows = decisions.dataset_rows("", part) if isinstance(part, range) else decisions.piece_rows(part, *start)
+    with open(out, "wb") as file:
+        for block in rows:
+            records = np.empty((block.label.size, 3 + model.n_vectors))
+            records[:, 0] = np.ascontiguousarray(block.source, dtype=np.int64).view(np.float64)
+            records[:, 1], records[:, 2], records[:, 3:] = block.label, block.weight, block.decisions
+            records.tofile(file)
+    return decisions.n_ignored
 
 
 def _is_dataset(data: str | os.PathLike[str]) -> bool:
@@ -175,6 +289,18 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
     return shift
 
 
+def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener | None) -> int:
+    """One, where the data can be read but once."""
+    if checked_workers(workers) == 1 or isinstance(data, Dataset) or _is_dataset(data):
+        return workers
+    if total_bytes(expand_sources(os.fspath(data))) is not None:
+        return workers
+    (listener or Listener()).warning(
+        "standard input and pipes are read by one process: going on with --workers 1"
+    )
+    return 1
+
+
 def predict(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
@@ -183,6 +309,7 @@ def predict(
     proba: bool = False,
     C: float | None = None,
     memory: int | str = "1GB",
+    workers: int = 1,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Predict every row, in source order.
@@ -202,7 +329,9 @@ def predict(
     C : float, optional
         Which model of a run that was trained with several.
     memory : int or str
-        Bound on the process's resident memory.
+        Bound on the process's resident memory; with several workers, on the sum of all.
+    workers : int
+        Processes that decide. The result does not depend on their number.
     listener : Listener, optional
 
     Returns
@@ -222,7 +351,11 @@ def predict(
             raise UsageError(
                 "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
             )
-    decisions = _Decisions(data, model, budget, listener or Listener())
+    decisions = _Decisions(
+        data, model, budget, listener or Listener(), _usable_workers(data, workers, listener)
+    )
+    if isinstance(out, str | os.PathLike):
+        decisions.scratch = Path(out).parent
     n_rows = 0
     if not isinstance(out, str | os.PathLike):
         for _, block in _in_source_order(decisions, tempfile.gettempdir()):
@@ -317,7 +450,8 @@ class _Evaluation:
     def __init__(self, model: Model, roc: RocArea) -> None:
         self.model, self.roc = model, roc
         self.n_rows = self.n_correct = self.n_unknown = 0
-        self.loss = self.log_loss = 0.0
+        # exact, so that they do not depend on the blocks in which rows come
+        self.loss, self.log_loss = ExactSum(), ExactSum()
         self.costs = None if model.C is None else model.class_costs()
         k = model.n_classes
         self.confusion = np.zeros((k, k), dtype=np.int64) if k <= MAX_CONFUSION_LABELS else None
@@ -338,9 +472,9 @@ class _Evaluation:
             k = model.n_classes
             self.confusion += np.bincount(place * k + predicted, minlength=k * k).reshape(k, k)
         if self.costs is not None:
-            self.loss += _loss_sum(model, place, decisions, self.costs[place] * weight, weight)
+            self.loss.add(_row_terms(model, place, decisions, self.costs[place] * weight, weight))
         if model.has_probabilities:
-            self.log_loss -= float(model.log_probabilities(decisions)[np.arange(place.size), place].sum())
+            self.log_loss.add(-model.log_probabilities(decisions)[np.arange(place.size), place])
         if model.n_classes == 2:
             self.roc.add(_positive_scores(model, decisions), place == 1)
 
@@ -360,7 +494,7 @@ class _Evaluation:
         objective = None
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if model.loss == "twin" else 1.0
-            objective = 0.5 * ridge * float(model.squared_norm().sum()) + self.loss
+            objective = 0.5 * ridge * float(model.squared_norm().sum()) + self.loss.value()
         result: dict[str, Any] = {
             "n_rows": self.n_rows,
             "accuracy": self.n_correct / self.n_rows,
@@ -371,7 +505,7 @@ class _Evaluation:
             result["auc"] = area
         n_known = self.n_rows - self.n_unknown
         if model.has_probabilities and n_known:
-            result["log_loss"] = self.log_loss / n_known
+            result["log_loss"] = self.log_loss.value() / n_known
         if self.confusion is not None:
             result |= self._confusion(self.confusion)
         return result
@@ -389,17 +523,22 @@ class _Evaluation:
         return {"labels": numbers, "confusion": table.tolist()}
 
 
-def _loss_sum(
+def _row_terms(
     model: Model, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
-) -> float:
-    """``Σ cost_i loss_i`` over rows and vectors; `place` is each row's class."""
+) -> np.ndarray:
+    """``cost_i loss_i`` of every row, over its vectors; `place` is each row's class."""
     if model.loss == "twin":
-        return twin_primal(decisions, place, cost, weight, model.slack)
+        return twin_losses(decisions, place, cost, weight, model.slack)
+    return cost * _row_losses(model, place, decisions)
+
+
+def _row_losses(model: Model, place: np.ndarray, decisions: np.ndarray) -> np.ndarray:
+    """``Σ loss`` of every row over its vectors; `place` is each row's class."""
     if model.loss == "crammer_singer":
-        return crammer_singer_primal(np.zeros(0), decisions, place, cost)
+        return crammer_singer_losses(decisions, place)
     sign = model.code[place].astype(np.float64)
-    losses = row_loss(model.loss, sign * decisions)
-    return float(cost @ (losses * (sign != 0)).sum(axis=1))
+    losses: np.ndarray = (row_loss(model.loss, sign * decisions) * (sign != 0)).sum(axis=1)
+    return losses
 
 
 def evaluate(
@@ -408,6 +547,7 @@ def evaluate(
     *,
     C: float | None = None,
     memory: int | str = "1GB",
+    workers: int = 1,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Compare a model's predictions with the labels of the data.
@@ -421,7 +561,9 @@ def evaluate(
     C : float, optional
         Which model of a run that was trained with several.
     memory : int or str
-        Bound on the process's resident memory.
+        Bound on the process's resident memory; with several workers, on the sum of all.
+    workers : int
+        Processes that decide. The result does not depend on their number.
     listener : Listener, optional
 
     Returns
@@ -438,7 +580,7 @@ def evaluate(
     listener = listener or Listener()
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
-    decisions = _Decisions(data, model, budget, listener)
+    decisions = _Decisions(data, model, budget, listener, _usable_workers(data, workers, listener))
     with RocArea(decisions.left) as roc:
         evaluation = _Evaluation(model, roc)
         for rows in decisions.blocks("evaluate"):

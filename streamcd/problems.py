@@ -363,16 +363,28 @@ def _x_log_x(x: np.ndarray) -> np.ndarray:
     return x * np.log(np.where(x > 0, x, 1.0))
 
 
-def twin_primal(h: np.ndarray, code: np.ndarray, cost: np.ndarray, weight: np.ndarray, slack: str) -> float:
-    """``Σ_k [½ Σ_k weight_i h_ik² + Σ_others cost_i loss(h_ik)]``; `h` (rows, k) is ``w_k·x``, `code` the rows' classes."""
+def twin_losses(
+    h: np.ndarray, code: np.ndarray, cost: np.ndarray, weight: np.ndarray, slack: str
+) -> np.ndarray:
+    """Terms of every row: ``½ weight_i h_ik²`` for its own plane k and ``cost_i loss(h_ik)`` for the others.
+
+    `h` (rows, k) is ``w_k·x``, `code` the rows' classes.
+    """
     own = code[:, None] == np.arange(h.shape[1])
     terms = np.where(own, weight[:, None] * row_loss("square", h), cost[:, None] * row_loss(slack, h))
-    return float(terms.sum())
+    losses: np.ndarray = terms.sum(axis=1)
+    return losses
 
 
 def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
     """``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` (rows, k), `code` the rows' classes."""
+    return float(0.5 * (w * w).sum() + cost @ crammer_singer_losses(scores, code))
+
+
+def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """``max_m(s_im - s_i,y_i + [m ≠ y_i])`` of every row; `scores` (rows, k), `code` the rows' classes."""
     rows = np.arange(code.size)
     margin = scores - scores[rows, code][:, None] + 1.0
     margin[rows, code] = 0.0
-    return float(0.5 * (w * w).sum() + cost @ margin.max(axis=1))
+    losses: np.ndarray = margin.max(axis=1)
+    return losses

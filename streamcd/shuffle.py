@@ -185,7 +185,8 @@ class Arena:
 
 def _write_segment(file: BinaryIO, rows: Rows) -> None:
     header = np.array([rows.n_rows, rows.n_entries, rows.index.itemsize], dtype=np.int64)
-    columns = [rows.place, rows.label, rows.weight, np.diff(rows.indptr), rows.index, rows.value]
+    # what decides the order and the cut into chunks comes first, to be read alone
+    columns = [rows.place, np.diff(rows.indptr), rows.label, rows.weight, rows.index, rows.value]
     for column in (header, *columns):
         if column is not None and column.size:
             _write_all(file, column.data.cast("B"))
@@ -213,7 +214,7 @@ def _read_segment(file: BinaryIO, room: Rows, index_dtype: np.dtype, entry0: int
     """Fill reserved room with a segment whose header was read."""
     counts = np.empty(room.n_rows, np.int64)
     index = room.index if room.index.dtype == index_dtype else np.empty(room.n_entries, index_dtype)
-    for column in (room.place, room.label, room.weight, counts, index, room.value):
+    for column in (room.place, counts, room.label, room.weight, index, room.value):
         if column is not None:
             _read_column(file, column)
     np.cumsum(counts, out=room.indptr)

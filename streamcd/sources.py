@@ -13,7 +13,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from .errors import DataError, UsageError
 from .memory import format_size
 
 STANDARD_INPUT = "-"
+LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 1 << 20, 32 << 20
+"""Of pieces that several processes read."""
+
 PADDING = 16
 """Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
 
@@ -128,11 +131,32 @@ def total_bytes(paths: Sequence[str]) -> int | None:
 # One source
 
 
-class _Counted(io.RawIOBase):
-    """A file that counts what is read from it, and gives back its first bytes after they were looked at."""
+@dataclass(frozen=True)
+class Piece:
+    """A part of a source that begins and ends where a line does: bytes ``start`` to ``stop`` of the file as it lies on disk.
 
-    def __init__(self, file: Any) -> None:
+    Only text that is not compressed has parts; `stop` is None where the piece is all of a file.
+    """
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes on disk."""
+        return (os.path.getsize(self.path) if self.stop is None else self.stop) - self.start
+
+
+class _Counted(io.RawIOBase):
+    """A file that counts what is read from it, and gives back its first bytes after they were looked at.
+
+    With `n_bytes`, the file ends after so many.
+    """
+
+    def __init__(self, file: Any, n_bytes: int | None = None) -> None:
         self._file = file
+        self._limit = n_bytes
         self._head = b""
         self.n_bytes = 0
 
@@ -150,6 +174,8 @@ class _Counted(io.RawIOBase):
             buffer[:size] = self._head[:size]
             self._head = self._head[size:]
         else:
+            if self._limit is not None:
+                buffer = buffer[: max(self._limit - self.n_bytes, 0)]
             size = self._file.readinto(buffer) or 0
         self.n_bytes += size
         return size
@@ -160,17 +186,68 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
-def _open(path: str) -> _Counted:
+def _open(path: str | Piece) -> _Counted:
+    if isinstance(path, Piece):
+        file = open(path.path, "rb", buffering=0)  # noqa: SIM115 - closed with what counts it
+        file.seek(path.start)
+        return _Counted(file, None if path.stop is None else path.n_bytes)
     if path == STANDARD_INPUT:
         # closing the copy leaves the process's own standard input alone
         return _Counted(open(os.dup(sys.stdin.fileno()), "rb", buffering=0))
     return _Counted(open(path, "rb", buffering=0))
 
 
-def _decompressed(raw: _Counted) -> Any:
-    """A file of the text in `raw`, whatever its compression, which its first bytes tell."""
-    head = raw.peek(6)
-    codec = next((codec for magic, codec in _MAGIC if head.startswith(magic)), None)
+def _codec(head: bytes) -> str | None:
+    return next((codec for magic, codec in _MAGIC if head.startswith(magic)), None)
+
+
+def cut_into_pieces(paths: Sequence[str], piece_bytes: int) -> list[Piece]:
+    """Cut sources into pieces of about `piece_bytes` that can be read on their own; compressed ones are not cut.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        Of regular files.
+    piece_bytes : int
+
+    Returns
+    -------
+    list of Piece
+        In the order of the source.
+    """
+    return [piece for path in paths for piece in _pieces(path, piece_bytes)]
+
+
+def piece_starts(pieces: Sequence[Piece], counted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rows of the input and lines of its file before every piece, from the rows and lines in each."""
+    starts, row, line = [], 0, 0
+    for piece, (n_rows, n_lines) in zip(pieces, counted, strict=True):
+        line = line if piece.start else 0
+        starts.append((row, line))
+        row, line = row + n_rows, line + n_lines
+    return starts
+
+
+def _pieces(path: str, piece_bytes: int) -> Iterator[Piece]:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= piece_bytes or _codec(file.read(6)) is not None:
+            yield Piece(path)
+            return
+        start = 0
+        while start < size:
+            # the first line that begins at or after the place where the cut should be; a long line is never cut
+            file.seek(start + piece_bytes - 1)
+            while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
+                pass
+            stop = min(file.tell(), size)
+            yield Piece(path, start, stop)
+            start = stop
+
+
+def _decompressed(raw: _Counted, whole: bool) -> Any:
+    """A file of the text in `raw`, whatever its compression, which the first bytes of a whole file tell."""
+    codec = _codec(raw.peek(6)) if whole else None
     if codec is None:
         return raw
     if codec == "xz":
@@ -205,7 +282,7 @@ def _fill(file: Any, view: memoryview, name: str) -> int:
 class _Reader:
     """The thread that fills buffers; its life is one call of `read_blocks`."""
 
-    def __init__(self, paths: Sequence[str], block_bytes: int, max_line_bytes: int) -> None:
+    def __init__(self, paths: Sequence[str | Piece], block_bytes: int, max_line_bytes: int) -> None:
         self._paths = paths
         self._max_line_bytes = max_line_bytes
         self.free: queue.Queue[bytearray | None] = queue.Queue()
@@ -221,7 +298,7 @@ class _Reader:
         try:
             for path in self._paths:
                 with _open(path) as raw:
-                    self._read_source(raw, display_name(path))
+                    self._read_source(raw, path)
                     self._bytes_before += raw.n_bytes
             self.filled.put(None)
         except _Stopped:
@@ -243,9 +320,11 @@ class _Reader:
             buffer = bytearray(self._block_bytes + PADDING)
         return buffer
 
-    def _read_source(self, raw: _Counted, name: str) -> None:
-        file = _decompressed(raw)
-        tail, first, more = b"", True, True
+    def _read_source(self, raw: _Counted, path: str | Piece) -> None:
+        piece = path if isinstance(path, Piece) else Piece(path)
+        name = display_name(piece.path)
+        file = _decompressed(raw, whole=piece.stop is None)
+        tail, first, more = b"", piece.start == 0, True
         while more:
             buffer = self._take_buffer()
             buffer, size = self._read_lines(file, buffer, tail, name)
@@ -284,14 +363,14 @@ class _Stopped(Exception):
 
 
 def read_blocks(
-    paths: Sequence[str], *, block_bytes: int, max_line_bytes: int | None = None
+    paths: Sequence[str | Piece], *, block_bytes: int, max_line_bytes: int | None = None
 ) -> Generator[ByteBlock, None, None]:
     """Read sources one after the other in blocks of whole lines.
 
     Parameters
     ----------
-    paths : sequence of str
-        As `expand_sources` gives them.
+    paths : sequence of str or of Piece
+        As `expand_sources` or `cut_into_pieces` gives them.
     block_bytes : int
         Size of a block; three of them are in memory, besides what decompression takes.
     max_line_bytes : int, optional

@@ -11,7 +11,7 @@ float64) before they are cast to the dtype asked for. What the text may hold and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from .errors import DataError
 from .progress import Listener, Progress
-from .sources import ByteBlock, as_array, display_name, expand_sources, read_blocks, total_bytes
+from .sources import ByteBlock, Piece, as_array, display_name, expand_sources, read_blocks, total_bytes
 
 BLOCK_BYTES = 8 << 20
 MAX_INDEX = 1 << 62
@@ -487,6 +487,30 @@ def _parse(text, stop, state, label, indptr, index, value, least_index, end_inde
     return status
 
 
+@njit(cache=True, nogil=True)
+def _count(text, start, stop):
+    """The rows and the lines of ``text[start:stop]``; blank lines and comments are lines and no rows, as for `_parse`."""
+    rows, lines = 0, 0
+    position = start
+    while position < stop:
+        while text[position] == 0x20 or text[position] == 0x09:
+            position += 1
+        c = text[position]
+        if not (c == 0x0A or c == 0x23 or (c == 0x0D and text[position + 1] == 0x0A)):
+            rows += 1
+        while (
+            True
+        ):  # to the newline, eight bytes at a time: the lowest zero byte of the word is found exactly
+            word = _load8(text, position) ^ np.uint64(0x0A0A0A0A0A0A0A0A)
+            zeros = (word - np.uint64(0x0101010101010101)) & ~word & np.uint64(0x8080808080808080)
+            if zeros != np.uint64(0):
+                position += np.int64(_trailing_zeros(zeros) >> np.uint64(3)) + 1
+                break
+            position += 8
+        lines += 1
+    return rows, lines
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Blocks of rows
 
@@ -526,6 +550,14 @@ class Counts:
         """``"integer"`` where every label is one, however it is written, else ``"decimal"``."""
         return "decimal" if self.n_decimal_labels else "integer"
 
+    def add(self, later: Counts) -> None:
+        """Take in the counts of text that comes later."""
+        if later.max_index > self.max_index:
+            self.max_index, self.max_place = later.max_index, later.max_place
+        self.zero_index = self.zero_index or later.zero_index
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+
     def messages(self, dtype: np.dtype) -> list[str]:
         """What a user wants to know about entries that are not in the result."""
         said = [
@@ -535,6 +567,17 @@ class Counts:
             (self.n_query_ids, "qid: tokens skipped: query groups have no meaning here"),
         ]
         return [f"{number:,} {text}" for number, text in said if number]
+
+
+_SUMS = (
+    "n_rows",
+    "n_entries",
+    "n_explicit_zeros",
+    "n_underflows",
+    "n_ignored",
+    "n_query_ids",
+    "n_decimal_labels",
+)
 
 
 @dataclass(frozen=True)
@@ -762,14 +805,8 @@ def iterate_blocks(
         the base, beyond the width, out of order or repeated in its row; a damaged compressed file; no rows at all.
     """
     paths = expand_sources(sources)
-    dtype = np.dtype(value_dtype)
-    width_end = (
-        MAX_INDEX + 1 if n_features is None else n_features + (1 if index_base is None else index_base)
-    )
     total = total_bytes(paths)
-    parser = _Parser(
-        dtype, index_base or 0, width_end, ignore_beyond, _Arrays.for_text(block_bytes, dtype), total
-    )
+    parser = _parser(value_dtype, index_base, n_features, ignore_beyond, block_bytes, total)
     blocks = read_blocks(paths, block_bytes=block_bytes, max_line_bytes=max_line_bytes)
     try:
         for block in blocks:
@@ -778,11 +815,85 @@ def iterate_blocks(
                 listener.progress(Progress(phase, block.bytes_read, total, "B"))
     finally:
         blocks.close()
-    if not parser.counts.n_rows:
+    check_rows(parser.counts.n_rows, paths)
+
+
+def _parser(
+    value_dtype: Any,
+    index_base: int | None,
+    n_features: int | None,
+    ignore_beyond: bool,
+    block_bytes: int,
+    bytes_total: int | None,
+) -> _Parser:
+    dtype = np.dtype(value_dtype)
+    width_end = (
+        MAX_INDEX + 1 if n_features is None else n_features + (1 if index_base is None else index_base)
+    )
+    arrays = _Arrays.for_text(block_bytes, dtype)
+    return _Parser(dtype, index_base or 0, width_end, ignore_beyond, arrays, bytes_total)
+
+
+def check_rows(n_rows: int, paths: Sequence[str]) -> None:
+    """Refuse sources without a row."""
+    if not n_rows:
         names = ", ".join(display_name(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
         raise DataError(
             f"{names}: expected rows of libsvm text, found none; check that this is the file meant"
         )
+
+
+def count_piece(
+    piece: Piece, *, block_bytes: int = BLOCK_BYTES, max_line_bytes: int | None = None
+) -> tuple[int, int]:
+    """Count the rows and the lines of a piece of a source, without reading what they say."""
+    n_rows = n_lines = 0
+    blocks = read_blocks([piece], block_bytes=block_bytes, max_line_bytes=max_line_bytes)
+    try:
+        for block in blocks:
+            rows, lines = _count(as_array(block), block.start, block.stop)
+            n_rows, n_lines = n_rows + rows, n_lines + lines
+    finally:
+        blocks.close()
+    return n_rows, n_lines
+
+
+def iterate_piece(
+    piece: Piece,
+    *,
+    place0: int,
+    line0: int,
+    value_dtype: Any = np.float32,
+    index_base: int | None = None,
+    n_features: int | None = None,
+    ignore_beyond: bool = False,
+    block_bytes: int = BLOCK_BYTES,
+    max_line_bytes: int | None = None,
+) -> Iterator[RowBlock]:
+    """Parse a piece of a source, as `iterate_blocks` does it all.
+
+    Parameters
+    ----------
+    piece : Piece
+    place0 : int
+        Rows of the input before it.
+    line0 : int
+        Lines of its file before it.
+
+    Yields
+    ------
+    RowBlock
+        Its `counts` and `bytes_read` are those of this piece alone.
+    """
+    parser = _parser(value_dtype, index_base, n_features, ignore_beyond, block_bytes, None)
+    parser.line = line0
+    blocks = read_blocks([piece], block_bytes=block_bytes, max_line_bytes=max_line_bytes)
+    try:
+        for block in blocks:
+            for rows in parser.rows(block):
+                yield replace(rows, place0=place0 + rows.place0)
+    finally:
+        blocks.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -90,9 +90,9 @@ def tune(
         raise UsageError(f"cv: expected from 2 to 100 folds, found {cv}")
     listener = listener or Listener()
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    if method not in ("auto", "dual"):
+    if method not in ("auto", "dual", "sor"):
         raise UsageError(
-            f"expected --method dual, found {method}: a search ends with a warm start, which needs dual variables"
+            f"expected --method dual or sor, found {method}: a search deals rows to folds, and {method} visits features"
         )
     values = sorted({float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))})
     options = make_options(

@@ -443,7 +443,7 @@ def test_force_does_not_replace_what_is_not_a_dataset(text_file: Path, tmp_path:
         ({"n_features": 0}, "expected --n-features from 1"),
         ({"compact": True, "n_features": 3}, "exclude each other"),
         ({"compression": "gzip"}, "expected --compression lz4, zstd or none"),
-        ({"workers": 3}, "expected --workers 1"),
+        ({"workers": 0}, "expected --workers 1 or more, found 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -61,10 +61,10 @@ def test_groups_of_lanes_end_where_all_lanes_together_end(
     train_module = sys.modules["streamcd.train"]
     group = train_module._group_lanes
 
-    def three(*arguments: Any) -> Any:
-        return 2, group(*arguments)[1]
+    def two(*arguments: Any, **options: Any) -> Any:
+        return 2, group(*arguments, **options)[1]
 
-    monkeypatch.setattr(train_module, "_group_lanes", three)
+    monkeypatch.setattr(train_module, "_group_lanes", two)
     apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
     assert apart.n_lanes == together.n_lanes
     assert apart.primal_objective == pytest.approx(together.primal_objective, rel=2e-6)

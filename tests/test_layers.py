@@ -26,7 +26,7 @@ DOORS = {
     "click": {"cli", "options"},
     "scipy": {"solvers"},
     "sklearn": set(),
-    "dask": set(),
+    "dask": {"parallel"},
     "distributed": {"cluster"},
     "pandas": set(),
 }

@@ -457,10 +457,12 @@ def test_stopping_early_ends_the_reading_thread(tmp_path: Path) -> None:
     import threading
 
     (tmp_path / "a").write_bytes(TEXT * 10)
+    before = set(threading.enumerate())
     blocks = read_blocks([str(tmp_path / "a")], block_bytes=1000)
     next(blocks)
+    assert set(threading.enumerate()) - before
     blocks.close()
-    assert not any(thread.name == "streamcd-read" for thread in threading.enumerate())
+    assert not set(threading.enumerate()) - before
 
 
 # ---------------------------------------------------------------------------------------------------------------------

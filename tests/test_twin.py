@@ -398,7 +398,7 @@ def test_a_warm_start_begins_at_a_certified_point(fit: Callable[..., Result], tm
     for changed in ({"ridge": 1.0}, {"slack": "hinge"}):
         with pytest.raises(UsageError, match=f"same {next(iter(changed))}"):
             fit(dataset, C=1.1, start_from=first.run, **(options | changed))
-    with pytest.raises(UsageError, match="--method sor"):
+    with pytest.raises(UsageError, match="found sor: a warm start needs dual variables"):
         fit(dataset, method="sor", start_from=first.run, **options)
 
 

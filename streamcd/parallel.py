@@ -1,0 +1,335 @@
+"""Work shared out to processes of this machine, by dask's local scheduler of processes.
+
+What is done in a task is a plain function elsewhere; what is here starts the processes, hands out tasks in order, tells
+how far they are, and ends them whatever happens. Dask's local scheduler and not a cluster: no ports, no serialised data,
+a tenth of the memory, and a process that is killed ends the work at once instead of being started again. Processes are
+spawned, not forked, because a copy of a process whose threads hold locks can wait for them for ever.
+
+A script that asks for workers must be importable, as always with Python's processes: its work goes under
+``if __name__ == "__main__":``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
+
+from .errors import EnvironmentFailure, StreamcdError, UsageError
+from .memory import RESERVED_BYTES, format_size
+from .progress import Listener, Progress
+
+COORDINATOR_BYTES = 200_000_000
+"""What the process that hands out the work takes of any budget, and the one that Python starts to look after semaphores.
+
+Measured on Linux x86-64: 142 MB with numba, pyarrow and dask loaded, which compiles nothing; 10 MB; the rest for tables.
+"""
+
+TASKS_PER_WORKER = 8
+"""Into how many tasks work is cut where it can be: the last ones then end at about the same time."""
+
+_PATIENCE_SECONDS = 5.0
+
+
+def checked_workers(workers: int) -> int:
+    """The number of workers, if it is one."""
+    if workers < 1:
+        raise UsageError(f"expected --workers 1 or more, found {workers}")
+    return workers
+
+
+def memory_per_worker(
+    budget: int,
+    workers: int,
+    needs: Mapping[str, int],
+    own: Mapping[str, int] | None = None,
+    advice: str = "give a larger --memory or fewer --workers",
+) -> int:
+    """Share out a budget among workers.
+
+    Parameters
+    ----------
+    budget : int
+        The user's bound on the sum of all processes.
+    workers : int
+    needs : mapping of str to int
+        What takes memory in every worker; the reserve for the interpreter is added here.
+    own : mapping of str to int, optional
+        What takes memory in the process that hands out the work; the reserve for it is added here.
+    advice : str
+
+    Returns
+    -------
+    int
+        The bytes that each worker has besides what it needs.
+
+    Raises
+    ------
+    UsageError
+        With the arithmetic in one line, where the sum exceeds the budget.
+    """
+    each = {"interpreter and libraries": RESERVED_BYTES, **needs}
+    coordinator = COORDINATOR_BYTES + sum((own or {}).values())
+    total = coordinator + workers * sum(each.values())
+    if total > budget:
+        arithmetic = " + ".join(f"{format_size(n_bytes)} {what}" for what, n_bytes in each.items() if n_bytes)
+        raise UsageError(
+            f"--memory {format_size(budget)} is too small for {workers} workers: {format_size(coordinator)} to hand out "
+            f"the work + {workers} × ({arithmetic}) = {format_size(total)} needed; {advice}"
+        )
+    return (budget - total) // workers
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In a worker
+
+_first_failed: Any = None
+"""The least number of a task that failed, shared by all workers."""
+
+
+def _begin(first_failed: Any) -> None:
+    global _first_failed
+    _first_failed = first_failed
+    # Ctrl-C reaches every process of a terminal; the one that hands out the work ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _load(module: str) -> None:
+    import dask.multiprocessing  # noqa: F401 - what carries tasks is loaded ahead too
+
+    importlib.import_module(module)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+class _Failure:
+    """An error that a task ended with, on its way to the process that asked."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, ...]) -> Any:
+    """Do a task; one that comes after a task that failed is not begun."""
+    if _first_failed.value < number:
+        return None
+    try:
+        return function(*arguments)
+    except (StreamcdError, OSError, MemoryError) as error:
+        with _first_failed.get_lock():
+            _first_failed.value = min(_first_failed.value, number)
+        return _Failure(error)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the process that hands out the work
+
+
+class _Context(SpawnContext):
+    """Starts processes and remembers which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: list[SpawnProcess] = []
+
+    def Process(self, *arguments: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
+        process = SpawnProcess(*arguments, **options)
+        self.processes.append(process)
+        return process
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back: an exception in the midst of starting or ending processes can get lost there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals do not come here
+        return
+    received: list[int] = []
+    handlers = {
+        signum: signal.signal(signum, lambda number, _: received.append(number))
+        for signum in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
+    if received:
+        signal.raise_signal(received[0])
+
+
+class Workers:
+    """Processes that carry out tasks; a context, at whose end they have ended.
+
+    Parameters
+    ----------
+    n_workers : int
+    listener : Listener
+    module : str
+        What the tasks need, for the workers to load while other things are done.
+    """
+
+    def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
+        self.n_workers, self.listener, self._module = n_workers, listener, module
+        with _signals_later():
+            self._start(module)
+
+    def _start(self, module: str) -> None:
+        self._context = _Context()
+        self._first_failed = self._context.Value("q", 0)
+        self._pool = ProcessPoolExecutor(
+            self.n_workers, mp_context=self._context, initializer=_begin, initargs=(self._first_failed,)
+        )
+        for _ in range(self.n_workers):
+            self._pool.submit(_load, module)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with _signals_later():
+            self._end()
+
+    def _end(self) -> None:
+        # nothing of theirs is unfinished unless something went wrong; to let them end by themselves takes seconds
+        for process in self._context.processes:
+            _kill(process)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for process in self._context.processes:
+            _wait(process)
+
+    @property
+    def module(self) -> Any:
+        """What the tasks need, here."""
+        return importlib.import_module(self._module)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        tasks: Sequence[tuple[Any, ...]],
+        *,
+        phase: str = "",
+        unit: str = "B",
+        sizes: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Carry out ``function(*arguments)`` for every task; tasks are begun in order.
+
+        Parameters
+        ----------
+        function : callable
+            Of a module, so that workers can import it.
+        tasks : sequence of tuple
+            Arguments.
+        phase, unit : str
+            What to call the progress.
+        sizes : sequence of int, optional
+            The part of each task in the progress, in `unit`; without it, nothing is told.
+
+        Returns
+        -------
+        list
+            The results, in the order of the tasks.
+
+        Raises
+        ------
+        StreamcdError, OSError, MemoryError
+            What the first task (in order) that failed ended with.
+        EnvironmentFailure
+            Where a worker died.
+        """
+        # dask takes tens of megabytes and most of a second; who works alone does not load it
+        with _signals_later():
+            import dask
+            import dask.multiprocessing
+            from dask.callbacks import Callback
+
+        self._first_failed.value = len(tasks)
+        numbers = {f"task-{number:09d}": number for number in range(len(tasks))}
+        total = sum(sizes or ())
+        done = 0
+
+        def tell(key: Any, *_: Any) -> None:
+            nonlocal done
+            if sizes is not None:
+                done += sizes[numbers[key]]
+                self.listener.progress(Progress(phase, done, total, unit))
+
+        carry_out = dask.delayed(_carry_out, pure=False, traverse=False)
+        delayed = [
+            carry_out(function, number, arguments, dask_key_name=name)
+            for (name, number), arguments in zip(numbers.items(), tasks, strict=True)
+        ]
+        try:
+            with Callback(posttask=tell):
+                # one task at a time to a worker: six of them, as is usual, would leave others without work
+                results = dask.compute(
+                    *delayed,
+                    scheduler=dask.multiprocessing.get,
+                    pool=self._pool,
+                    chunksize=1,
+                    optimize_graph=False,
+                )
+        except BrokenProcessPool:
+            raise EnvironmentFailure(self._obituary()) from None
+        for result in results:
+            if isinstance(result, _Failure):
+                raise result.error
+        return list(results)
+
+    def _obituary(self) -> str:
+        for process in self._context.processes:
+            process.join(timeout=_PATIENCE_SECONDS)
+        codes = [process.exitcode for process in self._context.processes]
+        # the pool ends the others with SIGTERM when one has died
+        by_signal = [-code for code in codes if code is not None and code < 0 and -code != signal.SIGTERM]
+        if by_signal:
+            how = f"was killed by {signal.Signals(by_signal[0]).name}"
+            advice = (
+                "the system may have run out of memory: give a smaller --memory or fewer --workers"
+                if by_signal[0] == signal.SIGKILL
+                else "run it again"
+            )
+        else:
+            how = "ended before its work"
+            advice = (
+                "a script that asks for workers has to do so under 'if __name__ == \"__main__\":'; "
+                "--workers 1 needs no other process"
+            )
+        return f"one of {self.n_workers} worker processes {how}; what it had begun was undone; {advice}"
+
+
+def _kill(process: SpawnProcess) -> None:
+    with suppress(ValueError, AttributeError, ProcessLookupError):  # it was never started, or has ended
+        process.kill()
+
+
+def _wait(process: SpawnProcess) -> None:
+    with suppress(ValueError, AssertionError):
+        process.join(timeout=_PATIENCE_SECONDS)
+
+
+def in_shares(sizes: Sequence[int], n_shares: int) -> list[tuple[int, int]]:
+    """Cut a sequence into at most `n_shares` ranges of about the same sum, as (start, stop)."""
+    total, n_items = sum(sizes), len(sizes)
+    ranges: list[tuple[int, int]] = []
+    start = before = 0
+    for stop in range(1, n_items + 1):
+        before += sizes[stop - 1]
+        if stop == n_items or before * n_shares >= total * (len(ranges) + 1):
+            ranges.append((start, stop))
+            start = stop
+    return ranges

@@ -1,0 +1,43 @@
+"""Sums that depend neither on the order of the numbers nor on how they come in blocks."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+_EXPONENTS = 2200  # of all finite float64, with room
+_BLOCK = 1 << 20  # so many halves of 27 bits add up exactly in float64
+
+
+class ExactSum:
+    """The sum of float64 numbers, rounded once at the end."""
+
+    def __init__(self) -> None:
+        self._total = Fraction(0)
+        self._special = 0.0  # infinities and NaN, which have no exact sum
+
+    def add(self, numbers: np.ndarray) -> None:
+        """Take numbers, shape (n,)."""
+        numbers = np.asarray(numbers, dtype=np.float64)
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            self._special += float(numbers[~finite].sum())
+            numbers = numbers[finite]
+        for start in range(0, numbers.size, _BLOCK):
+            self._add(numbers[start : start + _BLOCK])
+
+    def value(self) -> float:
+        """The sum."""
+        return float(self._total) + self._special
+
+    def _add(self, numbers: np.ndarray) -> None:
+        # a number is an integer of 53 bits times a power of two; integers of a power are added in halves, exactly
+        fraction, exponent = np.frexp(numbers)
+        whole = np.ldexp(fraction, 53).astype(np.int64)
+        place = exponent.astype(np.int64) + _EXPONENTS // 2
+        upper = np.bincount(place, weights=whole >> 27, minlength=_EXPONENTS)
+        lower = np.bincount(place, weights=whole & ((1 << 27) - 1), minlength=_EXPONENTS)
+        for i in np.flatnonzero((upper != 0) | (lower != 0)).tolist():
+            integer = (int(upper[i]) << 27) + int(lower[i])
+            self._total += integer * Fraction(2) ** (i - _EXPONENTS // 2 - 53)

@@ -1,0 +1,504 @@
+"""Several processes: the same results as one, bit for bit; within the memory; one-line errors; nothing left behind."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import importlib
+import io
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from streamcd import convert as convert_function
+from streamcd import evaluate, load_model, predict, sources, train
+from streamcd.convert import ChunkRule
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.errors import DataError, UsageError
+from streamcd.memory import RESERVED_BYTES
+from streamcd.parallel import COORDINATOR_BYTES, Workers, in_shares, memory_per_worker
+from streamcd.progress import Listener, Progress
+from streamcd.runs import RunFormat, RunReader, RunWriter
+from streamcd.shuffle import Rows, Sorter
+from streamcd.sources import Piece, cut_into_pieces
+from streamcd.sums import ExactSum
+from streamcd.svmlight import count_piece, iterate_blocks, iterate_piece
+from streamcd.synthetic import write_text_like
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY = "2GB"
+convert: Callable[..., Dataset] = convert_function
+
+
+class Lent:
+    """Workers that several conversions use one after the other: to start them takes longer than all of a test."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    def __call__(self, n_workers: int, listener: Listener, module: str) -> Lent:
+        self._workers.listener, self._workers._module = listener, module
+        return self
+
+    def __enter__(self) -> Workers:
+        return self._workers
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[dict[int, Lent]]:
+    """Processes by their number."""
+    with (
+        Workers(2, Listener(), "streamcd.parallel_convert") as two,
+        Workers(3, Listener(), "streamcd.parallel_convert") as three,
+    ):
+        yield {2: Lent(two), 3: Lent(three)}
+
+
+@pytest.fixture
+def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
+    """``lend(2)`` makes two processes that have been started do the work of the next call; small files are cut as well."""
+    monkeypatch.setattr(sources, "LEAST_PIECE_BYTES", 1 << 14)
+
+    def use(n_workers: int) -> int:
+        for module in ("convert", "predict", "dataset"):
+            if n_workers > 1:
+                monkeypatch.setattr(
+                    importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]
+                )
+        return n_workers
+
+    return use
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some 3,000 rows of made text, sorted by class, with comments, blank lines and an explicit zero."""
+    path = tmp_path_factory.mktemp("text") / "text.libsvm"
+    write_text_like(path, n_rows=3000, n_features=2000, entries_per_row=20, seed=1)
+    lines = sorted(path.read_bytes().splitlines(keepends=True), key=lambda line: line.split()[0])
+    lines[100:100] = [b"# a comment\n", b"\n", b"  \t \r\n", b"1 3:0 9:2 # zero\n"]
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def several_files(text_file: Path) -> list[str]:
+    """The same rows in three files, of which two are compressed, and one without a row."""
+    lines = text_file.read_bytes().splitlines(keepends=True)
+    folder = text_file.parent / "parts"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"".join(lines[:1500]))
+    (folder / "b.gz").write_bytes(gzip.compress(b"".join(lines[1500:2000])))
+    (folder / "c").write_bytes(b"")
+    (folder / "d.bz2").write_bytes(bz2.compress(b"".join(lines[2000:])))
+    return [str(folder)]
+
+
+CUT = {"chunk_size": "20kB", "shard_size": "100kB"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        CUT,
+        {**CUT, "shuffle": False},
+        {**CUT, "compact": True, "dtype": "float64"},
+        {**CUT, "scale": "standard", "normalize": "l2"},
+        {**CUT, "scale": "maxabs", "compact": True},
+        {"seed": 5, "index_base": 0, "compression": "zstd"},
+    ],
+    ids=lambda options: " ".join(map(str, options.items() - CUT.items())) or "plain",
+)
+def test_the_dataset_does_not_depend_on_the_number_of_workers(
+    options: dict[str, Any], text_file: Path, tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    datasets = [
+        convert(text_file, tmp_path / str(n), workers=lend(n), memory=MEMORY, **options) for n in (1, 2, 3)
+    ]
+    assert len({dataset.fingerprint for dataset in datasets}) == 1
+    assert datasets[1].verify() == []
+    assert datasets[0].n_rows == 3001
+    if options.get("shard_size"):
+        assert datasets[0].n_shards > 3
+
+
+def test_compressed_and_several_files_give_the_same(
+    text_file: Path, several_files: list[str], tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    one = convert(text_file, tmp_path / "one", **CUT)
+    compressed = tmp_path / "text.gz"
+    compressed.write_bytes(gzip.compress(text_file.read_bytes()))
+    for n in (1, 2, 3):
+        several = convert(several_files, tmp_path / f"several {n}", workers=lend(n), memory=MEMORY, **CUT)
+        assert several.fingerprint == one.fingerprint
+    single = convert(compressed, tmp_path / "compressed", workers=lend(2), memory=MEMORY, **CUT)
+    assert single.fingerprint == one.fingerprint
+
+
+def test_weights_and_the_training_side_are_taken_by_several(
+    text_file: Path, tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    weights = tmp_path / "weights"
+    weights.write_text("".join(f"{1 + i % 7}\n" for i in range(3001)))
+    like = convert(text_file, tmp_path / "like", scale="standard", n_features=2500)
+    for options in ({"weights": weights}, {"like": like.path, "weights": weights}):
+        found = {
+            convert(
+                text_file, tmp_path / "data", workers=lend(n), memory=MEMORY, force=True, **CUT, **options
+            ).fingerprint
+            for n in (1, 2)
+        }
+        assert len(found) == 1
+    weights.write_text("1\n" * 3000)
+    with pytest.raises(DataError, match="expected a weight for every row, found 3,000"):
+        convert(text_file, tmp_path / "few", workers=lend(2), memory=MEMORY, weights=weights)
+
+
+def test_what_can_be_read_but_once_is_read_by_one(text_file: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Heard(Listener):
+        def warning(self, text: str) -> None:
+            said.append(text)
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(f"cat {text_file} > {pipe}", shell=True):
+        piped = convert(pipe, tmp_path / "piped", workers=2, listener=Heard(), **CUT)
+    assert said == ["standard input and pipes are read by one process: converting with --workers 1"]
+    assert piped.fingerprint == convert(text_file, tmp_path / "file", **CUT).fingerprint
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+def test_the_first_error_of_the_source_is_told_whoever_meets_it(
+    text_file: Path, tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    lines = text_file.read_bytes().splitlines(keepends=True)
+    lines[2000] = b"1 7:x\n"
+    for place in range(2005, 2900, 7):
+        lines[place] = b"later\n"
+    (tmp_path / "bad").write_bytes(b"".join(lines))
+    for n in (1, 2, 3):
+        with pytest.raises(DataError, match=r"bad:2001: expected a number after the index, found '7:x'"):
+            convert([text_file, tmp_path / "bad"], tmp_path / "data", workers=lend(n), memory=MEMORY)
+    (tmp_path / "empty").write_text("# nothing\n\n")
+    with pytest.raises(DataError, match="expected rows of libsvm text, found none"):
+        convert(tmp_path / "empty", tmp_path / "data", workers=lend(2), memory=MEMORY)
+    with pytest.raises(UsageError, match="expected --workers 1 or more, found 0"):
+        convert(text_file, tmp_path / "data", workers=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "empty"]
+
+
+def test_errors_of_the_system_come_back_as_they_are(started: dict[int, Lent]) -> None:
+    workers = started[2]._workers
+    assert workers.run(len, [("ab",), ("c",)]) == [2, 1]
+    with pytest.raises(FileNotFoundError) as caught:
+        workers.run(os.stat, [("/",), ("/nowhere",), ("/nowhere else",)])
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, "/nowhere")
+
+
+def test_memory_is_shared_out_and_refused_with_the_arithmetic(text_file: Path, tmp_path: Path) -> None:
+    least = COORDINATOR_BYTES + 3 * (RESERVED_BYTES + 1000)
+    assert memory_per_worker(least, 3, {"a thing": 1000}) == 0
+    assert memory_per_worker(least + 300, 3, {"a thing": 1000}) == 100
+    with pytest.raises(
+        UsageError, match=r"too small for 3 workers: 200 MB to hand out the work \+ 3 × \(.* needed"
+    ):
+        memory_per_worker(least - 1, 3, {"a thing": 1000})
+    with pytest.raises(UsageError, match=r"--memory 700 MB is too small for 2 workers: .* fewer --workers"):
+        convert(text_file, tmp_path / "data", workers=2, memory="700MB")
+    assert list(tmp_path.iterdir()) == []
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "streamcd", *map(str, arguments)]
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started and that run Python's worker code."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and b"spawn_main" in line and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: Path, tmp_path: Path) -> None:
+    with open(tmp_path / "large", "wb") as large:  # long enough to be met at work
+        for _ in range(200):
+            large.write(text_file.read_bytes())
+    process = subprocess.Popen(
+        command("convert", tmp_path / "large", tmp_path / "data", "--workers", 2, "--memory", MEMORY),
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT,
+    )  # fmt: skip
+    workers = eventually(lambda: len(found := descendants(process.pid)) == 2 and found)
+    if how == "killed":
+        os.kill(workers[1], signal.SIGKILL)
+    else:
+        eventually((tmp_path / ".data.partial").exists)
+        process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    last = said.strip().splitlines()[-1]
+    if how == "killed":
+        assert process.returncode == 1, said
+        assert last.startswith("streamcd: error: one of 2 worker processes was killed by SIGKILL")
+    else:
+        assert process.returncode == 130, said
+        assert last == "streamcd: error: interrupted"
+    assert "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["large"]
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_progress_covers_all_workers(text_file: Path, tmp_path: Path, lend: Callable[[int], int]) -> None:
+    class Heard(Listener):
+        def __init__(self) -> None:
+            self.seen: dict[str, list[Progress]] = {}
+
+        def progress(self, progress: Progress) -> None:
+            self.seen.setdefault(progress.phase, []).append(progress)
+
+    heard = Heard()
+    convert(text_file, tmp_path / "data", workers=lend(2), memory=MEMORY, listener=heard, **CUT)
+    assert list(heard.seen) == ["count", "parse", "sort", "write", "statistics"]
+    for phase in heard.seen.values():
+        done = [progress.done for progress in phase]
+        assert done == sorted(done)
+        assert done[-1] == phase[-1].total
+    assert heard.seen["parse"][-1].total == text_file.stat().st_size
+    assert heard.seen["write"][-1].total == 3001
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Verification, prediction, evaluation
+
+
+@pytest.fixture(scope="module")
+def trained(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("trained")
+    dataset = convert(text_file, folder / "data", **CUT)
+    train(dataset, folder / "run", loss="log_loss", max_passes=5)
+    return dataset.path, folder / "run"
+
+
+@pytest.mark.parametrize("source", ["dataset", "text"])
+def test_predictions_and_scores_do_not_depend_on_the_number_of_workers(
+    source: str, text_file: Path, trained: tuple[Path, Path], tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    data, run = (trained[0] if source == "dataset" else text_file), trained[1]
+    scores, tables, labels = [], [], []
+    for n in (1, 2, 3):
+        scores.append(evaluate(data, run, workers=lend(n), memory=MEMORY))
+        predict(data, run, tmp_path / "out.parquet", proba=True, workers=lend(n), memory=MEMORY)
+        tables.append(pq.read_table(tmp_path / "out.parquet"))
+        stream = io.StringIO()
+        predict(data, load_model(run), stream, workers=lend(n), memory=MEMORY)
+        labels.append(stream.getvalue())
+    assert scores[0] == scores[1] == scores[2]
+    assert tables[0] == tables[1] == tables[2]
+    assert labels[0] == labels[1] == labels[2]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
+
+
+def test_scores_do_not_depend_on_the_memory(text_file: Path, trained: tuple[Path, Path]) -> None:
+    # sums used to be made block by block, and blocks depend on the memory
+    assert evaluate(text_file, trained[1], memory="320MB") == evaluate(text_file, trained[1], memory="2GB")
+
+
+def test_verify_finds_the_same_with_several_workers(
+    trained: tuple[Path, Path], text_file: Path, tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    assert open_dataset(trained[0]).verify(workers=lend(2)) == []
+    dataset = convert(text_file, tmp_path / "data", **CUT)
+    parts = sorted((dataset.path / "entries").iterdir())
+    for path in (parts[1], parts[3]):
+        damaged = bytearray(path.read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        path.write_bytes(damaged)
+    found = [dataset.verify(workers=lend(n)) for n in (1, 2, 3)]
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The parts
+
+
+def test_pieces_are_the_whole_in_order(text_file: Path, several_files: list[str]) -> None:
+    text = text_file.read_bytes()
+    for size in (1, 50, 1000, 1 << 14, 1 << 30):
+        pieces = cut_into_pieces([str(text_file)], size)
+        stops = [len(text) if piece.stop is None else piece.stop for piece in pieces]
+        assert [piece.start for piece in pieces] == [0, *stops[:-1]]
+        assert stops[-1] == len(text)
+        assert all(text[stop - 1 : stop] == b"\n" for stop in stops)
+    paths = sources.expand_sources(several_files)
+    assert [piece.path for piece in cut_into_pieces(paths, 1 << 30)] == paths
+
+
+def test_a_piece_is_parsed_as_its_part_of_the_whole(text_file: Path) -> None:
+    (whole,) = (
+        (block.label.copy(), block.index.copy()) for block in iterate_blocks(text_file, block_bytes=1 << 22)
+    )
+    row, line, label, index = 0, 0, [], []
+    for piece in cut_into_pieces([str(text_file)], 1 << 14):
+        for block in iterate_piece(piece, place0=row, line0=line, block_bytes=1 << 12):
+            assert block.place0 == sum(map(len, label))
+            label.append(block.label.copy())
+            index.append(block.index.copy())
+        n_rows, n_lines = count_piece(piece, block_bytes=1 << 12)
+        row, line = row + n_rows, line + n_lines
+    assert np.array_equal(np.concatenate(label), whole[0])
+    assert np.array_equal(np.concatenate(index), whole[1])
+    assert row == whole[0].size
+    assert line == text_file.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("text", ["1 1:1", "\n\n1\n", "# x\r\n \t#\n2\r\n\r\n", "\ufeff1 1:1\n", "", "1\n\n"])
+def test_rows_are_counted_as_they_are_parsed(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(text.encode())
+    parsed = sum(len(block.label) for block in iterate_piece(Piece(str(path)), place0=0, line0=0))
+    assert count_piece(Piece(str(path)))[0] == parsed
+
+
+@pytest.mark.parametrize("seed", [3, None])
+@pytest.mark.parametrize("memory_bytes", [4_000, 20_000, 10_000_000])
+def test_runs_give_the_order_of_the_sorter_however_little_memory(
+    seed: int | None, memory_bytes: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 12, 500)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    index = rng.integers(0, 1000, indptr[-1])
+    rows = Rows(np.arange(500), rng.random(500), None, indptr, index, rng.random(indptr[-1]))
+    options: dict[str, Any] = {"seed": seed, "value_dtype": np.dtype(np.float64), "weighted": False}
+    form = RunFormat(tmp_path, bits=2, **options)
+    for run, start in enumerate(range(0, 500, 125)):
+        writer = RunWriter(form, run, memory_bytes)
+        for first in range(start, start + 125, 25):
+            writer.append(rows.take(np.arange(first, first + 25)), wide=run == 2)
+        writer.close()
+    reader = RunReader(form, 4, memory_bytes, wide=True)
+    cells = [cell for bucket in range(4) for cell in reader.cells(bucket)]
+    assert len(cells) > 4 or memory_bytes > 4_000
+    found = [
+        (held.take(order), reader.lengths(cell)) for cell in cells for held, order in [reader.load(cell)]
+    ]
+    assert all(np.array_equal(np.diff(part.indptr), lengths) for part, lengths in found)
+    sorter = Sorter(tmp_path / "sorter", memory_bytes=1 << 20, **options)
+    sorter.append(rows, wide=True, share_read=None)
+    sorter.finish()
+    ((held, order),) = sorter.sorted_rows()
+    for name in ("place", "label", "index", "value"):
+        joined = np.concatenate([getattr(part, name) for part, _ in found])
+        assert np.array_equal(joined, getattr(held.take(order), name))
+
+
+def test_chunks_end_in_the_same_places_however_the_rows_come() -> None:
+    counts = np.random.default_rng(1).integers(0, 300, 1000)
+    counts[500] = 5000
+    whole = list(ChunkRule(4000, 8).ends(counts))
+    rule, found, start = ChunkRule(4000, 8), [], 0
+    for stop in (1, 2, 30, 500, 501, 1000):
+        found += [start + end for end in rule.ends(counts[start:stop])]
+        start = stop
+    assert found == whole
+
+
+def test_exact_sums_depend_on_nothing_but_the_numbers() -> None:
+    rng = np.random.default_rng(2)
+    numbers = rng.standard_normal(5000) * 10.0 ** rng.integers(-30, 30, 5000)
+    expected = math.fsum(numbers)
+    for n_blocks in (1, 7, 5000):
+        total = ExactSum()
+        for block in np.array_split(rng.permutation(numbers), n_blocks):
+            total.add(block)
+        assert total.value() == expected
+    total = ExactSum()
+    total.add(np.array([5e-324, 1e308, -1e308, np.inf]))
+    assert total.value() == np.inf
+    assert ExactSum().value() == 0.0
+
+
+def test_shares_are_about_equal_and_cover_all() -> None:
+    for sizes in ([1] * 10, [100, 1, 1, 1], [0, 0], [5], list(range(50))):
+        for n_shares in (1, 3, 20):
+            shares = in_shares(sizes, n_shares)
+            assert [i for start, stop in shares for i in range(start, stop)] == list(range(len(sizes)))
+            assert all(stop > start for start, stop in shares)
+    assert in_shares([], 3) == []
+
+
+def test_one_worker_loads_no_dask(text_file: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, streamcd\n"
+        f"d = streamcd.convert({str(text_file)!r}, {str(tmp_path / 'data')!r})\n"
+        "d.verify()\n"
+        f"r = streamcd.train(d, {str(tmp_path / 'run')!r}, max_passes=1)\n"
+        f"streamcd.evaluate(d, {str(tmp_path / 'run')!r})\n"
+        "assert not {'dask', 'distributed'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_memory_of_all_processes_stays_under_the_budget_and_two_are_faster(tmp_path: Path) -> None:
+    write_text_like(tmp_path / "large", n_rows=500_000, n_features=1_000_000, entries_per_row=90, seed=0)
+    seconds, fingerprints = {}, set()
+    for n in (1, 2):
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command("convert", tmp_path / "large", tmp_path / str(n), "--workers", n, "--memory", "1GB"),
+            stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT,
+        )  # fmt: skip
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, sum(map(resident_bytes, [process.pid, *descendants(process.pid)])))
+            time.sleep(0.05)
+        seconds[n] = time.perf_counter() - started
+        assert process.returncode == 0
+        assert peak < 1e9
+        fingerprints.add(open_dataset(tmp_path / str(n)).fingerprint)
+    assert len(fingerprints) == 1
+    if os.getloadavg()[0] < 2.5:  # with two processors for it
+        assert seconds[1] / seconds[2] > 1.3
+
+
+def resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
