@@ -118,6 +118,9 @@ def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[st
         work, rest = round_seconds(hardware, n_workers, record["local_passes"])
         read, rest_of_read = round_seconds(hardware, n_workers, 1)
         seconds = record["rounds"] * (work + rest) + record["certificates"] * (read + rest_of_read)
+        entries_bytes = 8 * hardware.n_entries / n_workers
+        if entries_bytes <= hardware.memory:
+            seconds += entries_bytes / hardware.disk  # read once, kept from then on
         sent = (record["rounds"] + record["certificates"]) * sent_bytes(hardware, n_workers)
         rows.append({**record, "seconds": seconds, "network_share": rest / (work + rest), "bytes_sent": sent})
     return rows
