@@ -12,6 +12,7 @@ its shards go to the others. Nothing here waits without a limit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -222,6 +223,7 @@ class DaskEngine:
         self._events: deque[tuple[float, dict[str, Any]]] = deque()
         self._admissions: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
+        self._accepted: set[str] = set()
         self._owners: dict[str, list[int]] = {}
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         self._started = False
@@ -237,11 +239,11 @@ class DaskEngine:
             with self._losses():
                 answers, root = self._submit(order, common, owners, futures)
                 self._wait([*answers, root], names, progress, order.token)
-                found = self.client.gather(answers, asynchronous=False)
-                change = root.result(timeout=self.timeout) if root is not answers[0] else found[0].change
+                *found, last = self._bounded(lambda: self.client.gather([*answers, root]), names)
+                change = last.change if root is answers[0] else last
         finally:
             with contextlib.suppress(Exception):
-                self.client.cancel(futures)
+                self._bounded(lambda: self.client.cancel(futures), (), _ANSWER_SECONDS)
         self._sent = (order.token, w.copy(), set(names))
         return join_answers(names, found, change, common.n_bytes * len(names))
 
@@ -253,7 +255,8 @@ class DaskEngine:
                 for name, parts in self._owners.items()
             ]
             self._wait(futures, list(self._owners), lambda n_entries: None, order.token)
-            total: np.ndarray = np.sum(self.client.gather(futures, asynchronous=False), axis=0)
+            found = self._bounded(lambda: self.client.gather(futures), list(self._owners))
+            total: np.ndarray = np.sum(found, axis=0)
         return total
 
     def close(self) -> None:
@@ -281,7 +284,12 @@ class DaskEngine:
     ) -> tuple[list[Any], Any]:
         """The tasks of a round: answers without changes, and the sum of the changes (one partition: its whole answer)."""
         names = list(owners)
-        copies = [self.client.scatter(common, workers=[names[0]], hash=False, timeout=_ANSWER_SECONDS)]
+        first = names[0]
+
+        def send() -> Any:
+            return self.client.scatter(common, workers=[first], hash=False, timeout=_ANSWER_SECONDS)
+
+        copies = [self._bounded(send, names)]
         futures += copies
         for place, name in enumerate(names[1:], start=1):
             copies.append(self._on(name, _pass_on, copies[(place - 1) // 2]))
@@ -348,6 +356,35 @@ class DaskEngine:
                 if gone:
                     raise WorkersLost(f"worker {gone[0]} is gone")
                 self._give_up_silent(futures, names, heard, now)
+
+    def _bounded(
+        self, function: Callable[[], Any], names: Sequence[str], seconds: float | None = None
+    ) -> Any:
+        """A call of dask that may wait for ever: until one of `names` is gone, or for so long."""
+        outcome: list[tuple[bool, Any]] = []
+
+        def call() -> None:
+            try:
+                outcome.append((True, function()))
+            except BaseException as error:
+                outcome.append((False, error))
+
+        thread = threading.Thread(target=call, name="streamcd-dask", daemon=True)
+        begun = time.monotonic()
+        thread.start()
+        while True:
+            thread.join(_LOOK_SECONDS)
+            if outcome:
+                break
+            gone = sorted(set(names) - self._live())
+            if gone:
+                raise WorkersLost(f"worker {gone[0]} is gone")
+            if time.monotonic() - begun > (seconds or self.timeout):
+                raise WorkersLost("results did not arrive")
+        succeeded, value = outcome[0]
+        if not succeeded:
+            raise value
+        return value
 
     def _give_up_silent(
         self, futures: list[Any], names: Sequence[str], heard: dict[str, float], now: float
@@ -416,6 +453,7 @@ class DaskEngine:
         for name in [name for name in self._admissions if name not in live]:
             del self._admissions[name]
         self._refused = {name: reason for name, reason in self._refused.items() if name in live}
+        self._accepted &= live
         for name in live - set(self._admissions):
             with self._losses():
                 self._admissions[name] = self._on(name, _admit, self.assignment, __version__)
@@ -423,14 +461,21 @@ class DaskEngine:
         for name, future in self._admissions.items():
             if name in self._refused:
                 continue
+            if name in self._accepted:
+                admitted.append(name)
+                continue
             if future.status == "pending":
                 pending.append(name)
                 continue
-            reason = future.result() if future.status == "finished" else _described(future)
+            try:
+                reason = self._bounded(functools.partial(_reason, future), [name])
+            except WorkersLost:
+                continue  # it went while it was being asked
             if reason:
                 self._refused[name] = reason
                 self.listener.warning(f"worker {name} cannot take part: {reason}")
             else:
+                self._accepted.add(name)
                 admitted.append(name)
         return admitted, pending
 
@@ -475,12 +520,18 @@ class DaskEngine:
         ) as error:
             self._check_scheduler()
             raise WorkersLost(f"a worker was lost ({type(error).__name__})") from None
-        except OSError as error:
-            self._check_scheduler()
-            raise EnvironmentFailure(f"a worker failed: {error}") from None
+        except Exception as error:  # whatever dask makes of a worker that has just gone
+            if set(self._owners) - self._live():
+                raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
+            if isinstance(error, OSError):
+                raise EnvironmentFailure(f"a worker failed: {error}") from None
+            raise
 
 
-def _described(future: Any) -> str:
+def _reason(future: Any) -> str:
+    """Why a worker cannot take part, from the future of `_admit`."""
+    if future.status == "finished":
+        return str(future.result())
     if future.status != "error":
         return f"its first task was {future.status}"
     error = future.exception()

@@ -501,9 +501,10 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
     """One of three processes is killed at a random moment of a round; dask starts another."""
     from streamcd.cluster import open_client
 
-    data = streamcd.convert(str(real_data("a9a")), tmp_path / "a9a", shard_size="200KB", chunk_size="50KB")
+    text = str(real_data("imdb.bigram.tfidf"))
+    data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
     calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4, client=Simulation(3))
-    moment = 1 + 4 * np.random.default_rng(seed).random()
+    moment = 1 + 6 * np.random.default_rng(seed).random()
     run = tmp_path / "run"
     with open_client(None, 3) as client:
         victims = list(client.run(os.getpid).values())
@@ -595,18 +596,19 @@ def _wait_for_rounds(run: Path, n: int, process: subprocess.Popen[str]) -> None:
 def test_real_scheduler_and_workers_survive_kills_and_a_lost_scheduler_is_an_error_that_resume_heals(
     commands: _Commands, real_data: Any, tmp_path: Path
 ) -> None:
-    data = streamcd.convert(str(real_data("a9a")), tmp_path / "a9a", shard_size="200KB", chunk_size="50KB")
+    text = str(real_data("imdb.bigram.tfidf"))
+    data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
     calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4)
     run = tmp_path / "run"
     workers = [commands.start_worker(commands.address) for _ in range(3)]
     process = _train_command(
-        "train", data.path, run, "--loss", "log_loss", "--tol", "1e-6", "--scheduler", commands.address
+        "train", data.path, run, "--loss", "log_loss", "--tol", "1e-9", "--scheduler", commands.address
     )
     _wait_for_rounds(run, 3, process)
     workers[0].kill()
     _wait_for_rounds(run, 8, process)
     commands.start_worker(commands.address)  # one that comes late
-    _wait_for_rounds(run, 30, process)
+    _wait_for_rounds(run, 20, process)
     commands.scheduler.kill()
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1

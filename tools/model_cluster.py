@@ -1,0 +1,214 @@
+"""Where do more workers stop paying? Rounds measured with simulated partitions, seconds from stated speeds.
+
+    python tools/model_cluster.py DATASET --workers 1,2,4,8,16,32,64,128,256 -o rounds.json
+    python tools/model_cluster.py rounds.json --plot cluster.png
+
+How many rounds a training takes does not depend on the hardware: K partitions are trained one after another in this
+process, exactly as K workers would. DATASET needs at least as many shards as there are workers
+(``convert --shard-size``). What a round costs is then arithmetic, for a data set of a stated size (`Hardware`). Needs the
+extra ``plot`` for the picture.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from streamcd.dataset import open_dataset
+from streamcd.engines import Simulation
+from streamcd.train import train
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A cluster and a data set on it.
+
+    Attributes
+    ----------
+    n_entries, n_features : float
+        Of the data set.
+    disk : float
+        Bytes a second that a worker reads, alone (not shared by all).
+    rate : float
+        Entries a second that a worker trains on, once they are in memory.
+    memory : float
+        Bytes in which a worker keeps decoded entries; what fits is read once.
+    bandwidth : float
+        Bytes a second between any two workers.
+    overhead : float
+        Seconds a round for the scheduler's tasks, syncing and committing: measured 0.1 to 0.3.
+    """
+
+    n_entries: float = 1e10
+    n_features: float = 1e7
+    disk: float = 5e8
+    rate: float = 1.5e8
+    memory: float = 1.6e10
+    bandwidth: float = 1.25e9
+    overhead: float = 0.2
+
+
+def round_seconds(hardware: Hardware, n_workers: int, passes: int) -> tuple[float, float]:
+    """Seconds of work and of everything else in a round with so many local passes."""
+    entries = hardware.n_entries / n_workers
+    train_seconds = entries / hardware.rate
+    # reading and training overlap; what fits in memory is not read again
+    read_seconds = 0.0 if 8 * entries <= hardware.memory else 8 * entries / hardware.disk
+    depth = math.ceil(math.log2(n_workers)) if n_workers > 1 else 0
+    # w to the first worker and from the last, and down and up a tree in which a step moves it once
+    network = 2 * (1 + depth) * 8 * hardware.n_features / hardware.bandwidth
+    return passes * max(train_seconds, read_seconds), network + hardware.overhead
+
+
+def sent_bytes(hardware: Hardware, n_workers: int) -> float:
+    """Bytes over the network in a round: w to every worker, and a change of w from each, dense."""
+    return 2 * n_workers * 8 * hardware.n_features
+
+
+def measure(
+    dataset: str, loss: str, workers: list[int], local_passes: int, tol: float, max_passes: int
+) -> list[dict[str, Any]]:
+    """Rounds to the gap for every number of workers."""
+    found = []
+    for n_workers in workers:
+        with tempfile.TemporaryDirectory() as scratch:
+            run = Path(scratch) / "run"
+            result = train(
+                dataset,
+                run,
+                loss=loss,
+                method="dual",
+                tol=tol,
+                max_passes=max_passes,
+                local_passes=local_passes,
+                client=Simulation(n_workers),
+            )
+            records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        steps = [record["eta"] for record in records if record["eta"]]
+        found.append(
+            {
+                "dataset": Path(dataset).name,
+                "loss": loss,
+                "workers": n_workers,
+                "local_passes": local_passes,
+                "tol": tol,
+                "rounds": sum(record["kind"] == "train" for record in records),
+                "certificates": sum(record["kind"] == "certify" for record in records),
+                "smallest_step": min(low for low, _ in steps),
+                "gap": result.gap,
+                "converged": result.converged,
+                "primal_objective": result.primal_objective,
+            }
+        )
+        click.echo(json.dumps(found[-1]))
+    return found
+
+
+def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the measured rounds would cost on this hardware."""
+    rows = []
+    for record in measured:
+        n_workers = record["workers"]
+        work, rest = round_seconds(hardware, n_workers, record["local_passes"])
+        read, rest_of_read = round_seconds(hardware, n_workers, 1)
+        seconds = record["rounds"] * (work + rest) + record["certificates"] * (read + rest_of_read)
+        entries_bytes = 8 * hardware.n_entries / n_workers
+        if entries_bytes <= hardware.memory:
+            seconds += entries_bytes / hardware.disk  # read once, kept from then on
+        sent = (record["rounds"] + record["certificates"]) * sent_bytes(hardware, n_workers)
+        rows.append({**record, "seconds": seconds, "network_share": rest / (work + rest), "bytes_sent": sent})
+    return rows
+
+
+def table(hardware: Hardware, measured: list[dict[str, Any]]) -> str:
+    """Markdown, a line per number of workers."""
+    lines = [
+        "| data, loss | workers | rounds | certificates | smallest step | seconds | of them not work | sent |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for row in modelled(hardware, measured):
+        rounds = f"{row['rounds']:,}" if row["converged"] else f"> {row['rounds']:,} (gap {row['gap']:.1e})"
+        lines.append(
+            f"| {row['dataset']}, {row['loss']} | {row['workers']} | {rounds} | {row['certificates']} | "
+            f"{row['smallest_step']:.2g} | {row['seconds']:,.0f} | {row['network_share']:.0%} | "
+            f"{row['bytes_sent'] / 1e9:,.0f} GB |"
+        )
+    return "\n".join(lines)
+
+
+def draw(hardware: Hardware, measured: list[dict[str, Any]], path: str) -> None:
+    """Rounds, and modelled seconds in memory and from disk, against the number of workers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
+    for name in dict.fromkeys((record["dataset"], record["loss"]) for record in measured):
+        mine = [
+            record
+            for record in measured
+            if (record["dataset"], record["loss"]) == name and record["converged"]
+        ]
+        label = ", ".join(name)
+        workers = [record["workers"] for record in mine]
+        left.plot(workers, [record["rounds"] for record in mine], "o-", label=label)
+        for style, memory in (("-", hardware.memory), ("--", 0.0)):
+            rows = modelled(replace(hardware, memory=memory), mine)
+            seconds = [row["seconds"] for row in rows]
+            right.plot(workers, seconds, "o" + style, label=label + (" from disk" if style == "--" else ""))
+    for axes, what in ((left, "rounds to the gap (measured)"), (right, "seconds (modelled)")):
+        axes.set(xscale="log", yscale="log", xlabel="workers", ylabel=what)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True)
+@click.option("--losses", default="log_loss,squared_hinge,hinge", show_default=True)
+@click.option("--workers", default="1,2,4,8,16,32,64,128,256", show_default=True)
+@click.option("--local-passes", default="1", show_default=True, help="Several, with commas between.")
+@click.option("--tol", type=float, default=1e-2, show_default=True)
+@click.option("--max-passes", type=int, default=1000, show_default=True)
+@click.option("-o", "out", help="JSON of what was measured, to be given as a source later.")
+@click.option("--plot", help="A picture.")
+def main(
+    sources: tuple[str, ...],
+    losses: str,
+    workers: str,
+    local_passes: str,
+    tol: float,
+    max_passes: int,
+    out: str | None,
+    plot: str | None,
+) -> None:
+    """Measure rounds on datasets (or read them from JSON), and model what they would cost."""
+    measured: list[dict[str, Any]] = []
+    numbers = [int(number) for number in workers.split(",")]
+    for source in sources:
+        if source.endswith(".json"):
+            measured += json.loads(Path(source).read_text())
+            continue
+        shards = open_dataset(source).n_shards
+        if shards < max(numbers):
+            raise click.UsageError(f"{source} has {shards} shards, fewer than {max(numbers)} workers")
+        for loss in losses.split(","):
+            for passes in map(int, local_passes.split(",")):
+                measured += measure(source, loss, numbers, passes, tol, max_passes)
+    if out:
+        Path(out).write_text(json.dumps(measured, indent=1) + "\n")
+    click.echo(table(Hardware(), measured))
+    if plot:
+        draw(Hardware(), measured, plot)
+
+
+if __name__ == "__main__":
+    main()
