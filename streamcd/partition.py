@@ -41,7 +41,7 @@ WEIGHT_COPIES = 8
 change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
 
 DASK_BYTES = 70_000_000
-"""What dask takes of a worker's memory beside our own reserve: measured 50 to 60 MB with distributed 2026.8."""
+"""What dask takes of a worker's memory beside our own reserve: an estimate, not a measurement with distributed 2026.8."""
 
 _SAVE_BYTES = 1 << 24  # numpy's buffer, and dask's frames
 
