@@ -159,10 +159,14 @@ class Columns:
             chunk += 1
         return np.concatenate(rows), np.concatenate(values)
 
-    def advise(self, chunk: int, advice: int) -> None:
-        """Hint to the kernel about a chunk's rows and values: `os.POSIX_FADV_WILLNEED`, `os.POSIX_FADV_DONTNEED`."""
+    def expect(self, chunk: int) -> None:
+        """Say that a chunk's rows and values will be read, in the order of such calls."""
         part = self.manifest["parts"][self.chunk_part[chunk]]
-        self._parts[part["entries"]].advise(int(self.chunk_group[chunk]), 1, advice)
+        self._parts.expect(part["entries"], int(self.chunk_group[chunk]), 1)
+
+    def read_directly(self) -> None:
+        """From now until `close`, chunks that are expected are read past the page cache."""
+        self._parts.read_directly()
 
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes on disk that reading a chunk for training asks for: its index, rows and values."""

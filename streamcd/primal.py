@@ -201,7 +201,8 @@ class PrimalSolver:
 
     def _columns(self, window: Window, state: State, order: np.ndarray) -> tuple[np.ndarray, ...]:
         arena = window.arena
-        return order, arena.indptr, arena.feature, arena.row, arena.value, state.w.reshape(-1)
+        row = kernels.unsigned(arena.row)
+        return order, arena.indptr, arena.feature, row, arena.value, state.w.reshape(-1)
 
     def _row_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Kind and weight of every row (the latter empty where all are 1), and ``y C`` of every kind and lane."""

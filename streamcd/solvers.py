@@ -468,7 +468,7 @@ def set_thresholds(state: State, trained: np.ndarray) -> None:
 
 def row_arrays(arena: RowArena) -> tuple[np.ndarray, ...]:
     """The arrays with which every row kernel begins, after the order."""
-    return arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold
+    return arena.indptr, kernels.unsigned(arena.feature), arena.value, arena.code, arena.weight, arena.fold
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

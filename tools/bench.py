@@ -1,5 +1,7 @@
 """Seconds a pass: streamcd in memory, streamcd out of core from a cold disk under a cap of memory, and LIBLINEAR.
 
+Beside them the seconds that the disk takes for the bytes of a pass with nothing else to do: no pass from a cold disk is faster.
+
 The contestants take turns, round after round, so that a machine whose speed drifts treats them alike; medians and ratios
 are printed. Out of core, the page cache is dropped before every round, and the process is put into a control group whose
 limit is the memory budget (both need root; without it the table says that the disk was warm and the cap not enforced).
@@ -11,11 +13,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +30,13 @@ import numpy as np
 
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.memory import format_size, parse_size
+from streamcd.readahead import ReadAhead
 
+_PIECE = 1 << 20
 _RESIDENT = "streamcd, in memory"
 _STREAMED = "streamcd, out of core"
 _LIBLINEAR = "LIBLINEAR, in memory"
+_DISK = "the disk alone"
 
 
 @click.command()
@@ -54,7 +61,7 @@ def main(
     """Time passes over DATASET."""
     data = open_dataset(dataset)
     plenty = str(4_000_000_000 + 3 * data.n_entries * data.entry_bytes)
-    seconds: dict[str, list[float]] = {_RESIDENT: [], _STREAMED: []}
+    seconds: dict[str, list[float]] = {_RESIDENT: [], _STREAMED: [], _DISK: []}
     if not no_liblinear:
         seconds[_LIBLINEAR] = []
     _train(dataset, loss, cost, plenty, 1)  # compiles the kernels, so that no round does
@@ -66,6 +73,7 @@ def main(
             remarks.add("cap enforced" if group else "cap not enforced (no control group)")
             outcome = _train(dataset, loss, cost, memory, passes, group)
         seconds[_STREAMED].append(outcome["seconds_a_pass"])
+        seconds[_DISK].append(_disk_alone(data))
         if not no_liblinear:
             seconds[_LIBLINEAR].append(_liblinear(dataset, loss, cost))
     _show(data, memory, seconds, sorted(remarks), outcome, as_json)
@@ -127,6 +135,25 @@ def _train(
         "peak": result["peak_memory_bytes"],
         "bytes_read": result["bytes_read"],
     }
+
+
+def _disk_alone(data: Dataset) -> float:
+    """Seconds to read the entries' files past the page cache, in pieces of a megabyte, in random order."""
+    pieces = [
+        (path, start, min(_PIECE, path.stat().st_size - start))
+        for path in sorted((data.path / "entries").iterdir())
+        for start in range(0, path.stat().st_size, _PIECE)
+    ]
+    random.Random(len(pieces)).shuffle(pieces)
+    started = time.perf_counter()
+    ahead = ReadAhead()
+    for piece in pieces:
+        ahead.expect(*piece)
+    for path, start, _ in pieces:
+        if ahead.take(path, start) is None:
+            raise click.ClickException(f"{path}: the file system does not read past the page cache")
+    ahead.close()
+    return time.perf_counter() - started
 
 
 def _drop_page_cache() -> bool:
