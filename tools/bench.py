@@ -1,6 +1,6 @@
 """Seconds a pass: streamcd in memory, streamcd out of core from a cold disk under a cap of memory, and LIBLINEAR.
 
-Beside them the seconds that the disk takes for the bytes of a pass with nothing else to do: no pass from a cold disk is faster.
+Beside them the seconds that the disk takes for the bytes of a pass with nothing else to do, which no cold pass can beat.
 
 The contestants take turns, round after round, so that a machine whose speed drifts treats them alike; medians and ratios
 are printed. Out of core, the page cache is dropped before every round, and the process is put into a control group whose
