@@ -6,7 +6,7 @@ The contestants take turns, round after round, so that a machine whose speed dri
 are printed. Out of core, the page cache is dropped before every round, and the process is put into a control group whose
 limit is the memory budget (both need root; without it the table says that the disk was warm and the cap not enforced).
 
-    python tools/bench.py DATASET --memory 400MB --passes 8 --rounds 3
+    python tools/bench.py DATASET --memory 400MB --rounds 3
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.memory import format_size, parse_size
@@ -44,7 +43,9 @@ _DISK = "the disk alone"
 @click.option("--loss", type=click.Choice(["squared_hinge", "hinge", "log_loss"]), default="squared_hinge")
 @click.option("-C", "cost", type=float, default=1.0, show_default=True)
 @click.option("--memory", default="400MB", show_default=True, help="Budget and cap of the run out of core.")
-@click.option("--passes", type=int, default=8, show_default=True, help="Training passes to time.")
+@click.option(
+    "--passes", type=int, help="Training passes to time; by default as many as LIBLINEAR makes, or 8."
+)
 @click.option("--rounds", type=int, default=3, show_default=True)
 @click.option("--no-liblinear", is_flag=True, help="Leave LIBLINEAR out.")
 @click.option("--json", "as_json", is_flag=True)
@@ -53,7 +54,7 @@ def main(
     loss: str,
     cost: float,
     memory: str,
-    passes: int,
+    passes: int | None,
     rounds: int,
     no_liblinear: bool,
     as_json: bool,
@@ -65,7 +66,9 @@ def main(
     if not no_liblinear:
         seconds[_LIBLINEAR] = []
     _train(dataset, loss, cost, plenty, 1)  # compiles the kernels, so that no round does
-    remarks = set()
+    if passes is None:  # as many, because shrinking makes later ones shorter for both
+        passes = 8 if no_liblinear else _liblinear(dataset, loss, cost)[1]
+    remarks = {f"{passes} passes"}
     for _ in range(rounds):
         seconds[_RESIDENT].append(_train(dataset, loss, cost, plenty, passes)["seconds_a_pass"])
         with _memory_cap(parse_size(memory)) as group:
@@ -75,7 +78,7 @@ def main(
         seconds[_STREAMED].append(outcome["seconds_a_pass"])
         seconds[_DISK].append(_disk_alone(data))
         if not no_liblinear:
-            seconds[_LIBLINEAR].append(_liblinear(dataset, loss, cost))
+            seconds[_LIBLINEAR].append(_liblinear(dataset, loss, cost)[0])
     _show(data, memory, seconds, sorted(remarks), outcome, as_json)
 
 
@@ -215,8 +218,8 @@ print("seconds", time.perf_counter() - started)
 """
 
 
-def _liblinear(dataset: str, loss: str, cost: float) -> float:
-    """Seconds an iteration of LIBLINEAR's dual solver at its default tolerance, over its own count of iterations."""
+def _liblinear(dataset: str, loss: str, cost: float) -> tuple[float, int]:
+    """Seconds an iteration of LIBLINEAR's dual solver at its default tolerance, and the iterations it made."""
     solver = {"squared_hinge": 1, "hinge": 3, "log_loss": 7}[loss]
     command = [sys.executable, "-c", _LIBLINEAR_PROGRAM, dataset, f"-s {solver} -c {cost}"]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -224,7 +227,7 @@ def _liblinear(dataset: str, loss: str, cost: float) -> float:
     found = re.search(r"^seconds (\S+)", output, re.MULTILINE)
     if not iterations or found is None:
         raise click.ClickException(f"LIBLINEAR printed no count of iterations:\n{output}")
-    return float(found.group(1)) / float(np.sum(iterations))
+    return float(found.group(1)) / sum(iterations), max(iterations)
 
 
 if __name__ == "__main__":
