@@ -99,6 +99,7 @@ def train(
         Of twin: loss of the rows that a plane keeps at a distance.
     start_from : path, optional
         An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning.
+        By methods dual and sor; sor can start from a run of either, dual from its own.
     memory : int or str
         Bound on the process's peak resident memory. Lanes that do not fit together are trained in groups.
     seed : int
@@ -147,14 +148,12 @@ def train(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener, rounds
     )
     if start_from is not None:
-        if method != "dual":
+        if method not in ("dual", "sor"):
             raise UsageError(
-                f"--start-from is for --method dual, found {method}: a warm start needs dual variables"
+                f"--start-from is for --method dual and sor, found {method}: a warm start needs dual variables"
             )
         config["start_from"] = str(Path(start_from).resolve())
-        _EndedRun(
-            dataset, make_lanes(dataset, options), config["start_from"]
-        )  # refused before anything is made
+        _EndedRun(dataset, make_lanes(dataset, options), config)  # refused before anything is made
     path = Path(run)
     refuse_existing(path, config, force)
     with checkpoint.create_run(path, force=force) as directory:
@@ -499,7 +498,7 @@ def train_groups(
 ) -> Outcome:
     """Train all lanes of a configuration in a directory, group after group, from where each stands."""
     problem = make_lanes(dataset, config["options"])
-    start = _EndedRun(dataset, problem, config["start_from"]) if "start_from" in config else None
+    start = _EndedRun(dataset, problem, config) if "start_from" in config else None
     outcomes = []
     for group in lane_groups(problem, config):
         part = directory.part(group.directory) if group.directory else directory
@@ -601,7 +600,8 @@ def _trained_passes(path: Path, problem: Problem, config: Mapping[str, Any]) -> 
 class _EndedRun:
     """The lanes of an ended run, from which groups of new lanes begin."""
 
-    def __init__(self, dataset: Dataset, problem: Problem, source: str) -> None:
+    def __init__(self, dataset: Dataset, problem: Problem, asked: Mapping[str, Any]) -> None:
+        source = str(asked["start_from"])
         path = Path(source)
         config = checkpoint.read_config(path)
         if "tune" in config:
@@ -616,9 +616,15 @@ class _EndedRun:
             raise UsageError(
                 f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
             )
-        if config["options"]["method"] != "dual":
+        method, wanted = config["options"]["method"], asked["options"]["method"]
+        if method not in ("dual", "sor"):
             raise UsageError(
                 f"{source} was not trained by a dual method; there are no dual variables to start from"
+            )
+        if method == "sor" and wanted != "sor":
+            raise UsageError(
+                f"{source} was trained by --method sor, which keeps no dual variables of a plane's own rows: only "
+                f"--method sor can start from it, found {wanted}"
             )
         self._dataset, self._path, self._config = dataset, path, config
         self._old = make_lanes(dataset, config["options"])
