@@ -8,6 +8,7 @@ end all are checked against a gradient computed afresh.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -120,16 +121,16 @@ def solve_box_qp(
     Raises
     ------
     UsageError
-        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective falls for ever, or
-        (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
+        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective falls for ever along
+        a variable, or (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
     """
     settings = _Settings(
         omega if omega == "auto" else omega_number(omega), tol, max_passes, shrinking, indefinite, seed
     )
-    h = np.array(h, dtype=np.float64).reshape(-1)
+    h = _numbers("h", h).reshape(-1)
     matrix = make_matrix(Q, h.size, packed, parse_size(memory))
     box = _Box(h, _bound("lo", lo, h.size), _bound("hi", hi, h.size))
-    begin = np.zeros(h.size) if alpha is None else np.array(alpha, dtype=np.float64).reshape(-1)
+    begin = np.zeros(h.size) if alpha is None else _numbers("alpha", alpha).reshape(-1)
     if begin.size != h.size or not np.isfinite(begin).all():
         raise UsageError(
             f"alpha: expected {h.size} finite numbers, found {begin.size}, or some that are not finite"
@@ -151,10 +152,10 @@ class _Settings:
     seed: int
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.tol) and self.tol >= 0):
-            raise UsageError(f"tol: expected a number >= 0, found {self.tol}")
-        if self.max_passes < 1:
-            raise UsageError(f"max_passes: expected at least 1, found {self.max_passes}")
+        if not (isinstance(self.tol, Real) and 0 <= self.tol < np.inf):
+            raise UsageError(f"tol: expected a number >= 0, found {self.tol!r}")
+        if not (isinstance(self.max_passes, Real) and self.max_passes >= 1):
+            raise UsageError(f"max_passes: expected at least 1, found {self.max_passes!r}")
         if self.indefinite not in ("error", "local"):
             raise UsageError(f"indefinite: expected error or local, found {self.indefinite!r}")
 
@@ -177,8 +178,19 @@ class _Box:
             )
 
 
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """A copy in double precision."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "iubf":
+        raise UsageError(f"{name}: expected real numbers, found {values!r:.60}")
+    return array.astype(np.float64)
+
+
 def _bound(name: str, values: np.ndarray | float, n: int) -> np.ndarray:
-    values = np.asarray(values, dtype=np.float64)
+    values = _numbers(name, values)
     if values.ndim and values.shape != (n,):
         raise UsageError(f"{name}: expected a number or {n} of them, found shape {values.shape}")
     return np.array(np.broadcast_to(values, (n,)))

@@ -59,7 +59,10 @@ def make_matrix(Q: Any, n: int, packed: str, memory: int) -> Matrix:
     """
     if hasattr(Q, "tocsr"):
         return SparseMatrix(Q.tocsr(), n)
-    dense = Q if isinstance(Q, np.memmap) else np.asarray(Q)
+    try:
+        dense = Q if isinstance(Q, np.memmap) else np.asarray(Q)
+    except ValueError:
+        raise UsageError("Q: expected a square matrix, found rows of different lengths") from None
     if dense.dtype.kind not in "iubf":
         raise UsageError(f"Q: expected real numbers, found {dense.dtype}")
     dtype = float_type(dense)

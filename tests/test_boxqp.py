@@ -329,10 +329,25 @@ def test_bounds_may_be_numbers() -> None:
     np.testing.assert_array_equal(result.alpha, same.alpha)
 
 
-def test_no_variables() -> None:
-    result = solve_box_qp(np.zeros((0, 0)), np.zeros(0))
+@pytest.mark.parametrize("Q", [np.zeros((0, 0)), np.zeros(0), sp.csr_array((0, 0))])
+@pytest.mark.parametrize("omega", [1.0, "auto"])
+def test_no_variables(Q: Any, omega: float | str) -> None:
+    result = solve_box_qp(Q, np.zeros(0), omega=omega)
     assert result.converged
     assert result.objective == 0.0
+
+
+@pytest.mark.parametrize("Q", [np.full((1, 1), 2.0), np.full(1, 2.0), sp.csr_array([[2.0]])])
+@pytest.mark.parametrize("packed", ["lower", "upper"])
+def test_one_variable(Q: Any, packed: str) -> None:
+    for lo, hi, best in ((0.0, np.inf, 0.5), (0.0, 0.25, 0.25), (-np.inf, -1.0, -1.0), (0.75, 0.75, 0.75)):
+        assert solve_box_qp(Q, [-1.0], lo, hi, packed=packed).alpha == pytest.approx([best])
+
+
+def test_the_error_names_the_variable_of_an_upper_triangle() -> None:
+    triangle = np.array([2.0, 0.0, 0.0, 0.0, 0.0, 2.0])  # of diag(2, 0, 2)
+    with pytest.raises(UsageError, match="falls for ever along variable 1"):
+        solve_box_qp(triangle, -np.ones(3), packed="upper")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -407,6 +422,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"omega": 2.0}, "above 0 and below 2"),
     ({"omega": "fast"}, "above 0 and below 2"),
     ({"omega": np.nan}, "above 0 and below 2"),
+    ({"h": ["a", "b", "c"]}, "h: expected real numbers"),
+    ({"h": 1j * np.ones(3)}, "h: expected real numbers"),
+    ({"h": [1.0, [2.0], 3.0]}, "h: expected real numbers"),
+    ({"lo": "none"}, "lo: expected real numbers"),
+    ({"alpha": ["a"] * 3}, "alpha: expected real numbers"),
+    ({"Q": [[1.0, 2.0], [3.0], [1.0]]}, "Q: expected a square matrix"),
+    ({"Q": None}, "Q: expected real numbers"),
+    ({"tol": None}, "tol"),
+    ({"tol": np.nan}, "tol"),
+    ({"max_passes": None}, "max_passes"),
     ({"tol": -1.0}, "tol"),
     ({"max_passes": 0}, "max_passes"),
     ({"indefinite": "maybe"}, "indefinite"),
