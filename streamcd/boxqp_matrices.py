@@ -19,12 +19,10 @@ from .memory import format_size
 PANEL_BYTES = 1 << 25
 """Of a panel of rows of a matrix on disk, where the memory allows it."""
 
-_PANEL_SHARE = (
-    8  # of the memory: a panel, its mapped pages, the one before it, and what is gathered (half) fit together
-)
+# a panel, its mapped pages, the panel before and a copy take half of the memory; what is gathered takes the other half
+_PANEL_SHARE = 8
 _SYMMETRY = 1e-6  # what Q[i, j] and Q[j, i] may differ by, relative to the largest entry
 _TILE = 512  # rows and columns compared at a time; of a matrix on disk as many as memory allows, up to four times that
-
 
 State = tuple[Any, ...]
 """What the kernels take from `lo` on: lo, hi, alpha, gradient, active, threshold, omega, out."""
@@ -112,9 +110,7 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, give_back: Any = None) -> N
         for b in range(a, n, tile):
             upper = matrix[a : a + tile, b : b + tile].astype(dtype, copy=False)
             lower = matrix[b : b + tile, a : a + tile].astype(dtype, copy=False).T
-            with np.errstate(
-                invalid="ignore"
-            ):  # what is not finite is found, and named, by the first product
+            with np.errstate(invalid="ignore"):  # the first product finds what is not finite, and names it
                 difference = np.abs(upper - lower)
             largest = max(largest, float(upper.max()), -float(upper.min()))
             if give_back is not None:

@@ -29,7 +29,7 @@ from small_datasets import (
 
 import streamcd
 from streamcd.dataset import Dataset
-from streamcd.errors import ModelError, UsageError
+from streamcd.errors import Interrupted, ModelError, UsageError
 from streamcd.model import Model, load_model
 from streamcd.problems import LOSSES, make_problem
 from streamcd.progress import Listener
@@ -420,6 +420,31 @@ def test_a_start_from_the_optimum_is_certified_at_once(fit: Callable[..., Result
         log = (Path(again.run) / "log.jsonl").read_text().splitlines()
         primal = json.loads(log[1])["objective_estimate"]
         assert primal == pytest.approx(first.primal_objective, rel=1e-4)
+
+
+@pytest.mark.parametrize("windows", [1, 2, 5])
+def test_a_stop_in_the_first_reads_of_a_warm_start_leaves_the_bits_alone(
+    tmp_path: Path, windows: int
+) -> None:
+    """While matrices and w are summed up, and after it."""
+    dataset = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
+    options: dict[str, Any] = {
+        "loss": "twin",
+        "method": "sor",
+        "plan": windows_of(dataset, 2, resident=False),
+    }
+    train(dataset, tmp_path / "first", max_passes=3, tol=0.0, **options)
+    options |= {"C": 2.0, "start_from": tmp_path / "first", "max_passes": 4, "tol": 0.0}
+    whole = train(dataset, tmp_path / "whole", **options)
+    left = [windows]
+
+    def stop() -> int | None:
+        left[0] -= 1
+        return 15 if left[0] == 0 else None
+
+    with pytest.raises(Interrupted):
+        train(dataset, tmp_path / "run", stop_requested=stop, **options)
+    np.testing.assert_array_equal(resume(tmp_path / "run").model.weights, whole.model.weights)
 
 
 def test_what_a_run_by_sor_does_not_keep_is_not_started_from(
