@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +19,9 @@ from .memory import format_size
 PANEL_BYTES = 1 << 25
 """Of a panel of rows of a matrix on disk, where the memory allows it."""
 
-# a panel, its mapped pages, the panel before and a copy take half of the memory; what is gathered takes the other half
+# a panel, mapped pages, the panel before and a copy take half of the memory; what is gathered takes the other half
 _PANEL_SHARE = 8
+_FAULT_BYTES = 1 << 21  # a fault may map a huge page, where the page cache has one
 _SYMMETRY = 1e-6  # what Q[i, j] and Q[j, i] may differ by, relative to the largest entry
 _TILE = 512  # rows and columns compared at a time; of a matrix on disk as many as memory allows, up to four times that
 
@@ -98,24 +99,19 @@ def float_type(matrix: np.ndarray) -> np.dtype[Any]:
     return matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.dtype(np.float64)
 
 
-def refuse_asymmetric(matrix: np.ndarray, tile: int, give_back: Any = None) -> None:
-    """Compare all of a square matrix with its transpose, in tiles of `tile` rows and columns.
+def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slice], np.ndarray]) -> None:
+    """Compare all of a square matrix with its transpose, in tiles of `tile` rows and columns that `read` gives.
 
-    `give_back` is called after each. The largest entry is the measure: entries that rounding alone makes different from 0
-    need not be symmetric in themselves.
+    The largest entry is the measure: entries that rounding alone makes different from 0 need not be symmetric in themselves.
     """
-    worst, place, largest = 0.0, (0, 0), 0.0
-    n, dtype = matrix.shape[0], float_type(matrix)
+    worst, place, largest, n = 0.0, (0, 0), 0.0, matrix.shape[0]
     for a in range(0, n, tile):
         for b in range(a, n, tile):
-            upper = matrix[a : a + tile, b : b + tile].astype(dtype, copy=False)
-            lower = matrix[b : b + tile, a : a + tile].astype(dtype, copy=False).T
+            rows, columns = slice(a, a + tile), slice(b, b + tile)
+            upper = read(rows, columns)
             with np.errstate(invalid="ignore"):  # the first product finds what is not finite, and names it
-                difference = np.abs(upper - lower)
+                difference = np.abs(upper - read(columns, rows).T)
             largest = max(largest, float(upper.max()), -float(upper.min()))
-            if give_back is not None:
-                del upper, lower
-                give_back()
             at = int(difference.argmax())
             if difference.flat[at] > worst:
                 worst = float(difference.flat[at])
@@ -139,7 +135,7 @@ class DenseMatrix:
         self._matrix, self.n = matrix, matrix.shape[0]
         self.diagonal = matrix.diagonal().astype(np.float64)
         if not checked:
-            refuse_asymmetric(matrix, _TILE)
+            refuse_asymmetric(matrix, _TILE, lambda rows, columns: matrix[rows, columns])
 
     def product(self, x: np.ndarray) -> np.ndarray:
         """``Qx``, in float64 also where Q is float32, without a copy of all of it."""
@@ -223,15 +219,23 @@ def row_places(n: int) -> np.ndarray:
 
 
 class _Map:
-    """The memory map under an array, whose pages can be given back; none where what was written to it would be lost."""
+    """The memory map under an array: counts what reading faults in, and gives it back before that is an eighth of memory.
 
-    def __init__(self, matrix: np.ndarray) -> None:
+    Nothing is given back of a private map, which would lose what was written to it.
+    """
+
+    def __init__(self, matrix: np.ndarray, memory: int) -> None:
         private = getattr(matrix, "mode", "c") == "c"
         self._map = None if private else getattr(matrix, "_mmap", None)
+        self._allowed, self._seen = memory // _PANEL_SHARE, 0
 
-    def give_back(self) -> None:
-        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+    def read(self, values: np.ndarray, out: np.ndarray) -> None:
+        """Copy adjacent entries from the map."""
+        out[:] = values
+        self._seen += values.nbytes + _FAULT_BYTES
+        if self._seen > self._allowed and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
+            self._seen = 0
 
 
 def panel_entries(memory: int, n: int, itemsize: int) -> int:
@@ -253,13 +257,20 @@ class MappedMatrix:
 
     def __init__(self, matrix: np.ndarray, memory: int) -> None:
         self._matrix, self.n, self._memory = matrix, matrix.shape[0], memory
-        self._dtype, self._map = float_type(matrix), _Map(matrix)
+        self._dtype, self._map = float_type(matrix), _Map(matrix, memory)
         self._rows = panel_entries(memory, self.n, self._dtype.itemsize) // self.n
         # one read of all of it, in tiles: each, its mirror image, their difference and its absolute value, in double
-        refuse_asymmetric(matrix, max(1, min(4 * _TILE, math.isqrt(memory // 64))), self._map.give_back)
+        refuse_asymmetric(matrix, max(1, min(4 * _TILE, math.isqrt(memory // 64))), self._tile)
         self.diagonal = np.empty(self.n)
         for rows, panel in self._panels(np.arange(self.n)):
             self.diagonal[rows] = panel[np.arange(rows.size), rows]
+
+    def _tile(self, rows: slice, columns: slice) -> np.ndarray:
+        part = self._matrix[rows, columns]
+        out = np.empty(part.shape, dtype=self._dtype)
+        for values, target in zip(part, out, strict=True):
+            self._map.read(values, target)
+        return out
 
     def _panels(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The rows in this order: their numbers, and what they hold."""
@@ -267,8 +278,7 @@ class MappedMatrix:
             rows = order[start : start + self._rows]
             panel = np.empty((rows.size, self.n), dtype=self._dtype)
             for place, row in enumerate(rows.tolist()):
-                panel[place] = self._matrix[row]
-            self._map.give_back()
+                self._map.read(self._matrix[row], panel[place])
             yield rows, panel
 
     def product(self, x: np.ndarray) -> np.ndarray:
@@ -308,7 +318,7 @@ class MappedTriangle:
 
     def __init__(self, packed: np.ndarray, n: int, memory: int) -> None:
         self._packed, self.n, self._memory = packed, n, memory
-        self._dtype, self._map = float_type(packed), _Map(packed)
+        self._dtype, self._map = float_type(packed), _Map(packed, memory)
         self._entries = panel_entries(memory, n, self._dtype.itemsize)
         self._place = row_places(n)
         self.diagonal = np.empty(n)
@@ -324,8 +334,8 @@ class MappedTriangle:
             rows, starts = order[first:stop], ends[first:stop] - order[first:stop] - 1 - done
             panel = np.empty(int(ends[stop - 1] - done), dtype=self._dtype)
             for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
-                panel[start : start + row + 1] = self._packed[self._place[row] : self._place[row + 1]]
-            self._map.give_back()
+                values = self._packed[self._place[row] : self._place[row + 1]]
+                self._map.read(values, panel[start : start + row + 1])
             yield rows, starts, panel
             first, done = stop, int(ends[stop - 1])
 
