@@ -183,9 +183,9 @@ def test_every_storage_gives_the_same(tmp_path: Path, kind: str, omega: float | 
     """Streamed ones too: blocks of neighbours, visited together, took up to six times as many passes."""
     for problem in (program(120, 5), dual_of_svm(90, 2)):
         Q, options = stored(kind, problem[0], tmp_path)
-        options |= {"omega": omega, "tol": 1e-9, "max_passes": 600}
+        options |= {"omega": omega, "tol": 1e-9, "max_passes": 100}
         result = solve_box_qp(Q, *problem[1:], **options)
-        plain = solve_box_qp(*problem, omega=omega, tol=1e-9, max_passes=600)
+        plain = solve_box_qp(*problem, omega=omega, tol=1e-9, max_passes=100)
         np.testing.assert_allclose(result.alpha, plain.alpha, rtol=1e-8, atol=1e-9)
         assert result.passes == plain.passes
         assert result.objective == pytest.approx(objective(*problem[:2], result.alpha), rel=1e-10)
