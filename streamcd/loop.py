@@ -206,7 +206,7 @@ class Loop:
             ) from None
 
     def _begin(self, start: WarmStart) -> None:
-        """Take the dual variables of another run, chunk by chunk, and the w that belongs to them; or w alone."""
+        """Take another run's dual variables, chunk by chunk, and the w that belongs to them (or leave it to a read); or w alone."""
         task, state = self.task, self.state
         if isinstance(task.solver, PrimalSolver):
             start.fill_weights(state.w)
@@ -219,7 +219,10 @@ class Loop:
             alpha = start.chunk_alpha(chunk, n_rows)
             active = np.ones((n_rows, task.solver.layout.n_flags), dtype=np.uint8)
             self.slots.save(chunk, [alpha, active])
-            state.lanes["dual_sum"] += start.dual_terms(chunk, alpha)
+            if not task.solver.sums_up_w:
+                state.lanes["dual_sum"] += start.dual_terms(chunk, alpha)
+        if task.solver.sums_up_w:
+            return
         start.fill_weights(state.w)
         state.lanes["phase"][:] = TRAIN
 

@@ -38,6 +38,8 @@ class PrimalSolver:
 
     with_replacement = False
 
+    sums_up_w = False  # there are no warm starts
+
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
         # in one window that holds all of them, independent draws are Algorithm 3 itself

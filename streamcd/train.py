@@ -99,7 +99,7 @@ def train(
         Of twin: loss of the rows that a plane keeps at a distance.
     start_from : path, optional
         An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning,
-        or, of a primal method, its weights.
+        or, of a primal method, its weights. Method sor can start from a run of sor or dual, dual from its own.
     memory : int or str
         Bound on the process's peak resident memory. Lanes that do not fit together are trained in groups.
     seed : int
@@ -148,14 +148,8 @@ def train(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener, rounds
     )
     if start_from is not None:
-        if method not in ("dual", *PRIMAL_METHODS):
-            raise UsageError(
-                f"--start-from is for --method dual, {', '.join(PRIMAL_METHODS)}, found {method}: a warm start needs "
-                "dual variables, or w alone"
-            )
         config["start_from"] = str(Path(start_from).resolve())
-        # refused before anything is made
-        _EndedRun(dataset, make_lanes(dataset, options), method, config["start_from"])
+        _EndedRun(dataset, make_lanes(dataset, options), config)  # refused before anything is made
     path = Path(run)
     refuse_existing(path, config, force)
     with checkpoint.create_run(path, force=force) as directory:
@@ -513,9 +507,7 @@ def train_groups(
 ) -> Outcome:
     """Train all lanes of a configuration in a directory, group after group, from where each stands."""
     problem = make_lanes(dataset, config["options"])
-    start = None
-    if "start_from" in config:
-        start = _EndedRun(dataset, problem, config["options"]["method"], config["start_from"])
+    start = _EndedRun(dataset, problem, config) if "start_from" in config else None
     outcomes = []
     for group in lane_groups(problem, config):
         part = directory.part(group.directory) if group.directory else directory
@@ -617,7 +609,8 @@ def _trained_passes(path: Path, problem: Problem, config: Mapping[str, Any]) -> 
 class _EndedRun:
     """The lanes of an ended run, from which groups of new lanes begin."""
 
-    def __init__(self, dataset: Dataset, problem: Problem, problem_method: str, source: str) -> None:
+    def __init__(self, dataset: Dataset, problem: Problem, asked: Mapping[str, Any]) -> None:
+        source = str(asked["start_from"])
         path = Path(source)
         config = checkpoint.read_config(path)
         if "tune" in config:
@@ -632,10 +625,16 @@ class _EndedRun:
             raise UsageError(
                 f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
             )
-        dual = problem_method == "dual"
-        if dual and config["options"]["method"] != "dual":
+        method, wanted = config["options"]["method"], asked["options"]["method"]
+        dual = wanted not in PRIMAL_METHODS
+        if dual and method not in ("dual", "sor"):
             raise UsageError(
                 f"{source} was not trained by a dual method; there are no dual variables to start from"
+            )
+        if method == "sor" and wanted == "dual":
+            raise UsageError(
+                f"{source} was trained by --method sor, which keeps no dual variables of a plane's own rows: only "
+                f"--method sor can start from it, found {wanted}"
             )
         self._dataset, self._path, self._config = dataset, path, config
         self._old = make_lanes(dataset, config["options"])

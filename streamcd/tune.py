@@ -147,8 +147,7 @@ def _train_best(
         rule = stop_rule(config["rule"]["tol"], config["rule"]["eps"], config["rule"]["max_passes"])
         every = config["checkpoint_every"]
         best_config = make_config(dataset, options, rule, config["memory"], every, None, Listener())
-        if options["method"] != "sor":  # which keeps nothing to begin from
-            best_config["start_from"] = str((directory.path / "folds").resolve())
+        best_config["start_from"] = str((directory.path / "folds").resolve())
         part.write_config(best_config)
     best_config = {**checkpoint.read_config(part.path), "rule": config["rule"]}
     return carry_out(part, best_config, dataset, listener, stop_requested, model_path=directory.model_path)
