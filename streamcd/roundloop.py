@@ -26,17 +26,20 @@ from .partition import Assignment, Order, line_search_is_closed, paired_layout
 from .progress import Listener, Progress
 from .result import Outcome
 from .rounds import (
+    APART,
     LINEAR,
     QUADRATIC,
     lane_columns,
     lane_products,
     newton_step,
+    next_stiffness,
     quadratic_step,
 )
 from .solvers import CERTIFY, DONE, START, TRAIN, new_totals, violation
 from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen
+from .stream import random_key
 
-DEFAULT_LOCAL_PASSES = 1
+DEFAULT_LOCAL_PASSES = 3
 """Passes a round where several workers share the rows; see docs/cluster.md for the measurement."""
 
 WORKER_TIMEOUT = 300.0
@@ -47,6 +50,7 @@ ROUND_SOLVERS = tuple((loss, "dual") for loss in ("hinge", "squared_hinge", "log
 carries over whole: its dual is quadratic, and a step along any direction keeps every row's sum of zero."""
 
 _MOST_UNDERSTATED = 100.0
+_DEALING = 0x6465616C  # tells these keys from those of reads and windows
 _MOST_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
 
 
@@ -57,6 +61,7 @@ class _Step:
     eta: np.ndarray
     dual_change: np.ndarray | None
     n_evaluations: int
+    stiffness: np.ndarray  # of the next round
 
 
 class RoundLoop:
@@ -70,7 +75,7 @@ class RoundLoop:
     make_engine : callable
         Called once there is something to do.
     local_passes : int or None
-        Passes of every partition a round; None for 1 where there is one partition, else `DEFAULT_LOCAL_PASSES`.
+        Passes of every partition a round, `DEFAULT_LOCAL_PASSES` where None; one where there is one partition only.
     listener : Listener
     stop_requested : callable or None
     """
@@ -95,6 +100,7 @@ class RoundLoop:
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         self.state.lanes["understated"] = np.ones(task.problem.n_lanes)
+        self.state.lanes["stiffness"] = np.ones(task.problem.n_lanes)
         self._take_committed()
 
     def run(self) -> Outcome:
@@ -154,6 +160,8 @@ class RoundLoop:
             read=self.state.read,
             n_passes=self.local_passes if training else 1,
             lanes={name: array.copy() for name, array in self.state.lanes.items()},
+            # a read at fixed w leaves the shards where they are, in memory perhaps
+            deal=random_key(self.task.seed, _DEALING, self.round) if training else None,
         )
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -164,7 +172,7 @@ class RoundLoop:
         trained = order.phase(TRAIN)
         eta = np.ones(n_lanes)
         if joint.w is not None or not trained.size:
-            return _Step(eta, None, 0)
+            return _Step(eta, None, 0, self.state.lanes["stiffness"])
         change = joint.change.dense()
         product = np.zeros(n_lanes)
         squared = np.zeros(n_lanes)
@@ -173,14 +181,16 @@ class RoundLoop:
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
         sums = joint.direction
         k = len(joint.seconds)
+        stiffness = order.lanes["stiffness"].copy()
+        stiffness[trained] = next_stiffness(squared, sums[:, APART], k)[trained]
         if line_search_is_closed(self.task.problem):
             eta = quadratic_step(product, squared, sums, k)
             dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
-            return _Step(eta, dual_change, 0)
+            return _Step(eta, dual_change, 0, stiffness)
         eta, dual_change, count = newton_step(
             product, squared, sums, k, lambda at: self.engine.slopes(order, at)
         )
-        return _Step(eta, dual_change, count)
+        return _Step(eta, dual_change, count, stiffness)
 
     def _take(self, order: Order, joint: Joint, step: _Step) -> dict[str, Any]:
         """Move `w`, and let the rules of a single process judge; returns the line for the log."""
@@ -193,7 +203,8 @@ class RoundLoop:
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
         state.lanes["restore"][:] = False
-        state.lanes["passes"][trained] += order.n_passes - 1  # `judge` counts the last one
+        state.lanes["passes"][trained] += joint.n_passes - 1  # `judge` counts the last one
+        state.lanes["stiffness"][:] = step.stiffness
         judge(state, rule, self.task.solver)
         if joint.w is None:
             self._learn_from_failures(certified)
@@ -201,7 +212,7 @@ class RoundLoop:
         self.task.solver.end_read(state, trained)
         reopen(state, rule)
         state.totals[:] = new_totals(n_lanes)
-        state.read += order.n_passes
+        state.read += joint.n_passes
         self.round += 1
         if trained.size:
             self.committed, self.eta = order.token, step.eta
@@ -211,6 +222,7 @@ class RoundLoop:
             "kind": "train" if trained.size else "certify",
             **lane_figures(state, self.task.problem.scale),
             "eta": _range(step.eta[trained]),
+            "stiffness": _range(order.lanes["stiffness"][trained]),
             "line_search_reductions": step.n_evaluations,
             "workers": len(joint.seconds),
             "attempts": self.attempts,

@@ -283,7 +283,7 @@ def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_
     )
     assert streamed.converged
     assert streamed.primal_objective == pytest.approx(resident.primal_objective, rel=2e-3)
-    assert streamed.bytes_read > 5 * resident.bytes_read
+    assert streamed.bytes_read > 1.5 * resident.bytes_read
 
 
 def test_liblinears_rule_is_certified_at_the_common_weights(data: Dataset, tmp_path: Path) -> None:
