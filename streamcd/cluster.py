@@ -76,8 +76,11 @@ class _Desk:
         found = self.partition
         if found is not None and found.assignment.folder == assignment.folder and found.parts == parts:
             return found
+        same_run = found is not None and found.assignment.folder == assignment.folder
+        whole = found.whole if found is not None and same_run else None
+        del found
         self.clear_partition()  # the other's memory first
-        self.partition = Partition(assignment, parts)
+        self.partition = Partition(assignment, parts, whole)
         return self.partition
 
     def take(self, common: Common) -> np.ndarray:

@@ -109,7 +109,8 @@ class SerialEngine:
     """
 
     def __init__(self, assignment: Assignment, n_partitions: int) -> None:
-        self._assignment, self._entries = assignment, shard_entries(open_same(assignment))
+        self._assignment, self._dataset = assignment, open_same(assignment)
+        self._entries = shard_entries(self._dataset)
         self._workers = [str(number) for number in range(n_partitions)]
         self._shards: dict[str, list[int]] = {}
         self.partitions: list[Partition] = []
@@ -129,7 +130,7 @@ class SerialEngine:
         if shards != self._shards:
             self.close()
             self._shards = shards
-            self.partitions = [Partition(self._assignment, parts) for parts in shards.values()]
+            self.partitions = [Partition(self._assignment, parts, self._dataset) for parts in shards.values()]
 
     def slopes(self, order: Order, eta: np.ndarray) -> np.ndarray:
         """Sum over the partitions."""
@@ -139,6 +140,7 @@ class SerialEngine:
         """Close the partitions' files."""
         for partition in self.partitions:
             partition.close()
+        self._dataset.close()
 
 
 @dataclass(frozen=True)

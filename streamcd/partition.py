@@ -201,11 +201,16 @@ class Partition:
     parts : list of int
         Ascending.
     dataset : Dataset, optional
-        Opened by `open_same` where it is not given.
+        The whole; opened by `open_same` where it is not given.
+
+    Attributes
+    ----------
+    whole : Dataset
+        For the next partition of the same run.
     """
 
     def __init__(self, assignment: Assignment, parts: list[int], dataset: Dataset | None = None) -> None:
-        whole = dataset or open_same(assignment)
+        self.whole = whole = dataset or open_same(assignment)
         self.assignment, self.parts = assignment, parts
         self.alone = len(parts) == whole.n_shards
         self._chunk_part, self._n_rows = whole.chunk_part, np.diff(whole.row_start)

@@ -237,6 +237,13 @@ def test_a_round_makes_the_passes_asked_for_and_one_where_a_worker_is_alone(
         assert training_rounds(run) == 15 // each
 
 
+def test_wide_data_gets_one_pass_a_round(tmp_path: Path) -> None:
+    """More features than rows: a pass solves the local model."""
+    data = write_dataset(tmp_path / "wide", random_rows(60, 200, seed=3), n_chunks=6, n_shards=6)
+    result = streamcd.train(data, tmp_path / "run", max_passes=4, tol=1e-12, client=Simulation(2))
+    assert result.passes == training_rounds(tmp_path / "run") == 4
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Real sets
 
