@@ -42,6 +42,7 @@ SLOPE, CURVATURE, DUAL_CHANGE = range(3)
 _TINY = 1e-290  # as in the kernels: the logistic loss's dual variables stay above
 _ROUNDING = 1e-9  # a slope this small a part of its terms has no sign
 _SLOPE_LEFT = 1e-4  # the logistic step ends where the slope has fallen to this part of that at 0
+_NARROW = 1e-3  # or where it descends still, and the longest step is no further than this part of it
 _MAX_EVALUATIONS = 30
 _SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
 
@@ -341,6 +342,8 @@ def newton_step(
         found = evaluate(eta)
         slope = product + eta * squared + found[:, SLOPE]
         settled |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
+        # a row beside its bound, of no weight in the sum, stands in the way of a step a little longer: not worth more sums
+        settled |= (slope < 0.0) & (high - eta <= _NARROW * eta)
         last = count == _MAX_EVALUATIONS - 1
         if settled.all() or count == _MAX_EVALUATIONS:
             break
