@@ -450,6 +450,11 @@ class DaskEngine:
             )
         else:
             self.listener.message(shards)
+        if len(self._owners) > 1 and self.shard_entries.size < 2 * len(self._owners):
+            self.listener.warning(
+                f"{shards}: with fewer than two for each they cannot be dealt anew, which is what keeps rounds few; "
+                "'streamcd convert' with a smaller --shard-size makes more"
+            )
 
     def _admitted(self) -> tuple[list[str], list[str]]:
         """Workers that may take part, and those that have not answered yet; newcomers are asked."""

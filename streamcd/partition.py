@@ -417,8 +417,9 @@ class Partition:
 def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndarray]:
     """Per-lane arrays for a partition; of several partitions none shrinks its rows.
 
-    What looks settled at the local w is not at the common one: with shrinking, mushrooms on 4 partitions took 230 rounds and
-    26 certificates to 1e-3 (squared hinge), without 210 and 11.
+    What looks settled at the local w need not be at the common one. With shrinking, mushrooms on 4 partitions that stayed
+    took 230 rounds and 26 certificates to 1e-3 (squared hinge), without 210 and 11; how much of that is chance was not
+    measured.
     """
     local = {name: np.array(array) for name, array in lanes.items()}
     if not alone:
