@@ -294,7 +294,8 @@ def round_options(command: Command) -> Command:
         "--local-passes",
         type=int,
         metavar="N",
-        help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 1]",
+        help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 3; 1 "
+        "where there are more features than rows]",
     )(command)
 
 

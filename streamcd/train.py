@@ -113,7 +113,8 @@ def train(
         Train on its workers, of which `memory` then bounds each; they must see `dataset` and `run` under these paths.
         Every round is a checkpoint. `engines.Simulation` in its place does the same in this process.
     local_passes : int, optional
-        Passes of every worker over its own shards in a round; needs `client`.
+        Passes of every worker over its own shards in a round; 3 by default, 1 where there are more features than rows. Needs
+        `client`.
     worker_timeout : float, optional
         Seconds without a sign of a worker, after which others take over its shards; needs `client`.
     listener : Listener, optional

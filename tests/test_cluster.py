@@ -175,9 +175,26 @@ def test_newtons_step_finds_the_minimum_of_a_steep_function() -> None:
     eta, _, count = newton_step(
         product, squared, problem_sums, 2, lambda at: log_slopes(1, base, candidate, at)
     )
-    slope = product + eta * squared + log_slopes(1, base, candidate, eta)[:, 0]
-    assert abs(slope[0]) < 1e-3
-    assert count < 20
+
+    def fall(at: np.ndarray) -> float:
+        return float((log_slopes(1, base, candidate, at)[:, 2] - at * product - 0.5 * at**2 * squared)[0])
+
+    best = max(fall(np.array([at])) for at in np.linspace(0.9, 1.0, 100_001))
+    assert fall(eta) > (1 - 1e-3) * best
+    assert count < 10
+
+
+def test_a_row_beside_its_bound_does_not_hold_up_the_line_search() -> None:
+    """Its barrier is at 1.002, so thin that the slope falls until there: 30 sums over all rows were made in vain."""
+    base = np.array([[0.5, 0.5], [1e-3, 1 - 1e-3]])
+    candidate = np.array([[0.5 + 1e-3, 0.5 - 1e-3], [2e-6, 1 - 2e-6]])
+    longest = np.array([[0.0, 0.0, 1e-3 / (1e-3 - 2e-6)]])
+    product = np.array([-9.0])
+    eta, _, count = newton_step(
+        product, np.array([0.1]), longest, 2, lambda at: log_slopes(1, base, candidate, at)
+    )
+    assert count < 6
+    assert 1.0 <= eta[0] < longest[0, 2]
 
 
 def test_a_step_wakes_rows_that_it_leaves_off_their_bounds(data: Dataset) -> None:
@@ -283,7 +300,7 @@ def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_
     )
     assert streamed.converged
     assert streamed.primal_objective == pytest.approx(resident.primal_objective, rel=2e-3)
-    assert streamed.bytes_read > 5 * resident.bytes_read
+    assert streamed.bytes_read > 1.5 * resident.bytes_read
 
 
 def test_liblinears_rule_is_certified_at_the_common_weights(data: Dataset, tmp_path: Path) -> None:
