@@ -206,7 +206,7 @@ class Loop:
             ) from None
 
     def _begin(self, start: WarmStart) -> None:
-        """Take another run's dual variables, chunk by chunk, and the w that belongs to them (or leave it to a read); or w alone."""
+        """Take the dual variables of another run, chunk by chunk, and their w (or leave it to a read); or w alone."""
         task, state = self.task, self.state
         if isinstance(task.solver, PrimalSolver):
             start.fill_weights(state.w)
