@@ -288,14 +288,14 @@ def write_many_rows(path: Path, n_chunks: int, chunk_rows: int = 1 << 16) -> Non
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("n_chunks", [36, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_chunks", [40, pytest.param(150, marks=pytest.mark.slow)])
 def test_a_paged_training_stays_within_its_budget(tmp_path: Path, n_chunks: int) -> None:
-    """More rows than fit (2.4 million, 10 million), and a feature of all of them, with 40 MB beside the interpreter."""
+    """More rows than fit (2.7 million, 10 million), and a feature of all of them, with 46 MB beside the interpreter."""
     write_many_rows(tmp_path / "data", n_chunks)
     make_columns(tmp_path / "data")
-    budget = RESERVED_BYTES + 40_000_000
+    budget = RESERVED_BYTES + 46_000_000
     dataset = open_dataset(tmp_path / "data")
-    assert 18 * dataset.n_rows > 40_000_000
+    assert 18 * dataset.n_rows > 46_000_000
     peak, result = peak_of_training(
         tmp_path / "data", tmp_path / "run", method="primal", bias=1.0, memory=budget, max_passes=2, tol=1e-9,
         checkpoint_every=1.0,
