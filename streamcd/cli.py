@@ -437,7 +437,8 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
     "--start-from",
     type=click.Path(exists=True, file_okay=False),
     metavar="RUN",
-    help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no read.",
+    help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no "
+    "read of its own. For --method dual, and sor, which can start from a run of either.",
 )
 @worker_options
 @round_options

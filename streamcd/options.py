@@ -241,7 +241,9 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         type=ClassWeight(),
         metavar="balanced|LABEL=W,...",
         help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
-        "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class).",
+        "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class). "
+        "Of twin planes too it is C alone that they change: a plane's C is that of the rows it keeps at a distance, and so "
+        "differs by plane; the rows it lies close to count as they are.",
     ),
     click.option(
         "--code",
