@@ -104,6 +104,7 @@ class RoundLoop:
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before, self.bytes_read = 0.0, 0, 0
         self.round, self.attempts = 0, 0
+        self.passes_made: int | None = None  # in the last training round: one where a worker is alone
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
@@ -223,7 +224,7 @@ class RoundLoop:
         state.read += joint.n_passes
         self.round += 1
         if trained.size:
-            self.committed, self.eta = order.token, step.eta
+            self.committed, self.eta, self.passes_made = order.token, step.eta, joint.n_passes
         return {
             "round": self.round,
             "read": state.read,
@@ -301,7 +302,9 @@ class RoundLoop:
             self.round = int(arrays.pop("round"))
             self.seconds_before = float(arrays.pop("seconds"))
             self.bytes_before = int(arrays.pop("bytes_read"))
+            stiffness = self.state.lanes["stiffness"]
             self.state.take(arrays)
+            self.state.lanes.setdefault("stiffness", stiffness)  # runs begun before there was any
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"
@@ -350,7 +353,8 @@ class RoundLoop:
         return self.seconds_before + time.monotonic() - self.started
 
     def _progress(self, order: Order) -> Callable[[int], None]:
-        total = self.task.dataset.n_entries * order.n_passes
+        n_passes = min(order.n_passes, self.passes_made or order.n_passes)
+        total = self.task.dataset.n_entries * n_passes
         phase = self.task.name + ("round" if order.phase(TRAIN).size else "certify in round")
         gap = relative_estimate(self.state)
         note = "" if np.isnan(gap) else f"gap about {gap:.1e}, step {_shown(self.eta)}"

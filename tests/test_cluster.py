@@ -615,11 +615,11 @@ def test_real_scheduler_and_workers_survive_kills_and_a_lost_scheduler_is_an_err
 ) -> None:
     text = str(real_data("imdb.bigram.tfidf"))
     data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
-    calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4)
+    calm = streamcd.train(data, tmp_path / "calm", loss="hinge", tol=1e-3)  # slow enough to be killed
     run = tmp_path / "run"
     workers = [commands.start_worker(commands.address) for _ in range(3)]
     process = _train_command(
-        "train", data.path, run, "--loss", "log_loss", "--tol", "1e-9", "--scheduler", commands.address
+        "train", data.path, run, "--loss", "hinge", "--tol", "1e-9", "--scheduler", commands.address
     )
     _wait_for_rounds(run, 3, process)
     workers[0].kill()
@@ -636,12 +636,12 @@ def test_real_scheduler_and_workers_survive_kills_and_a_lost_scheduler_is_an_err
     _, address = commands.start_scheduler()
     for _ in range(2):
         commands.start_worker(address)
-    process = _train_command("resume", run, "--tol", "1e-4", "--scheduler", address, "--json")
+    process = _train_command("resume", run, "--tol", "1e-3", "--scheduler", address, "--json")
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     result = json.loads(output)
     assert result["converged"]
-    assert result["primal_objective"] == pytest.approx(calm.primal_objective, rel=2e-4)
+    assert result["primal_objective"] == pytest.approx(calm.primal_objective, rel=2e-3)
     used = [record["workers"] for record in log(run)]
     assert used[committed:] == [2] * (len(used) - committed)
     assert {2, 3} <= set(used[:committed])

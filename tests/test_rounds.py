@@ -16,6 +16,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation
+from streamcd.kernels import GAP
 from streamcd.partition import Answer, Assignment, Order, Partition
 from streamcd.rounds import LINEAR, assign_shards, deal_shards, next_stiffness
 from streamcd.solvers import DONE, SOLVERS, TRAIN
@@ -163,6 +164,20 @@ def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losse
         low, high = np.where(a <= 0, 0.0, t - 1), np.where(a >= cost, 0.0, t - 1)
         assert max(low.max(), -high.min()) < 1e-4
     partition.close()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_stiffness_does_not_change_what_a_row_adds_to_the_gap(loss: str, tmp_path: Path) -> None:
+    """The partition has one row, whose terms are met before its step: at any stiffness the same."""
+    x, _ = random_rows(3, 5, seed=2, density=1.0)
+    data = write_dataset(tmp_path / "data", (x, np.array([1.0, 2.0, 3.0])), n_chunks=3, n_shards=3)
+    found = []
+    for stiffness in (1.0, 4.0):
+        partition, answer, _ = partition_after(data, loss, stiffness, 1, tmp_path / f"dual{stiffness}")
+        assert partition._dataset.n_rows == 1
+        found.append(answer.totals[:, GAP])
+        partition.close()
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
 
 
 def test_the_stiffness_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path: Path) -> None:

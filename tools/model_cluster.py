@@ -153,21 +153,27 @@ def draw(hardware: Hardware, measured: list[dict[str, Any]], path: str) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
-    for name in dict.fromkeys((record["dataset"], record["loss"]) for record in measured):
+    for number, name in enumerate(dict.fromkeys((record["dataset"], record["loss"]) for record in measured)):
         mine = [
             record
             for record in measured
             if (record["dataset"], record["loss"]) == name and record["converged"]
         ]
-        label = ", ".join(name)
-        workers = [record["workers"] for record in mine]
-        left.plot(workers, [record["rounds"] for record in mine], "o-", label=label)
+        workers, colour = [record["workers"] for record in mine], f"C{number}"
+        left.plot(workers, [record["rounds"] for record in mine], "o-", color=colour, label=", ".join(name))
         for style, memory in (("-", hardware.memory), ("--", 0.0)):
             rows = modelled(replace(hardware, memory=memory), mine)
-            seconds = [row["seconds"] for row in rows]
-            right.plot(workers, seconds, "o" + style, label=label + (" from disk" if style == "--" else ""))
+            right.plot(workers, [row["seconds"] for row in rows], "o" + style, color=colour)
+    right.plot([], [], "k-", label=f"shards kept in {hardware.memory / 1e9:.0f} GB where they fit")
+    right.plot([], [], "k--", label="read from disk in every pass")
+    ticks = sorted({record["workers"] for record in measured})
     for axes, what in ((left, "rounds to the gap (measured)"), (right, "seconds (modelled)")):
         axes.set(xscale="log", yscale="log", xlabel="workers", ylabel=what)
+        axes.set_xticks(ticks, labels=[str(tick) for tick in ticks], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(axis="y", which="both", labelsize=7)
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=7)
     figure.tight_layout()
