@@ -17,7 +17,7 @@ import click
 
 from . import __version__, console
 from .errors import DatasetError, Interrupted, UsageError
-from .memory import format_size, parse_size
+from .memory import format_size
 from .options import (
     Costs,
     Seconds,
@@ -28,6 +28,7 @@ from .options import (
     json_option,
     memory_option,
     quiet_option,
+    refused_option,
     round_options,
     training_options,
     worker_options,
@@ -245,7 +246,7 @@ def convert(
 @cli.command()
 @click.argument("dataset")
 @memory_option
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes that make it.")
+@workers_option
 @click.option(
     "--shard-size",
     default="256MB",
@@ -465,8 +466,6 @@ def train(
     """
     options = checked_training_options(options)
     n_local = checked_workers(workers, scheduler, fewest=2)
-    if n_local:
-        options["memory"] = parse_size(options["memory"]) // n_local
     from .train import train as train_model
 
     with (
@@ -475,10 +474,22 @@ def train(
         _client(scheduler, n_local, listener) as client,
     ):
         result = train_model(
-            dataset, run, listener=listener, stop_requested=stop_requested, client=client, **options
+            dataset,
+            run,
+            listener=listener,
+            stop_requested=stop_requested,
+            client=client,
+            local_workers=n_local,
+            **options,
         )
         _warn_unconverged(listener, result)
     _print_result(result, as_json)
+
+
+_TUNE_ALONE = (
+    "one process trains the folds of all C in the same reads of the data; 'train -C' with a list takes workers, and "
+    "'evaluate' compares its models on other data"
+)
 
 
 @cli.command()
@@ -496,6 +507,8 @@ def train(
 @click.option(
     "--cv", type=int, default=5, show_default=True, metavar="K", help="Folds of the cross-validation."
 )
+@refused_option("--scheduler", _TUNE_ALONE)
+@refused_option("--workers", _TUNE_ALONE)
 @quiet_option
 @json_option
 def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
@@ -547,7 +560,14 @@ def resume(
         _stop_requests() as stop_requested,
         _client(scheduler, n_local, listener) as client,
     ):
-        result = resume_run(run, listener=listener, stop_requested=stop_requested, client=client, **options)
+        result = resume_run(
+            run,
+            listener=listener,
+            stop_requested=stop_requested,
+            client=client,
+            local_workers=n_local,
+            **options,
+        )
         _warn_unconverged(listener, result)
     _print_result(result, as_json)
 

@@ -18,8 +18,9 @@ from .conditioning import advice
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
-from .memory import format_size, parse_size
+from .memory import RESERVED_BYTES, format_size, parse_size
 from .model import Model, path_directory, stored_certificate
+from .parallel import memory_per_worker
 from .partition import DASK_BYTES, model_bytes, paired_layout
 from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
 from .problems import Problem, make_problem
@@ -63,6 +64,7 @@ def train(
     client: Any = None,
     local_passes: int | None = None,
     worker_timeout: float | None = None,
+    local_workers: int = 0,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -115,6 +117,8 @@ def train(
         Passes of every worker over its own shards in a round; needs `client`.
     worker_timeout : float, optional
         Seconds without a sign of a worker, after which others take over its shards; needs `client`.
+    local_workers : int
+        So many workers of `client` are on this machine and share `memory` with this process; 0: it bounds each of them.
     listener : Listener, optional
     stop_requested : callable, optional
         See `loop.StopRequested`.
@@ -143,6 +147,9 @@ def train(
     options["unpenalized_bias"] = bool(unpenalized_bias)
     warn_of_ridge(options, listener)
     rounds = round_options(client, options, local_passes, worker_timeout, plan)
+    if rounds is not None and local_workers:
+        rounds["shared_memory"] = parse_size(memory)
+        memory = worker_memory(rounds["shared_memory"], local_workers)
     config = make_config(
         dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener, rounds
     )
@@ -337,6 +344,20 @@ def round_options(
     timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
     check_positive(worker_timeout=timeout)
     return {"local_passes": local_passes, "worker_timeout": timeout}
+
+
+def worker_memory(
+    shared: int, n_workers: int, advice: str = "give a larger --memory or fewer --workers"
+) -> int:
+    """What each of some workers on this machine may take of a budget that they share with this process.
+
+    Raises
+    ------
+    UsageError
+        With the arithmetic, where it is too small.
+    """
+    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES}, advice=advice)
+    return RESERVED_BYTES + DASK_BYTES + more
 
 
 def check_workers(path: Path, config: Mapping[str, Any], client: Any) -> None:

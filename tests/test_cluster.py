@@ -491,6 +491,130 @@ def test_a_silent_worker_is_given_up(
     time.sleep(0.1)
 
 
+def test_two_sessions_on_the_same_workers_do_not_disturb_each_other(
+    client: Any, data: Dataset, tmp_path: Path
+) -> None:
+    """Workers used to keep one partition and one w: each session made the other's rounds fail until both gave up."""
+    found: dict[str, Any] = {}
+
+    def train(name: str, loss: str) -> None:
+        try:
+            streamcd.train(data, tmp_path / name, loss=loss, client=client, max_passes=12, tol=1e-9)
+        except Exception as error:  # told by the assertion below
+            found[name] = error
+
+    threads = [threading.Thread(target=train, args=(loss, loss)) for loss in ("hinge", "log_loss")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not found
+    for loss in ("hinge", "log_loss"):
+        alone = tmp_path / f"{loss} alone"
+        streamcd.train(data, alone, loss=loss, client=Simulation(2), max_passes=12, tol=1e-9)
+        assert (weights(tmp_path / loss) == weights(alone)).all()
+        assert {record["attempts"] for record in log(tmp_path / loss)} == {1}
+
+
+def desks(client: Any) -> list[str]:
+    return [
+        name
+        for found in client.run(
+            lambda dask_worker: list(vars(dask_worker).get("_streamcd_desks", ()))
+        ).values()
+        for name in found
+    ]
+
+
+def test_a_session_that_was_killed_leaves_no_partition_behind(
+    client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run, begun anew with another loss, must not be given the partitions of the first."""
+    from streamcd.cluster import DaskEngine
+
+    monkeypatch.setattr(DaskEngine, "close", lambda self: None)  # as a client that is killed
+    before = set(desks(client))
+    streamcd.train(data, tmp_path / "run", loss="hinge", client=client, max_passes=3)
+    left = set(desks(client)) - before
+    assert left
+    streamcd.train(data, tmp_path / "run", loss="log_loss", client=client, max_passes=3, force=True)
+    assert not left & set(desks(client))
+    streamcd.train(data, tmp_path / "made", loss="log_loss", client=Simulation(2), max_passes=3)
+    assert (weights(tmp_path / "run") == weights(tmp_path / "made")).all()
+
+
+def test_workers_that_lost_w_are_sent_the_whole(client: Any, data: Dataset, tmp_path: Path) -> None:
+    """They used to be sent the changes again and again."""
+    run, struck = tmp_path / "run", []
+
+    def forget() -> int | None:
+        if not struck and (run / "log.jsonl").exists() and len(log(run)) == 3:
+            struck.append(client.run(lambda dask_worker: dask_worker._streamcd_desks.clear()))
+        return None
+
+    streamcd.train(data, run, client=client, max_passes=8, tol=1e-9, stop_requested=forget)
+    streamcd.train(data, tmp_path / "made", client=Simulation(2), max_passes=8, tol=1e-9)
+    assert struck
+    assert (weights(run) == weights(tmp_path / "made")).all()
+
+
+def test_a_worker_that_dask_would_end_for_its_memory_is_refused(data: Dataset, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with (
+        distributed.LocalCluster(memory_limit="1GB", **options) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        with pytest.raises(EnvironmentFailure, match=r"no worker can take part.* 1 GB .*--memory-limit 0"):
+            streamcd.train(data, tmp_path / "run", client=client, memory="900MB")
+        assert streamcd.train(data, tmp_path / "run", client=client, memory="500MB", force=True).converged
+
+
+def test_the_dashboard_is_told_or_why_there_is_none(client: Any) -> None:
+    import http.server
+
+    from streamcd.cluster import _dashboard
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        status, text = 200, b"plots"
+
+        def do_GET(self) -> None:
+            self.send_response(self.status)
+            self.end_headers()
+            self.wfile.write(self.text)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Scheduled:
+        dashboard_link: str | None = None
+
+    assert _dashboard(Scheduled()) == "dask dashboard: none, it needs bokeh ('pip install bokeh')"
+    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        link = Scheduled.dashboard_link = f"http://127.0.0.1:{server.server_port}/status"
+        assert _dashboard(Scheduled()) == f"dask dashboard: {link}"
+        Page.text = b"<p>Dask needs bokeh>=3.1.0 for the dashboard.</p>"
+        assert _dashboard(Scheduled()).startswith("dask dashboard: none, it needs bokeh where the scheduler")
+        Page.status = 404
+        assert _dashboard(Scheduled()) == "dask dashboard: none, the scheduler was started without it"
+        server.shutdown()
+    assert _dashboard(Scheduled()) == f"dask dashboard: {link} (no answer from there yet)"
+
+
+def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, tmp_path: Path) -> None:
+    """What --memory bounds is the sum of this machine's processes, however many workers a run goes on with."""
+    run = tmp_path / "run"
+    streamcd.train(data, run, client=client, memory="1GB", local_workers=2, max_passes=2)
+    memory = {2: json.loads((run / "config.json").read_text())["memory"]}
+    for n in (1, 0):
+        streamcd.resume(run, client=client, local_workers=n, max_passes=3 + n)
+        memory[n] = json.loads((run / "config.json").read_text())["memory"]
+    assert memory == {2: 400_000_000, 1: 800_000_000, 0: 800_000_000}
+    with pytest.raises(UsageError, match=r"too small for 3 workers: 200 MB .*resume with fewer --workers"):
+        streamcd.resume(run, client=client, local_workers=3)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Processes
 
