@@ -15,6 +15,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import threading
 import time
 import warnings
@@ -565,7 +566,11 @@ class DaskEngine:
             if set(self._owners) - self._live():
                 raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
             if isinstance(error, OSError):
-                raise EnvironmentFailure(f"a worker failed: {error}") from None
+                where = error.filename or self.assignment.folder
+                raise EnvironmentFailure(
+                    f"a worker failed at {where}: {error.strerror or error}; the last committed round is kept, once that is "
+                    f"mended 'streamcd resume {self.run} --scheduler ADDRESS' (or --workers N) goes on from there"
+                ) from None
             raise
 
 
@@ -593,6 +598,8 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
 
     Raises
     ------
+    UsageError
+        Where the address is none.
     EnvironmentFailure
         Where no scheduler answers.
     """
@@ -616,7 +623,7 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
                 )
             )
         else:
-            target = scheduler
+            target = _checked_address(scheduler)
         try:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
@@ -633,6 +640,18 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
             )
         listener.message(_dashboard(client))
         yield client
+
+
+def _checked_address(address: str) -> str:
+    """Dask says what is wrong with an address, and then does not end."""
+    if (
+        re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?(\[[^\]]+\]|[^\s:/]+)(:[0-9]{1,5}|/\S+)", address)
+        is None
+    ):
+        raise UsageError(
+            f"expected the address of a dask scheduler such as tcp://host:8786, found {address!r}"
+        )
+    return address
 
 
 def _dashboard(client: Any) -> str:

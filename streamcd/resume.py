@@ -12,7 +12,15 @@ from .memory import format_size
 from .progress import Listener
 from .result import Result
 from .stopping import StopRule
-from .train import carry_out, check_positive, check_workers, same_dataset, stop_rule, versions, worker_memory
+from .train import (
+    carry_out,
+    check_positive,
+    check_workers,
+    same_dataset,
+    shared_out_anew,
+    stop_rule,
+    versions,
+)
 from .tune import carry_out_search
 
 
@@ -73,11 +81,7 @@ def resume(
                 "the optimum is the same by its gap, the last digits may differ"
             )
         if local_workers and "shared_memory" in config.get("rounds", {}):
-            config["memory"] = worker_memory(
-                config["rounds"]["shared_memory"],
-                local_workers,
-                "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
-            )
+            config["memory"] = shared_out_anew(config, dataset, local_workers)
         if client is not None:
             listener.message(f"every worker streams its own shards within {format_size(config['memory'])}")
         directory.write_config(config)

@@ -149,9 +149,16 @@ def train(
     rounds = round_options(client, options, local_passes, worker_timeout, plan)
     if rounds is not None and local_workers:
         rounds["shared_memory"] = parse_size(memory)
-        memory = worker_memory(rounds["shared_memory"], local_workers)
     config = make_config(
-        dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener, rounds
+        dataset,
+        options,
+        stop_rule(tol, eps, max_passes),
+        memory,
+        checkpoint_every,
+        plan,
+        listener,
+        rounds,
+        local_workers,
     )
     if start_from is not None:
         if method != "dual":
@@ -284,11 +291,20 @@ def make_config(
     plan: Plan | None,
     listener: Listener,
     rounds: Mapping[str, Any] | None = None,
+    local_workers: int = 0,
 ) -> dict[str, Any]:
     """The configuration of a run: everything that decides its bits, and the memory plan."""
     check_positive(checkpoint_every=checkpoint_every)
     problem, budget = make_lanes(dataset, options), parse_size(memory)
-    n_groups, plan = _group_lanes(dataset, problem, options, budget, plan, on_workers=rounds is not None)
+    n_groups, plan, budget = _group_lanes(
+        dataset,
+        problem,
+        options,
+        budget,
+        plan,
+        on_workers=rounds is not None,
+        local_workers=local_workers,
+    )
     if rounds is None:
         listener.message(describe_plan(plan, dataset, budget))
     else:
@@ -347,17 +363,42 @@ def round_options(
 
 
 def worker_memory(
-    shared: int, n_workers: int, advice: str = "give a larger --memory or fewer --workers"
+    shared: int,
+    n_workers: int,
+    weights_bytes: int,
+    advice: str = "give a larger --memory or fewer --workers",
 ) -> int:
     """What each of some workers on this machine may take of a budget that they share with this process.
+
+    Parameters
+    ----------
+    shared : int
+        The budget.
+    n_workers : int
+    weights_bytes : int
+        Of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
+    advice : str
 
     Raises
     ------
     UsageError
         With the arithmetic, where it is too small.
     """
-    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES}, advice=advice)
-    return RESERVED_BYTES + DASK_BYTES + more
+    weights = {"weights": weights_bytes}
+    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
+    return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
+
+
+def shared_out_anew(config: Mapping[str, Any], dataset: Dataset, n_workers: int) -> int:
+    """What each of other workers on this machine may take of the budget that a run was begun with."""
+    problem = make_lanes(dataset, config["options"])
+    largest = problem.subset(lane_groups(problem, config)[0].lanes)
+    return worker_memory(
+        config["rounds"]["shared_memory"],
+        n_workers,
+        model_bytes(make_solver(largest, config["options"], dataset)),
+        "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
+    )
 
 
 def check_workers(path: Path, config: Mapping[str, Any], client: Any) -> None:
@@ -382,8 +423,13 @@ def _group_lanes(
     plan: Plan | None,
     *,
     on_workers: bool = False,
-) -> tuple[int, Plan]:
-    """As few groups of lanes as fit in the budget, and the plan for the largest (for a worker that had all shards)."""
+    local_workers: int = 0,
+) -> tuple[int, Plan, int]:
+    """As few groups of lanes as fit in the budget, the plan for the largest, and the budget that it is for.
+
+    On workers that is a worker's, as if it had all shards.
+    """
+    shared = budget
     # the lanes of a fold are scored together, so they stay together
     block = problem.block_lanes if options["folds"] else 1
     n_blocks = problem.n_lanes // block
@@ -395,8 +441,10 @@ def _group_lanes(
         tried = size
         solver = make_solver(problem.subset(range(size * block)), options, dataset)
         if plan is not None:
-            return n_groups, plan
+            return n_groups, plan, budget
         try:
+            if local_workers:
+                budget = worker_memory(shared, local_workers, model_bytes(solver))
             if on_workers:
                 found = make_plan(
                     dataset, budget - DASK_BYTES, model_bytes(solver), paired_layout(solver.layout)
@@ -416,7 +464,7 @@ def _group_lanes(
             continue
         mixed = found.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
         if found.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
-            return n_groups, found
+            return n_groups, found, budget
     raise AssertionError("a single lane is always tried")
 
 
