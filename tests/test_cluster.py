@@ -612,7 +612,7 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
         memory[n] = json.loads((run / "config.json").read_text())["memory"]
     weights = 16_777_216 + 13 * 8 * 8  # a buffer, and eight copies of w, of which this process holds as many
     assert memory == {n: (800_000_000 - weights) // max(n, 1) for n in (2, 1, 0)}
-    with pytest.raises(UsageError, match=r"too small for 3 workers: 200 MB .*resume with fewer --workers"):
+    with pytest.raises(UsageError, match=r"too small for 3 workers: 217 MB .*resume with fewer --workers"):
         streamcd.resume(run, client=client, local_workers=3)
 
 
@@ -648,6 +648,41 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
     assert not victims
     assert result.converged
     assert result.primal_objective == pytest.approx(calm.primal_objective, rel=2e-4)
+
+
+@pytest.mark.slow
+def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
+    """One of three processes is killed at a random moment, five times; dask starts others."""
+    from streamcd.cluster import open_client
+
+    data = write_dataset(tmp_path / "data", random_rows(3000, 40, seed=5), n_chunks=48, n_shards=12)
+    options: dict[str, Any] = {"loss": "log_loss", "C": 0.1, "tol": 1e-4, "max_passes": 3000}
+    calm = streamcd.train(data, tmp_path / "calm", client=Simulation(3), **options)
+    rng, begun, killed = np.random.default_rng(7), time.monotonic(), []
+    moments = begun + 5 + np.cumsum(2 + 3 * rng.random(5))
+    run = tmp_path / "run"
+    with open_client(None, 3) as client:
+
+        def kill() -> int | None:
+            if len(killed) < 5 and time.monotonic() > moments[len(killed)]:
+                live = list(client.run(os.getpid).values())
+                if live:
+                    killed.append(live[rng.integers(len(live))])
+                    os.kill(killed[-1], signal.SIGKILL)
+            assert time.monotonic() - begun < 300, "it hangs"
+            # it would converge before the last kill
+            return signal.SIGTERM if len(killed) == 5 else None
+
+        with pytest.raises(Interrupted):
+            streamcd.train(
+                data, run, client=client, worker_timeout=60, stop_requested=kill, **{**options, "tol": 1e-13}
+            )
+        result = streamcd.resume(run, client=client, tol=1e-4)
+    assert len(killed) == 5
+    assert result.converged
+    assert result.primal_objective == pytest.approx(calm.primal_objective, rel=2e-4)
+    kept = [r["objective_estimate"] - r["gap_estimate"] for r in log(run) if r["kind"] == "train"]
+    assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in itertools.pairwise(kept))
 
 
 class _Commands:
@@ -715,6 +750,33 @@ def _wait_for_rounds(run: Path, n: int, process: subprocess.Popen[str]) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(process.communicate(timeout=10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["LocalCluster", "dask worker"])
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_a_worker_stays_within_its_memory_on_data_that_it_has_to_stream(
+    loss: str, how: str, commands: _Commands, tmp_path: Path
+) -> None:
+    """Four times as many entries for each as its windows hold."""
+    from streamcd.cluster import open_client
+    from streamcd.memory import peak_memory_bytes
+    from streamcd.synthetic import write_text_like
+
+    write_text_like(tmp_path / "text", n_rows=250_000, n_features=50_000, entries_per_row=90, seed=0)
+    data = streamcd.convert(tmp_path / "text", tmp_path / "data", shard_size="20MB")
+    memory = 420_000_000
+    if how == "dask worker":
+        for _ in range(2):
+            commands.start_worker(commands.address)
+    with open_client(commands.address if how == "dask worker" else None, 2) as client:
+        client.wait_for_workers(2)
+        streamcd.train(data, tmp_path / "run", loss=loss, client=client, memory=memory, max_passes=4)
+        peaks = client.run(peak_memory_bytes)
+    read = sum(record["bytes_read"] for record in log(tmp_path / "run"))
+    assert read > 4 * 8 * data.n_entries / 2, "it was kept in memory: the test shows nothing"
+    assert len(peaks) == 2
+    assert max(peaks.values()) < memory
 
 
 @pytest.mark.slow
