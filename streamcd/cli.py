@@ -49,8 +49,7 @@ class _Program(click.Group):
             with _termination_as_exception():
                 status = super().main(arguments, prog_name or "streamcd", **extra)
         except BrokenPipeError:
-            # the reader of our output has gone; what is left in the buffer must not fail once more at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _forget_output()
             sys.exit(1)
         except (Exception, KeyboardInterrupt) as error:
             sys.exit(_report(error, "--json" in arguments))
@@ -70,8 +69,16 @@ def _report(error: BaseException, as_json: bool) -> int:
     text, status = found
     console.print_error(text)
     if as_json:
-        console.print_json({"error": text, "exit_status": status})
+        try:
+            console.print_json({"error": text, "exit_status": status})
+        except BrokenPipeError:
+            _forget_output()
     return status
+
+
+def _forget_output() -> None:
+    """The reader of our output has gone; what is left in the buffer must not fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import re
@@ -264,6 +265,7 @@ class DaskEngine:
         self._admissions: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
         self._accepted: set[str] = set()
+        self._asked: set[str] = set()  # those that have streamcd, and were asked what they see
         self._owners: dict[str, list[int]] = {}
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         self._started = False
@@ -496,9 +498,16 @@ class DaskEngine:
             del self._admissions[name]
         self._refused = {name: reason for name, reason in self._refused.items() if name in live}
         self._accepted &= live
+        self._asked &= live
         for name in live - set(self._admissions):
             with self._losses():
-                self._admissions[name] = self._on(name, _admit, self.assignment, __version__)
+                # a worker that has no streamcd ends at the first thing of ours that it is sent
+                self._admissions[name] = self._on(name, importlib.import_module, __name__)
+        for name, future in self._admissions.items():
+            if name not in self._asked and future.status == "finished":
+                self._asked.add(name)
+                with self._losses():
+                    self._admissions[name] = self._on(name, _admit, self.assignment, __version__)
         admitted, pending = [], []
         for name, future in self._admissions.items():
             if name in self._refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation, WorkersLost
 from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.problems import dual_terms
+from streamcd.progress import Listener
 from streamcd.rounds import (
     DUAL_CHANGE,
     LINEAR,
@@ -685,6 +687,43 @@ def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
     assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in itertools.pairwise(kept))
 
 
+@pytest.mark.slow
+def test_workers_without_streamcd_or_with_another_are_told_and_not_used(
+    commands: _Commands, data: Dataset, tmp_path: Path
+) -> None:
+    """One without it used to end as soon as it was asked, and the training waited for workers for minutes."""
+    from streamcd.cluster import open_client
+
+    none, other = tmp_path / "none" / "streamcd", tmp_path / "other" / "streamcd"
+    none.mkdir(parents=True)
+    (none / "__init__.py").write_text("raise ImportError('no streamcd here')\n")
+    shutil.copytree(Path(streamcd.__file__).parent, other, ignore=shutil.ignore_patterns("__pycache__"))
+    start = (other / "__init__.py").read_text()
+    (other / "__init__.py").write_text(
+        start.replace(f'__version__ = "{streamcd.__version__}"', '__version__ = "0"')
+    )
+    for folder in (none, other):
+        commands.start_worker(commands.address, folder.parent)
+    with open_client(commands.address, 0) as client:
+        client.wait_for_workers(2)
+        with pytest.raises(EnvironmentFailure, match=r"no worker can take part"):
+            streamcd.train(data, tmp_path / "run", client=client)
+        commands.start_worker(commands.address)
+        client.wait_for_workers(3)
+        heard = _Heard()
+        assert streamcd.train(data, tmp_path / "run", client=client, listener=heard, force=True).converged
+    assert any("no streamcd here" in text for text in heard.warnings)
+    assert any("it has streamcd 0, the coordinating process" in text for text in heard.warnings)
+
+
+class _Heard(Listener):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
 class _Commands:
     """``dask scheduler`` and ``dask worker`` as a user starts them, each a process."""
 
@@ -702,18 +741,17 @@ class _Commands:
             time.sleep(0.1)
         return process, json.loads(file.read_text())["address"]
 
-    def start_worker(self, address: str) -> subprocess.Popen[bytes]:
-        return self._start(
-            "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"
-        )
+    def start_worker(self, address: str, package: Path | None = None) -> subprocess.Popen[bytes]:
+        options = "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"
+        return self._start("worker", address, *options, package=package)
 
-    def _start(self, *arguments: Any) -> subprocess.Popen[bytes]:
+    def _start(self, *arguments: Any, package: Path | None = None) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", "dask", *map(str, arguments)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+            env={**os.environ, "PYTHONPATH": str(package or Path(__file__).resolve().parent.parent)},
         )
         self.processes.append(process)
         return process
