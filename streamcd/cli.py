@@ -17,7 +17,7 @@ import click
 
 from . import __version__, console
 from .errors import DatasetError, Interrupted, UsageError
-from .memory import format_size, parse_size
+from .memory import format_size
 from .options import (
     Costs,
     Seconds,
@@ -28,6 +28,7 @@ from .options import (
     json_option,
     memory_option,
     quiet_option,
+    refused_option,
     round_options,
     training_options,
     worker_options,
@@ -48,8 +49,7 @@ class _Program(click.Group):
             with _termination_as_exception():
                 status = super().main(arguments, prog_name or "streamcd", **extra)
         except BrokenPipeError:
-            # the reader of our output has gone; what is left in the buffer must not fail once more at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _forget_output()
             sys.exit(1)
         except (Exception, KeyboardInterrupt) as error:
             sys.exit(_report(error, "--json" in arguments))
@@ -69,8 +69,16 @@ def _report(error: BaseException, as_json: bool) -> int:
     text, status = found
     console.print_error(text)
     if as_json:
-        console.print_json({"error": text, "exit_status": status})
+        try:
+            console.print_json({"error": text, "exit_status": status})
+        except BrokenPipeError:
+            _forget_output()
     return status
+
+
+def _forget_output() -> None:
+    """The reader of our output has gone; what is left in the buffer must not fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextmanager
@@ -245,7 +253,7 @@ def convert(
 @cli.command()
 @click.argument("dataset")
 @memory_option
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes that make it.")
+@workers_option
 @click.option(
     "--shard-size",
     default="256MB",
@@ -438,7 +446,8 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
     type=click.Path(exists=True, file_okay=False),
     metavar="RUN",
     help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no "
-    "read of its own. For --method dual, and sor, which can start from a run of either.",
+    "read of its own. Method sor can start from a run of dual or sor; a primal method begins at the weights of a run of "
+    "any method, which takes a read.",
 )
 @worker_options
 @round_options
@@ -466,8 +475,6 @@ def train(
     """
     options = checked_training_options(options)
     n_local = checked_workers(workers, scheduler, fewest=2)
-    if n_local:
-        options["memory"] = parse_size(options["memory"]) // n_local
     from .train import train as train_model
 
     with (
@@ -476,10 +483,22 @@ def train(
         _client(scheduler, n_local, listener) as client,
     ):
         result = train_model(
-            dataset, run, listener=listener, stop_requested=stop_requested, client=client, **options
+            dataset,
+            run,
+            listener=listener,
+            stop_requested=stop_requested,
+            client=client,
+            local_workers=n_local,
+            **options,
         )
         _warn_unconverged(listener, result)
     _print_result(result, as_json)
+
+
+_TUNE_ALONE = (
+    "one process trains the folds of all C in the same reads of the data; 'train -C' with a list takes workers, and "
+    "'evaluate' compares its models on other data"
+)
 
 
 @cli.command()
@@ -497,6 +516,8 @@ def train(
 @click.option(
     "--cv", type=int, default=5, show_default=True, metavar="K", help="Folds of the cross-validation."
 )
+@refused_option("--scheduler", _TUNE_ALONE)
+@refused_option("--workers", _TUNE_ALONE)
 @quiet_option
 @json_option
 def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
@@ -548,7 +569,14 @@ def resume(
         _stop_requests() as stop_requested,
         _client(scheduler, n_local, listener) as client,
     ):
-        result = resume_run(run, listener=listener, stop_requested=stop_requested, client=client, **options)
+        result = resume_run(
+            run,
+            listener=listener,
+            stop_requested=stop_requested,
+            client=client,
+            local_workers=n_local,
+            **options,
+        )
         _warn_unconverged(listener, result)
     _print_result(result, as_json)
 

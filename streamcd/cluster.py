@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
+import importlib
 import logging
 import os
+import re
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,13 +29,16 @@ import numpy as np
 
 from .engines import Joint, WorkersLost, join_answers
 from .errors import EnvironmentFailure, StreamcdError, UsageError
-from .partition import Answer, Assignment, Order, Partition, Superseded, open_same
+from .memory import format_size
+from .partition import DASK_BYTES, Answer, Assignment, Order, Partition, Superseded, open_same
 from .progress import Listener
 from .rounds import Change, add_changes, assign_shards, deal_shards
 
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between looks at which workers the scheduler knows
 _ANSWER_SECONDS = 30.0  # for the scheduler to answer
+_DASHBOARD_SECONDS = 5.0  # for its page
+_LEFT_SECONDS = 600.0  # after which a session that is silent counts as ended
 _REPORT_SECONDS = 0.5  # between a worker's words on its progress
 
 
@@ -65,16 +70,18 @@ class Common:
 
 @dataclass
 class _Desk:
-    """What a worker keeps between rounds: one partition of one run, and w."""
+    """What a worker keeps between the rounds of a session: one partition, and w."""
 
+    folder: str
     lock: threading.Lock = field(default_factory=threading.Lock)
     partition: Partition | None = None
     version: str = ""
     w: np.ndarray | None = None
+    used: float = field(default_factory=time.monotonic)
 
     def sit_down(self, assignment: Assignment, parts: list[int]) -> Partition:
         found = self.partition
-        if found is not None and found.assignment.folder == assignment.folder and found.parts == parts:
+        if found is not None and found.parts == parts:
             return found
         same_run = found is not None and found.assignment.folder == assignment.folder
         whole = found.whole if found is not None and same_run else None
@@ -99,16 +106,38 @@ class _Desk:
         self.partition = None
 
 
-def _desk() -> _Desk:
+_desks_lock = threading.Lock()
+
+
+def _desk(session: str, folder: str) -> _Desk:
+    """The desk of a session: several can use a worker at the same time, and each has its own.
+
+    One that was left without a word, because its client was killed, is cleared by the next session of the same run, or
+    by any other after a while.
+    """
+    with _desks_lock:
+        desks = _desks()
+        for other in [name for name in desks if name != session]:
+            desk = desks[other]
+            left = desk.folder == folder or time.monotonic() - desk.used > _LEFT_SECONDS
+            if left and desk.partition is not None:
+                desk.partition.wanted = ""  # what it may be at work on stops at the next window
+            if left and desk.lock.acquire(blocking=False):
+                desk.clear_partition()
+                del desks[other]
+        return desks.setdefault(session, _Desk(folder))
+
+
+def _desks() -> dict[str, _Desk]:
     from distributed import get_worker
 
-    desk: _Desk = get_worker().__dict__.setdefault("_streamcd_desk", _Desk())
-    return desk
+    desks: dict[str, _Desk] = get_worker().__dict__.setdefault("_streamcd_desks", {})
+    return desks
 
 
 def _work(assignment: Assignment, parts: list[int], order: Order, common: Common, topic: str) -> Answer:
     """A worker's share of a round."""
-    desk = _desk()
+    desk = _desk(topic, assignment.folder)
     if desk.partition is not None:
         desk.partition.wanted = order.token  # an attempt that was given up stops at its next window
     with desk.lock:
@@ -119,6 +148,8 @@ def _work(assignment: Assignment, parts: list[int], order: Order, common: Common
         except BaseException:
             desk.clear_partition()  # its rows may be half-way
             raise
+        finally:
+            desk.used = time.monotonic()
 
 
 def _reporter(topic: str, token: str) -> Callable[[int], None]:
@@ -139,11 +170,11 @@ def _reporter(topic: str, token: str) -> Callable[[int], None]:
     return report
 
 
-def _slopes(folder: str, parts: list[int], order: Order, eta: np.ndarray) -> np.ndarray:
-    desk = _desk()
+def _slopes(session: str, folder: str, parts: list[int], order: Order, eta: np.ndarray) -> np.ndarray:
+    desk = _desk(session, folder)
     with desk.lock:
         partition = desk.partition
-        if partition is None or partition.assignment.folder != folder or partition.parts != parts:
+        if partition is None or partition.parts != parts:
             raise WorkersLost("a worker had lost its partition")
         return partition.slopes(order, eta)
 
@@ -174,19 +205,29 @@ def _admit(assignment: Assignment, version: str) -> str:
         os.rmdir(probe)
     except (StreamcdError, OSError) as error:
         return str(error)
-    return ""
+    return _too_little_memory(assignment.memory + DASK_BYTES)
 
 
-def _leave(folder: str) -> None:
-    """Close the partition of a run that has ended."""
-    desk = _desk()
-    if desk.lock.acquire(timeout=5.0):
-        try:
-            if desk.partition is not None and desk.partition.assignment.folder == folder:
-                desk.clear_partition()
-                desk.w, desk.version = None, ""
-        finally:
-            desk.lock.release()
+def _too_little_memory(budget: int) -> str:
+    """Dask stops giving work to a worker, and ends it, when its own limit comes near: better not to begin."""
+    from distributed import get_worker
+
+    memory = getattr(get_worker(), "memory_manager", None)
+    limit, share = getattr(memory, "memory_limit", None), getattr(memory, "memory_pause_fraction", None)
+    if not limit or budget <= limit * (share or 1.0):
+        return ""
+    return (
+        f"dask limits it to {format_size(limit)} and pauses it at {100 * (share or 1.0):.0f} % of that, --memory is "
+        f"{format_size(budget)}; start it with 'dask worker --memory-limit 0', or give a smaller --memory"
+    )
+
+
+def _leave(session: str) -> None:
+    """Close the partition of a session that has ended."""
+    with _desks_lock:
+        desk = _desks().pop(session, None)
+    if desk is not None and desk.lock.acquire(timeout=5.0):
+        desk.clear_partition()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -227,6 +268,7 @@ class DaskEngine:
         self._admissions: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
         self._accepted: set[str] = set()
+        self._asked: set[str] = set()  # those that have streamcd, and were asked what they see
         self._owners: dict[str, list[int]] = {}
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         self._started = False
@@ -237,6 +279,7 @@ class DaskEngine:
         owners = self._deal(order, progress)
         names = list(owners)
         common = self._pack(order.token, w, names)
+        self._sent = None  # until all have it
         futures: list[Any] = []
         try:
             with self._losses():
@@ -254,7 +297,7 @@ class DaskEngine:
         """Sum of `Partition.slopes`; small."""
         with self._losses():
             futures = [
-                self._on(name, _slopes, self.assignment.folder, parts, order, eta)
+                self._on(name, _slopes, self.topic, self.assignment.folder, parts, order, eta)
                 for name, parts in self._owners.items()
             ]
             self._wait(futures, list(self._owners), lambda n_entries: None, order.token)
@@ -273,7 +316,7 @@ class DaskEngine:
 
             live = self._live()
             leaving = [
-                self._on(name, _leave, self.assignment.folder)
+                self._on(name, _leave, self.topic)
                 for name in self._admissions
                 if name in live and name not in self._refused
             ]
@@ -442,11 +485,12 @@ class DaskEngine:
         return self._owners
 
     def _tell(self, n_workers: int) -> None:
-        shards = f"{self.shard_entries.size:,} shards on {len(self._owners)} workers"
+        n_shards, n_owners = self.shard_entries.size, len(self._owners)
+        shards = f"{n_shards:,} {_plural('shard', n_shards)} on {n_owners} {_plural('worker', n_owners)}"
         idle = n_workers - len(self._owners)
         if idle:
             self.listener.warning(
-                f"{shards}: {idle} more have nothing to do; 'streamcd convert' with a smaller --shard-size makes more shards"
+                f"{shards}: nothing to do for {idle} more; 'streamcd convert' with a smaller --shard-size makes more shards"
             )
         else:
             self.listener.message(shards)
@@ -465,9 +509,16 @@ class DaskEngine:
             del self._admissions[name]
         self._refused = {name: reason for name, reason in self._refused.items() if name in live}
         self._accepted &= live
+        self._asked &= live
         for name in live - set(self._admissions):
             with self._losses():
-                self._admissions[name] = self._on(name, _admit, self.assignment, __version__)
+                # a worker that has no streamcd ends at the first thing of ours that it is sent
+                self._admissions[name] = self._on(name, importlib.import_module, __name__)
+        for name, future in self._admissions.items():
+            if name not in self._asked and future.status == "finished":
+                self._asked.add(name)
+                with self._losses():
+                    self._admissions[name] = self._on(name, _admit, self.assignment, __version__)
         admitted, pending = [], []
         for name, future in self._admissions.items():
             if name in self._refused:
@@ -535,8 +586,16 @@ class DaskEngine:
             if set(self._owners) - self._live():
                 raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
             if isinstance(error, OSError):
-                raise EnvironmentFailure(f"a worker failed: {error}") from None
+                where = error.filename or self.assignment.folder
+                raise EnvironmentFailure(
+                    f"a worker failed at {where}: {error.strerror or error}; the last committed round is kept, once that is "
+                    f"mended 'streamcd resume {self.run} --scheduler ADDRESS' (or --workers N) goes on from there"
+                ) from None
             raise
+
+
+def _plural(word: str, number: int) -> str:
+    return word if number == 1 else word + "s"
 
 
 def _reason(future: Any) -> str:
@@ -559,16 +618,18 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
 
     Raises
     ------
+    UsageError
+        Where the address is none.
     EnvironmentFailure
         Where no scheduler answers.
     """
     from distributed import Client, LocalCluster
+    from distributed.versions import VersionMismatchWarning
 
     listener = listener or Listener()
     # what dask has to say about lost connections is said in one line by us
     for name in ("distributed", "distributed.client", "tornado", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    has_dashboard = importlib.util.find_spec("bokeh") is not None
     with contextlib.ExitStack() as stack:
         if scheduler is None:
             target: Any = stack.enter_context(
@@ -577,19 +638,61 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
                     threads_per_worker=1,
                     processes=True,
                     memory_limit=0,  # we keep to our own budget
-                    dashboard_address=":0" if has_dashboard else None,
+                    dashboard_address=":0",  # without bokeh too: else the port of another's scheduler is taken for ours
                     silence_logs=logging.CRITICAL,
                 )
             )
         else:
-            target = scheduler
+            target = _checked_address(scheduler)
         try:
-            client = stack.enter_context(Client(target, timeout=_ANSWER_SECONDS, set_as_default=False))
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                client = stack.enter_context(Client(target, timeout=_ANSWER_SECONDS, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
             raise EnvironmentFailure(
                 f"no dask scheduler answers at {scheduler} ({str(error).splitlines()[0]}); expected an address such as "
                 "tcp://host:8786, where 'dask scheduler' runs"
             ) from None
-        if has_dashboard and client.dashboard_link:
-            listener.message(f"dask dashboard: {client.dashboard_link}")
+        if any(isinstance(warning.message, VersionMismatchWarning) for warning in said):
+            listener.warning(
+                "client, scheduler and workers have different versions of dask, Python or what dask needs: install the "
+                "same ones everywhere; client.get_versions(check=True) lists them"
+            )
+        listener.message(_dashboard(client))
         yield client
+
+
+def _checked_address(address: str) -> str:
+    """Dask says what is wrong with an address, and then does not end."""
+    if (
+        re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?(\[[^\]]+\]|[^\s:/]+)(:[0-9]{1,5}|/\S+)", address)
+        is None
+    ):
+        raise UsageError(
+            f"expected the address of a dask scheduler such as tcp://host:8786, found {address!r}"
+        )
+    return address
+
+
+def _dashboard(client: Any) -> str:
+    """Where the dashboard is, or why there is none; asked of the scheduler's own web server."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        link = client.dashboard_link
+    except (KeyError, OSError):  # a scheduler without a web server
+        link = None
+    if not link:
+        return "dask dashboard: none, it needs bokeh ('pip install bokeh')"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(link, timeout=_DASHBOARD_SECONDS) as page:
+            missing = b"Dask needs bokeh" in page.read()
+    except urllib.error.HTTPError:
+        return "dask dashboard: none, the scheduler was started without it"
+    except OSError:
+        return f"dask dashboard: {link} (no answer from there yet)"
+    if missing:
+        return "dask dashboard: none, it needs bokeh where the scheduler runs ('pip install bokeh')"
+    return f"dask dashboard: {link}"

@@ -710,7 +710,7 @@ class _Conversion:
                 )
             writer.write_chunk(chunk.place, chunk.label, chunk.weight, chunk.indptr, chunk.index, value)
             if statistics is not None:
-                statistics.add(chunk.index, value)
+                statistics.add(writer.n_parts - 1, chunk.index, value)
             phase = "write" if writer.path.name == "dataset" else "write unscaled"
             self.listener.progress(Progress(phase, writer.n_rows, shape.n_rows, "rows"))
         writer.finish_parts()
@@ -752,8 +752,8 @@ class _Conversion:
         means = feature_means(pieces, n_features)
 
         def deviations() -> Entries:
-            for feature, value in _read_entries(unscaled.path):
-                yield feature, value - means[feature]
+            for shard, feature, value in _read_entries(unscaled.path):
+                yield shard, feature, value - means[feature]
 
         return standard_scales(self._statistics(deviations, n_features, n_rows), means, n_rows)
 
@@ -860,10 +860,15 @@ def _stored_chunks(dataset: Dataset, chunks: Iterable[int] | None = None) -> Ite
         yield Rows(data.source, data.label, data.weight, data.indptr, data.feature, data.value)
 
 
-def _read_entries(directory: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _read_entries(directory: Path) -> Entries:
     """All entries of the shards just written, chunk by chunk."""
-    for path in sorted((directory / "entries").iterdir()):
+    for shard, path in enumerate(sorted((directory / "entries").iterdir(), key=_by_number)):
         with pq.ParquetFile(path, pre_buffer=False) as reader:  # a copy less of what is in the page cache
             for group in range(reader.num_row_groups):
                 table = reader.read_row_group(group, columns=["feature", "value"], use_threads=False)
-                yield table.column("feature").to_numpy(), table.column("value").to_numpy()
+                yield shard, table.column("feature").to_numpy(), table.column("value").to_numpy()
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    """Sorts numbered files also where there are more than their digits foresee."""
+    return len(path.name), path.name

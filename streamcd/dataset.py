@@ -820,6 +820,11 @@ class DatasetWriter:
             self._scales["scales"] = writer.close()
         self._scales["scaling"] = scaling.to_json()
 
+    @property
+    def n_parts(self) -> int:
+        """Parts so far, the one being written included."""
+        return len(self._parts) + (self._part is not None)
+
     def finish_parts(self) -> None:
         """Close the last part; afterwards all shards can be read, and no chunk can be written."""
         self._close_part()

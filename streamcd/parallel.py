@@ -12,6 +12,7 @@ A script that asks for workers must be importable, as always with Python's proce
 from __future__ import annotations
 
 import importlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -95,12 +96,33 @@ _first_failed: Any = None
 """The least number of a task that failed, shared by all workers."""
 
 
-def _begin(first_failed: Any) -> None:
+_processors: list[set[int]] = []
+"""All processors, and this worker's share of them; empty where they are not shared out."""
+
+
+def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]]) -> None:
     global _first_failed
     _first_failed = first_failed
+    with n_begun.get_lock():
+        number = n_begun.value
+        n_begun.value += 1
+    if number < len(shares):
+        _processors.extend([os.sched_getaffinity(0), set(shares[number])])
     # Ctrl-C reaches every process of a terminal; the one that hands out the work ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def processor_shares(processors: Sequence[int], n_workers: int) -> list[list[int]]:
+    """Processors for every worker to keep to, neighbours together; none where there are more workers than processors.
+
+    Left to itself the system had both of two workers take turns on one processor for seconds on end: each wakes its thread
+    that reads ahead some hundred times a second, and the scheduler likes to keep those together.
+    """
+    if n_workers > len(processors):
+        return []
+    ends = [len(processors) * number // n_workers for number in range(n_workers + 1)]
+    return [list(processors[start:stop]) for start, stop in itertools.pairwise(ends)]
 
 
 def _load(module: str) -> None:
@@ -123,10 +145,12 @@ class _Failure:
         self.error = error
 
 
-def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, ...]) -> Any:
+def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, ...], apart: bool) -> Any:
     """Do a task; one that comes after a task that failed is not begun."""
     if _first_failed.value < number:
         return None
+    if _processors:
+        os.sched_setaffinity(0, _processors[apart])
     try:
         return function(*arguments)
     except (StreamcdError, OSError, MemoryError) as error:
@@ -191,8 +215,12 @@ class Workers:
     def _start(self, module: str) -> None:
         self._context = _Context()
         self._first_failed = self._context.Value("q", 0)
+        shares = processor_shares(sorted(os.sched_getaffinity(0)), self.n_workers)
         self._pool = ProcessPoolExecutor(
-            self.n_workers, mp_context=self._context, initializer=_begin, initargs=(self._first_failed,)
+            self.n_workers,
+            mp_context=self._context,
+            initializer=_begin,
+            initargs=(self._first_failed, self._context.Value("q", 0), shares),
         )
         for _ in range(self.n_workers):
             self._pool.submit(_load, module)
@@ -215,7 +243,8 @@ class Workers:
     @property
     def module(self) -> Any:
         """What the tasks need, here."""
-        return importlib.import_module(self._module)
+        with _signals_later():  # an import that is cut short makes Python end by the signal, whatever we say
+            return importlib.import_module(self._module)
 
     def run(
         self,
@@ -268,9 +297,11 @@ class Workers:
                 done += sizes[numbers[key]]
                 self.listener.progress(Progress(phase, done, total, unit))
 
+        # of few tasks some end early, and the threads of the others can use the processors that they leave
+        apart = len(tasks) >= 2 * self.n_workers
         carry_out = dask.delayed(_carry_out, pure=False, traverse=False)
         delayed = [
-            carry_out(function, number, arguments, dask_key_name=name)
+            carry_out(function, number, arguments, apart, dask_key_name=name)
             for (name, number), arguments in zip(numbers.items(), tasks, strict=True)
         ]
         try:

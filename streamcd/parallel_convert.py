@@ -36,7 +36,7 @@ from .convert import (
 from .dataset import PartWriter, open_dataset, shard_is_full
 from .errors import DataError
 from .features import _MAX_RANGES, STATISTICS_BYTES, Entries, RangeStatistics, feature_statistics
-from .parallel import TASKS_PER_WORKER, Workers
+from .parallel import TASKS_PER_WORKER, Workers, in_shares
 from .runs import MAX_BITS, Cell, RunFormat, RunReader, RunWriter
 from .scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
 from .shuffle import Rows, concatenate
@@ -76,6 +76,9 @@ class _Shards:
     compression: str
     scaling: Scaling  # without the divisors, which `scales` names
     scales: Path | None
+    sums: (
+        Path | None
+    )  # where the sums of every shard's features go; None where those of all do not fit in memory
 
     def whole_scaling(self) -> Scaling:
         """The scaling, with its divisors."""
@@ -92,6 +95,16 @@ class _Shards:
             row_dtype=self.shape.row_dtype,
             compression=self.compression,
         )
+
+
+def _sums_bytes(plan: _Plan) -> int:
+    """Memory for the sums of a shard's features while it is written: no text is read any more, and less is sorted."""
+    return 3 * plan.statistics_bytes - plan.map_bytes
+
+
+def _rows_beside_sums(plan: _Plan) -> int:
+    """Memory for rows then; buckets are a quarter of `sort_bytes` at most, unless the keys' hash is very uneven."""
+    return plan.sort_bytes // 4
 
 
 @dataclass(frozen=True)
@@ -174,10 +187,10 @@ def _merge_distinct(directory: Path, n_pieces: int, n_bytes: int, out: Path) -> 
     return int(merged.size)
 
 
-def _plan_bucket(shards: _Shards, bucket: int, lengths: Path) -> list[Cell]:
-    """Cut a bucket into cells, and write the entries of its rows in final order."""
+def _plan_buckets(shards: _Shards, start: int, stop: int, lengths: Path) -> list[Cell]:
+    """Cut buckets into cells, and write the entries of their rows in final order."""
     reader = RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide)
-    cells = reader.cells(bucket)
+    cells = [cell for bucket in range(start, stop) for cell in reader.cells(bucket)]
     with open(lengths, "wb") as file:
         for cell in cells:
             reader.lengths(cell).tofile(file)
@@ -195,7 +208,7 @@ def _write_shard(shards: _Shards, shard: _Shard) -> _Written:
         shape = replace(shape, original=np.load(shards.original, mmap_mode="r"))
     reader = RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide)
     chunks = (shape.numbered(chunk) for chunk in _chunks(reader, shard))
-    return _encode(shards, shards.part(shard.number, shard.row0), chunks)
+    return _encode(shards, shard.number, shards.part(shard.number, shard.row0), chunks)
 
 
 def _rescale_shard(shards: _Shards, unscaled: Path, number: int) -> _Written:
@@ -203,13 +216,14 @@ def _rescale_shard(shards: _Shards, unscaled: Path, number: int) -> _Written:
     dataset = open_dataset(unscaled)
     held = np.flatnonzero(dataset.chunk_part == number)
     chunks = _stored_chunks(dataset, held.tolist())
-    written = _encode(shards, shards.part(number, int(dataset.row_start[held[0]])), chunks)
+    written = _encode(shards, number, shards.part(number, int(dataset.row_start[held[0]])), chunks)
     dataset.close()
     return written
 
 
-def _encode(shards: _Shards, part: PartWriter, chunks: Iterator[Rows]) -> _Written:
+def _encode(shards: _Shards, number: int, part: PartWriter, chunks: Iterator[Rows]) -> _Written:
     scaling, n_features = shards.whole_scaling(), shards.shape.n_features
+    statistics = None if shards.sums is None else RangeStatistics(0, n_features)
     # one thread gathers, the other encodes: where there are fewer shards left than processors, none of these is idle
     with ThreadPoolExecutor(1) as encoder:
         written: Future[None] | None = None
@@ -222,8 +236,12 @@ def _encode(shards: _Shards, part: PartWriter, chunks: Iterator[Rows]) -> _Writt
             written = encoder.submit(
                 part.write_chunk, chunk.place, chunk.label, chunk.weight, chunk.indptr, chunk.index, value
             )
+            if statistics is not None:
+                statistics.add(number, chunk.index, value)
         if written is not None:
             written.result()
+    if shards.sums is not None and statistics is not None:
+        statistics.save_shard(_sums_path(shards.sums, number))
     return part.close(), part.chunk_table, part.row_norms
 
 
@@ -233,9 +251,9 @@ def _chunks(reader: RunReader, shard: _Shard) -> Iterator[Rows]:
     missing = next(sizes)
     pending: list[Rows] = []
     for row0, cell in shard.cells:
-        rows, order = reader.load(cell)
         start = max(shard.row0 - row0, 0)
-        end = min(shard.row0 + shard.n_rows - row0, rows.n_rows)
+        end = min(shard.row0 + shard.n_rows - row0, cell.n_rows)
+        rows, order = reader.load(cell, last=end - start == cell.n_rows)  # else a neighbour reads it too
         while start < end:
             stop = min(start + missing, end)
             pending.append(rows.take(order[start:stop]))
@@ -251,7 +269,19 @@ def _entries(dataset: Path, means: Path | None) -> Entries:
     if means is None:
         return _read_entries(dataset)
     mean = np.load(means)
-    return ((feature, value - mean[feature]) for feature, value in _read_entries(dataset))
+    return ((shard, feature, value - mean[feature]) for shard, feature, value in _read_entries(dataset))
+
+
+def _sums_path(directory: Path, shard: int) -> Path:
+    return directory / f"shard-{shard:07d}"
+
+
+def _joined_statistics(sums: list[Path], start: int, stop: int, n_rows: int, out: Path) -> None:
+    """Statistics of a range of features, from the sums of every shard."""
+    statistics = RangeStatistics(start, stop)
+    for path in sums:
+        statistics.add_saved_shard(path)
+    _save_pieces(statistics.columns(n_rows), out)
 
 
 def _range_statistics(
@@ -259,8 +289,8 @@ def _range_statistics(
 ) -> None:
     """Statistics of a range of features, by reading all entries."""
     statistics = RangeStatistics(start, stop)
-    for feature, value in _entries(dataset, means):
-        statistics.add(feature, value)
+    for entries in _entries(dataset, means):
+        statistics.add(*entries)
     _save_pieces(statistics.columns(n_rows), out)
 
 
@@ -341,10 +371,11 @@ class ParallelConversion(_Conversion):
             tasks = [(self.work / "distinct", len(pieces), self.plan.map_bytes, original)]
             (n_features,) = self.workers.run(_merge_distinct, tasks)
         shape = _Shape(counts.n_rows, n_features, base, None)
+        sums = self._sums("dataset", shape)
         shards = _Shards(
             form,
             len(pieces),
-            self.plan.sort_bytes,
+            self.plan.sort_bytes if sums is None else _rows_beside_sums(self.plan),
             shape,
             original,
             counts.max_index > _INT32_MAX,
@@ -352,6 +383,7 @@ class ParallelConversion(_Conversion):
             options.compression,
             replace(self._scaling(), scales=None),
             self._given_scales(),
+            sums,
         )
         self._write_dataset(shards, self._manifest(counts, labels, shape))
         self._tell(counts, n_features)
@@ -430,7 +462,13 @@ class ParallelConversion(_Conversion):
             return
         # the divisors are known when all rows have been seen: in their final order, so that the bits follow from it
         self.plan.scales_bytes(shards.shape.n_features)
-        unscaled = replace(shards, dataset=self.work / "unscaled", scaling=Scaling(), scales=None)
+        unscaled = replace(
+            shards,
+            dataset=self.work / "unscaled",
+            scaling=Scaling(),
+            scales=None,
+            sums=self._sums("unscaled", shards.shape),
+        )
         self._write_parts(_write_shard, [(unscaled, shard) for shard in plan], sizes, unscaled, manifest)
         scaled = self._scaled(shards, unscaled.dataset)
         tasks_again = [(scaled, unscaled.dataset, shard.number) for shard in plan]
@@ -451,7 +489,10 @@ class ParallelConversion(_Conversion):
             writer.add_part(*written)
         if shards.scaling.changes_values:
             writer.write_scaling(shards.whole_scaling())
-        statistics = self._statistics_files(shards.dataset, None, shape)
+        if shards.sums is None:
+            statistics = self._statistics_files(shards.dataset, None, shape)
+        else:
+            statistics = self._joined_statistics(shards.sums, len(tasks), shape)
         pieces: Pieces = (piece for path in statistics for piece in _saved_pieces(path))
         if shards.original is not None:
             shape = replace(shape, original=np.load(shards.original, mmap_mode="r"))
@@ -471,9 +512,11 @@ class ParallelConversion(_Conversion):
     def _shards(self, shards: _Shards) -> list[_Shard]:
         """Cut the final order into chunks and shards, by the lengths of all rows."""
         n_buckets = shards.form.n_buckets if shards.form.seed is not None else shards.n_runs
-        lengths = [self.work / "runs" / f"lengths-{bucket:07d}" for bucket in range(n_buckets)]
-        tasks = [(shards, bucket, lengths[bucket]) for bucket in range(n_buckets)]
-        cells = self.workers.run(_plan_bucket, tasks, phase="sort", unit="buckets", sizes=[1] * n_buckets)
+        ranges = in_shares([1] * n_buckets, TASKS_PER_WORKER * self.workers.n_workers)
+        lengths = [self.work / "runs" / f"lengths-{start:07d}" for start, _ in ranges]
+        tasks = [(shards, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
+        sizes = [stop - start for start, stop in ranges]
+        cells = self.workers.run(_plan_buckets, tasks, phase="sort", unit="buckets", sizes=sizes)
         entry_bytes = shards.shape.index_dtype.itemsize + self.options.value_dtype.itemsize
         chunk_rows, chunk_entries = _cut_chunks(lengths, self.options.chunk_bytes, entry_bytes)
         row_start = np.concatenate([[0], np.cumsum(chunk_rows)])
@@ -487,6 +530,41 @@ class ParallelConversion(_Conversion):
             held = [(int(cell_start[i]), flat[i]) for i in range(low, high)]
             plan.append(_Shard(len(plan), row0, chunk_rows[first:stop], held))
         return plan
+
+    def _sums(self, name: str, shape: _Shape) -> Path | None:
+        """A directory for the sums of every shard, where those of all features fit in a worker beside the rows."""
+        each = STATISTICS_BYTES + (0 if self.options.scale == "none" else 8)
+        if shape.n_features * each > _sums_bytes(self.plan):
+            return None
+        directory = self.work / f"sums-{name}"
+        directory.mkdir()
+        return directory
+
+    def _joined_statistics(self, sums: Path, n_shards: int, shape: _Shape) -> list[Path]:
+        """Files with the statistics of ranges of features, ascending, from the sums of every shard."""
+        paths = [_sums_path(sums, number) for number in range(n_shards)]
+        return self._by_ranges(
+            _joined_statistics, (paths,), sums.with_name(f"joined-{sums.name}"), self.workers.n_workers, shape
+        )
+
+    def _by_ranges(
+        self,
+        function: Callable[..., None],
+        arguments: tuple[Any, ...],
+        directory: Path,
+        n_ranges: int,
+        shape: _Shape,
+    ) -> list[Path]:
+        directory.mkdir(exist_ok=True)
+        ends = np.linspace(0, shape.n_features, n_ranges + 1).astype(np.int64).tolist()
+        paths = [directory / f"range-{number:05d}" for number in range(n_ranges)]
+        tasks = [
+            (*arguments, start, stop, shape.n_rows, path)
+            for start, stop, path in zip(ends[:-1], ends[1:], paths, strict=True)
+        ]
+        sizes = np.diff(ends).tolist()
+        self.workers.run(function, tasks, phase="statistics", unit="features", sizes=sizes)
+        return paths
 
     def _statistics_files(self, dataset: Path, means: Path | None, shape: _Shape) -> list[Path]:
         """Files with the statistics of ranges of features, ascending."""
@@ -502,15 +580,7 @@ class ParallelConversion(_Conversion):
             self.workers.run(_all_statistics, [task])
             return [out]
         n_ranges = max(-(-shape.n_features // width), self.workers.n_workers)
-        ends = np.linspace(0, shape.n_features, n_ranges + 1).astype(np.int64).tolist()
-        paths = [directory / f"range-{number:05d}" for number in range(n_ranges)]
-        tasks = [
-            (dataset, means, start, stop, shape.n_rows, path)
-            for start, stop, path in zip(ends[:-1], ends[1:], paths, strict=True)
-        ]
-        sizes = np.diff(ends).tolist()
-        self.workers.run(_range_statistics, tasks, phase="statistics", unit="features", sizes=sizes)
-        return paths
+        return self._by_ranges(_range_statistics, (dataset, means), directory, n_ranges, shape)
 
 
 def _cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> tuple[np.ndarray, np.ndarray]:

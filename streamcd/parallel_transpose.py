@@ -3,6 +3,9 @@
 Where the layout's parts begin follows from the numbers of entries alone, so parts are dealt out as jobs beforehand, each of
 whole features. Shares of the rows are scattered into a file for each job; then every job reads its files, share after
 share, sorts, and writes its parts. What a process has done is marked by a file: begun again, it is not done again.
+
+Measured on two cores, 99.5 M entries within 1 GB: one process 17.4 s (10.6 s of processor, the rest the disk), two 20.3 s
+(16.1 s, of which some 5 to start). So it pays for data many times as large only, and where the disk is not the limit.
 """
 
 from __future__ import annotations

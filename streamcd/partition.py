@@ -44,7 +44,12 @@ WEIGHT_COPIES = 8
 change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
 
 DASK_BYTES = 70_000_000
-"""What dask takes of a worker's memory beside our own reserve: an estimate, not a measurement with distributed 2026.8."""
+"""What dask takes of a worker's memory beside our own reserve.
+
+Measured with distributed 2026.8: a worker without work takes 65 MB, of which Python alone 10. On 134 M entries of a
+million features, windows read from disk under 520 MB, two workers reached 392 and 374 MB, where they compiled the kernels
+459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
+"""
 
 _SAVE_BYTES = 1 << 24  # numpy's buffer, and dask's frames
 

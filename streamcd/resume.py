@@ -8,10 +8,19 @@ from typing import Any
 
 from . import checkpoint
 from .loop import StopRequested
+from .memory import format_size
 from .progress import Listener
 from .result import Result
 from .stopping import StopRule
-from .train import carry_out, check_positive, check_workers, same_dataset, stop_rule, versions
+from .train import (
+    carry_out,
+    check_positive,
+    check_workers,
+    same_dataset,
+    shared_out_anew,
+    stop_rule,
+    versions,
+)
 from .tune import carry_out_search
 
 
@@ -22,6 +31,7 @@ def resume(
     tol: float | None = None,
     checkpoint_every: float | None = None,
     client: Any = None,
+    local_workers: int = 0,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -36,6 +46,9 @@ def resume(
         Instead of the run's own.
     client : distributed.Client, optional
         Needed where the run was begun on workers; another scheduler and another number of workers will do.
+    local_workers : int
+        So many workers of `client` are on this machine. Where the run was begun with such workers, the memory that it was
+        given for all is shared out anew; else every worker has what each had before.
     listener, stop_requested : optional
         As in `train`.
 
@@ -67,6 +80,10 @@ def resume(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
+        if local_workers and "shared_memory" in config.get("rounds", {}):
+            config["memory"] = shared_out_anew(config, dataset, local_workers)
+        if client is not None:
+            listener.message(f"every worker streams its own shards within {format_size(config['memory'])}")
         directory.write_config(config)
         if "tune" in config:
             return carry_out_search(directory, config, dataset, listener, stop_requested)

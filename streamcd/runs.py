@@ -8,10 +8,11 @@ which run.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from .shuffle import (
 )
 
 MAX_BITS = 12
+_MOST_INDICES = 32  # of runs, in memory: some 100 kB each, where there are as many buckets as can be
 _SPLIT_LIMIT = 40  # bits at which buckets are not split further: by then no two rows share them
 
 _SEGMENT = np.dtype([("offset", np.int64), ("n_rows", np.int64), ("n_entries", np.int64)])
@@ -139,6 +141,20 @@ class RunWriter:
             start = stop
 
 
+_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+def _give_back(file: BinaryIO, start: int, stop: int) -> None:
+    """Free the blocks, and the cached pages, of a part of a file; where the file system cannot, nothing happens.
+
+    What is read and written at that moment takes their place: less disk, and no waiting for pages to be found.
+    """
+    fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
+    if fallocate is not None:
+        arguments = ctypes.c_int64(start), ctypes.c_int64(stop - start)
+        fallocate(ctypes.c_int(file.fileno()), ctypes.c_int(_PUNCH_HOLE), *arguments)
+
+
 def _index_path(path: Path) -> Path:
     return path.with_name(path.name + ".index")
 
@@ -180,6 +196,7 @@ class RunReader:
         self._index_dtype = np.dtype(np.int64 if wide else np.int32)
         self._entry_bytes = self._index_dtype.itemsize + form.value_dtype.itemsize
         self._arena: Arena | None = None
+        self._indices: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def cells(self, bucket: int) -> list[Cell]:
         """Cut a bucket into cells, in their order."""
@@ -215,15 +232,20 @@ class RunReader:
         counts: np.ndarray = np.concatenate([counts for _, counts in found])
         return counts[np.argsort(keys)]
 
-    def load(self, cell: Cell) -> tuple[Rows, np.ndarray]:
-        """A cell's rows, and their order; the memory is used again for the next one's."""
+    def load(self, cell: Cell, last: bool = False) -> tuple[Rows, np.ndarray]:
+        """A cell's rows, and their order; the memory is used again for the next one's.
+
+        With `last`, nobody reads the cell any more: its place on the disk is given back.
+        """
         if self._arena is None:
             self._arena = Arena(
                 self._memory_bytes, self._index_dtype, self._form.value_dtype, self._form.weighted
             )
         self._arena.clear()
-        for file, number in self._files(cell.bucket, cell.segment):
+        for file, number in self._files(cell.bucket, cell.segment, "r+b" if last else "rb"):
             self._read(file, number, cell)
+            if last and self._is_whole(cell):
+                _give_back(file, int(number["offset"]), file.tell())
         rows = self._arena.rows()
         return rows, np.argsort(self._form.keys(rows.place))
 
@@ -233,7 +255,7 @@ class RunReader:
         header = _read_header(file)
         assert header is not None
         n_rows, n_entries, index_dtype = header
-        if cell.segment is not None or cell.depth == self._form.bits:
+        if self._is_whole(cell):
             entry0 = self._arena.n_entries
             _read_segment(file, self._arena.reserve(n_rows, n_entries), index_dtype, entry0)
             return
@@ -249,6 +271,10 @@ class RunReader:
         chosen = np.flatnonzero(self._chosen(cell, self._form.keys(rows.place)))
         if chosen.size:
             self._arena.append(rows.take(chosen))
+
+    def _is_whole(self, cell: Cell) -> bool:
+        """Whether a cell is all of its segments."""
+        return cell.segment is not None or cell.depth == self._form.bits
 
     def _n_bytes(self, n_rows: np.ndarray, n_entries: np.ndarray) -> np.ndarray:
         return n_rows * ROW_BYTES + n_entries * self._entry_bytes
@@ -275,18 +301,27 @@ class RunReader:
             place, counts = np.fromfile(file, np.int64, 2 * n_rows).reshape(2, n_rows)
             yield self._form.keys(place), counts
 
-    def _files(self, bucket: int, only: int | None) -> Iterator[tuple[BinaryIO, np.void]]:
+    def _files(self, bucket: int, only: int | None, mode: str = "rb") -> Iterator[tuple[BinaryIO, np.void]]:
         """The open file and the index's entry of every segment of a bucket, run by run."""
         for run in range(self._n_runs) if self._form.seed is not None else (bucket,):
             segments = self._segments(bucket, run)
             if segments.size:
-                with open(self._form.path(run), "rb", buffering=0) as file:
+                with open(self._form.path(run), mode, buffering=0) as opened:
+                    file = cast(BinaryIO, opened)
                     yield from ((file, found) for n, found in enumerate(segments) if only in (None, n))
 
     def _segments(self, bucket: int, run: int) -> np.ndarray:
         place = 0 if self._form.seed is None else bucket
-        with open(_index_path(self._form.path(run)), "rb", buffering=0) as file:
-            file.seek(8 * place)
-            start, stop = np.fromfile(file, np.int64, 2).tolist()
-            file.seek(8 * (self._form.n_buckets + 1) + start * _SEGMENT.itemsize)
-            return np.fromfile(file, _SEGMENT, stop - start)
+        starts, segments = self._index(run)
+        return segments[starts[place] : starts[place + 1]]
+
+    def _index(self, run: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where the segments of a run's buckets begin among its segments, and these; a bounded number is kept."""
+        if run not in self._indices:
+            path = _index_path(self._form.path(run))
+            n_starts = self._form.n_buckets + 1
+            found = np.fromfile(path, np.int64, n_starts), np.fromfile(path, _SEGMENT, offset=8 * n_starts)
+            if len(self._indices) >= _MOST_INDICES:
+                self._indices.pop(next(iter(self._indices)))
+            self._indices[run] = found
+        return self._indices[run]

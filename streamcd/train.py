@@ -18,8 +18,9 @@ from .conditioning import advice
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .loop import Loop, StopRequested, Task
-from .memory import format_size, parse_size
+from .memory import RESERVED_BYTES, format_size, parse_size
 from .model import Model, path_directory, stored_certificate
+from .parallel import memory_per_worker
 from .partition import DASK_BYTES, model_bytes, paired_layout
 from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS, PrimalSolver
 from .problems import Problem, make_problem
@@ -63,6 +64,7 @@ def train(
     client: Any = None,
     local_passes: int | None = None,
     worker_timeout: float | None = None,
+    local_workers: int = 0,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -117,6 +119,8 @@ def train(
         `client`.
     worker_timeout : float, optional
         Seconds without a sign of a worker, after which others take over its shards; needs `client`.
+    local_workers : int
+        So many workers of `client` are on this machine and share `memory` with this process; 0: it bounds each of them.
     listener : Listener, optional
     stop_requested : callable, optional
         See `loop.StopRequested`.
@@ -145,8 +149,18 @@ def train(
     options["unpenalized_bias"] = bool(unpenalized_bias)
     warn_of_ridge(options, listener)
     rounds = round_options(client, options, local_passes, worker_timeout, plan)
+    if rounds is not None and local_workers:
+        rounds["shared_memory"] = parse_size(memory)
     config = make_config(
-        dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, plan, listener, rounds
+        dataset,
+        options,
+        stop_rule(tol, eps, max_passes),
+        memory,
+        checkpoint_every,
+        plan,
+        listener,
+        rounds,
+        local_workers,
     )
     if start_from is not None:
         config["start_from"] = str(Path(start_from).resolve())
@@ -273,11 +287,20 @@ def make_config(
     plan: Plan | None,
     listener: Listener,
     rounds: Mapping[str, Any] | None = None,
+    local_workers: int = 0,
 ) -> dict[str, Any]:
     """The configuration of a run: everything that decides its bits, and the memory plan."""
     check_positive(checkpoint_every=checkpoint_every)
     problem, budget = make_lanes(dataset, options), parse_size(memory)
-    n_groups, plan = _group_lanes(dataset, problem, options, budget, plan, on_workers=rounds is not None)
+    n_groups, plan, budget = _group_lanes(
+        dataset,
+        problem,
+        options,
+        budget,
+        plan,
+        on_workers=rounds is not None,
+        local_workers=local_workers,
+    )
     if rounds is None:
         listener.message(describe_plan(plan, dataset, budget))
     else:
@@ -335,6 +358,45 @@ def round_options(
     return {"local_passes": local_passes, "worker_timeout": timeout}
 
 
+def worker_memory(
+    shared: int,
+    n_workers: int,
+    weights_bytes: int,
+    advice: str = "give a larger --memory or fewer --workers",
+) -> int:
+    """What each of some workers on this machine may take of a budget that they share with this process.
+
+    Parameters
+    ----------
+    shared : int
+        The budget.
+    n_workers : int
+    weights_bytes : int
+        Of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
+    advice : str
+
+    Raises
+    ------
+    UsageError
+        With the arithmetic, where it is too small.
+    """
+    weights = {"weights": weights_bytes}
+    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
+    return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
+
+
+def shared_out_anew(config: Mapping[str, Any], dataset: Dataset, n_workers: int) -> int:
+    """What each of other workers on this machine may take of the budget that a run was begun with."""
+    problem = make_lanes(dataset, config["options"])
+    largest = problem.subset(lane_groups(problem, config)[0].lanes)
+    return worker_memory(
+        config["rounds"]["shared_memory"],
+        n_workers,
+        model_bytes(make_solver(largest, config["options"], dataset)),
+        "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
+    )
+
+
 def check_workers(path: Path, config: Mapping[str, Any], client: Any) -> None:
     """Refuse to go on with a run on workers in one process, and the other way round."""
     if client is None and "rounds" in config:
@@ -357,14 +419,18 @@ def _group_lanes(
     plan: Plan | None,
     *,
     on_workers: bool = False,
-) -> tuple[int, Plan]:
-    """As few groups of lanes as fit in the budget, and the plan for the largest (for a worker that had all shards)."""
+    local_workers: int = 0,
+) -> tuple[int, Plan, int]:
+    """As few groups of lanes as fit in the budget, the plan for the largest, and the budget that it is for.
+
+    On workers that is a worker's, as if it had all shards.
+    """
     # the lanes of a fold are scored together, so they stay together
     block = problem.block_lanes if options["folds"] else 1
     n_blocks = problem.n_lanes // block
     if plan is not None:
         make_solver(problem, options, dataset)  # refuses what does not go together
-        return 1, plan
+        return 1, plan, budget
     refusal: UsageError | None = None
     # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
     for paged in (False, True):
@@ -373,13 +439,15 @@ def _group_lanes(
             if paged and not isinstance(solver, PrimalSolver):
                 break
             try:
-                found = _plan_group(dataset, solver, budget, on_workers=on_workers, paged=paged)
+                found, share = _plan_group(
+                    dataset, solver, budget, on_workers=on_workers, local_workers=local_workers, paged=paged
+                )
             except UsageError as error:
                 refusal = error
                 continue
             mixed = found.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
             if found.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
-                return n_groups, found
+                return n_groups, found, share
     assert refusal is not None
     raise refusal
 
@@ -394,10 +462,17 @@ def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
             yield n_groups, size
 
 
-def _plan_group(dataset: Dataset, solver: Solver, budget: int, *, on_workers: bool, paged: bool) -> Plan:
+def _plan_group(
+    dataset: Dataset, solver: Solver, budget: int, *, on_workers: bool, local_workers: int, paged: bool
+) -> tuple[Plan, int]:
+    """The plan for a group of lanes, and the budget that it is for."""
     if on_workers:
-        return make_plan(dataset, budget - DASK_BYTES, model_bytes(solver), paired_layout(solver.layout))
-    return make_plan(
+        if local_workers:
+            budget = worker_memory(budget, local_workers, model_bytes(solver))
+        return make_plan(
+            dataset, budget - DASK_BYTES, model_bytes(solver), paired_layout(solver.layout)
+        ), budget
+    plan = make_plan(
         dataset,
         budget,
         solver.state_bytes + _SAVE_BYTES,
@@ -406,6 +481,7 @@ def _plan_group(dataset: Dataset, solver: Solver, budget: int, *, on_workers: bo
         rows_bytes=solver.rows_bytes,
         paging=solver.paging if paged and isinstance(solver, PrimalSolver) else None,
     )
+    return plan, budget
 
 
 def check_positive(**numbers: float) -> None:

@@ -506,3 +506,14 @@ def test_quiet_keeps_warnings(clock, monkeypatch):
 
 def test_progress_without_a_total_gives_amount_and_rate():
     assert describe_progress(Progress("parse", 3_000_000, None, "rows"), 2.0) == "3 M rows, 1.5 M rows/s"
+
+
+@pytest.mark.parametrize("command", ["tune", "predict", "evaluate", "convert"])
+def test_a_scheduler_is_refused_with_advice_where_it_is_not_used(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "streamcd", command, "a", "b", "--scheduler", "tcp://host:8786"],
+        capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"--scheduler is not for {command}: " in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation, WorkersLost
 from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.problems import dual_terms
+from streamcd.progress import Listener
 from streamcd.rounds import (
     DUAL_CHANGE,
     LINEAR,
@@ -508,6 +510,131 @@ def test_a_silent_worker_is_given_up(
     time.sleep(0.1)
 
 
+def test_two_sessions_on_the_same_workers_do_not_disturb_each_other(
+    client: Any, data: Dataset, tmp_path: Path
+) -> None:
+    """Workers used to keep one partition and one w: each session made the other's rounds fail until both gave up."""
+    found: dict[str, Any] = {}
+
+    def train(name: str, loss: str) -> None:
+        try:
+            streamcd.train(data, tmp_path / name, loss=loss, client=client, max_passes=12, tol=1e-9)
+        except Exception as error:  # told by the assertion below
+            found[name] = error
+
+    threads = [threading.Thread(target=train, args=(loss, loss)) for loss in ("hinge", "log_loss")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not found
+    for loss in ("hinge", "log_loss"):
+        alone = tmp_path / f"{loss} alone"
+        streamcd.train(data, alone, loss=loss, client=Simulation(2), max_passes=12, tol=1e-9)
+        assert (weights(tmp_path / loss) == weights(alone)).all()
+        assert {record["attempts"] for record in log(tmp_path / loss)} == {1}
+
+
+def desks(client: Any) -> list[str]:
+    return [
+        name
+        for found in client.run(
+            lambda dask_worker: list(vars(dask_worker).get("_streamcd_desks", ()))
+        ).values()
+        for name in found
+    ]
+
+
+def test_a_session_that_was_killed_leaves_no_partition_behind(
+    client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run, begun anew with another loss, must not be given the partitions of the first."""
+    from streamcd.cluster import DaskEngine
+
+    monkeypatch.setattr(DaskEngine, "close", lambda self: None)  # as a client that is killed
+    before = set(desks(client))
+    streamcd.train(data, tmp_path / "run", loss="hinge", client=client, max_passes=3)
+    left = set(desks(client)) - before
+    assert left
+    streamcd.train(data, tmp_path / "run", loss="log_loss", client=client, max_passes=3, force=True)
+    assert not left & set(desks(client))
+    streamcd.train(data, tmp_path / "made", loss="log_loss", client=Simulation(2), max_passes=3)
+    assert (weights(tmp_path / "run") == weights(tmp_path / "made")).all()
+
+
+def test_workers_that_lost_w_are_sent_the_whole(client: Any, data: Dataset, tmp_path: Path) -> None:
+    """They used to be sent the changes again and again."""
+    run, struck = tmp_path / "run", []
+
+    def forget() -> int | None:
+        if not struck and (run / "log.jsonl").exists() and len(log(run)) == 3:
+            struck.append(client.run(lambda dask_worker: dask_worker._streamcd_desks.clear()))
+        return None
+
+    streamcd.train(data, run, client=client, max_passes=8, tol=1e-9, stop_requested=forget)
+    streamcd.train(data, tmp_path / "made", client=Simulation(2), max_passes=8, tol=1e-9)
+    assert struck
+    assert (weights(run) == weights(tmp_path / "made")).all()
+
+
+def test_a_worker_that_dask_would_end_for_its_memory_is_refused(data: Dataset, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with (
+        distributed.LocalCluster(memory_limit="1GB", **options) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        with pytest.raises(EnvironmentFailure, match=r"no worker can take part.* 1 GB .*--memory-limit 0"):
+            streamcd.train(data, tmp_path / "run", client=client, memory="900MB")
+        assert streamcd.train(data, tmp_path / "run", client=client, memory="500MB", force=True).converged
+
+
+def test_the_dashboard_is_told_or_why_there_is_none(client: Any) -> None:
+    import http.server
+
+    from streamcd.cluster import _dashboard
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        status, text = 200, b"plots"
+
+        def do_GET(self) -> None:
+            self.send_response(self.status)
+            self.end_headers()
+            self.wfile.write(self.text)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Scheduled:
+        dashboard_link: str | None = None
+
+    assert _dashboard(Scheduled()) == "dask dashboard: none, it needs bokeh ('pip install bokeh')"
+    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        link = Scheduled.dashboard_link = f"http://127.0.0.1:{server.server_port}/status"
+        assert _dashboard(Scheduled()) == f"dask dashboard: {link}"
+        Page.text = b"<p>Dask needs bokeh>=3.1.0 for the dashboard.</p>"
+        assert _dashboard(Scheduled()).startswith("dask dashboard: none, it needs bokeh where the scheduler")
+        Page.status = 404
+        assert _dashboard(Scheduled()) == "dask dashboard: none, the scheduler was started without it"
+        server.shutdown()
+    assert _dashboard(Scheduled()) == f"dask dashboard: {link} (no answer from there yet)"
+
+
+def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, tmp_path: Path) -> None:
+    """What --memory bounds is the sum of this machine's processes, however many workers a run goes on with."""
+    run = tmp_path / "run"
+    streamcd.train(data, run, client=client, memory="1GB", local_workers=2, max_passes=2)
+    memory = {2: json.loads((run / "config.json").read_text())["memory"]}
+    for n in (1, 0):
+        streamcd.resume(run, client=client, local_workers=n, max_passes=3 + n)
+        memory[n] = json.loads((run / "config.json").read_text())["memory"]
+    weights = 16_777_216 + 13 * 8 * 8  # a buffer, and eight copies of w, of which this process holds as many
+    assert memory == {n: (800_000_000 - weights) // max(n, 1) for n in (2, 1, 0)}
+    with pytest.raises(UsageError, match=r"too small for 3 workers: 217 MB .*resume with fewer --workers"):
+        streamcd.resume(run, client=client, local_workers=3)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Processes
 
@@ -542,6 +669,78 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
     assert result.primal_objective == pytest.approx(calm.primal_objective, rel=2e-4)
 
 
+@pytest.mark.slow
+def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
+    """One of three processes is killed at a random moment, five times; dask starts others."""
+    from streamcd.cluster import open_client
+
+    data = write_dataset(tmp_path / "data", random_rows(3000, 40, seed=5), n_chunks=48, n_shards=12)
+    options: dict[str, Any] = {"loss": "log_loss", "C": 0.1, "tol": 1e-4, "max_passes": 3000}
+    calm = streamcd.train(data, tmp_path / "calm", client=Simulation(3), **options)
+    rng, begun, killed = np.random.default_rng(7), time.monotonic(), []
+    moments = begun + 5 + np.cumsum(2 + 3 * rng.random(5))
+    run = tmp_path / "run"
+    with open_client(None, 3) as client:
+
+        def kill() -> int | None:
+            if len(killed) < 5 and time.monotonic() > moments[len(killed)]:
+                live = list(client.run(os.getpid).values())
+                if live:
+                    killed.append(live[rng.integers(len(live))])
+                    os.kill(killed[-1], signal.SIGKILL)
+            assert time.monotonic() - begun < 300, "it hangs"
+            # it would converge before the last kill
+            return signal.SIGTERM if len(killed) == 5 else None
+
+        with pytest.raises(Interrupted):
+            streamcd.train(
+                data, run, client=client, worker_timeout=60, stop_requested=kill, **{**options, "tol": 1e-13}
+            )
+        result = streamcd.resume(run, client=client, tol=1e-4)
+    assert len(killed) == 5
+    assert result.converged
+    assert result.primal_objective == pytest.approx(calm.primal_objective, rel=2e-4)
+    kept = [r["objective_estimate"] - r["gap_estimate"] for r in log(run) if r["kind"] == "train"]
+    assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in itertools.pairwise(kept))
+
+
+@pytest.mark.slow
+def test_workers_without_streamcd_or_with_another_are_told_and_not_used(
+    commands: _Commands, data: Dataset, tmp_path: Path
+) -> None:
+    """One without it used to end as soon as it was asked, and the training waited for workers for minutes."""
+    from streamcd.cluster import open_client
+
+    none, other = tmp_path / "none" / "streamcd", tmp_path / "other" / "streamcd"
+    none.mkdir(parents=True)
+    (none / "__init__.py").write_text("raise ImportError('no streamcd here')\n")
+    shutil.copytree(Path(streamcd.__file__).parent, other, ignore=shutil.ignore_patterns("__pycache__"))
+    start = (other / "__init__.py").read_text()
+    (other / "__init__.py").write_text(
+        start.replace(f'__version__ = "{streamcd.__version__}"', '__version__ = "0"')
+    )
+    for folder in (none, other):
+        commands.start_worker(commands.address, folder.parent)
+    with open_client(commands.address, 0) as client:
+        client.wait_for_workers(2)
+        with pytest.raises(EnvironmentFailure, match=r"no worker can take part"):
+            streamcd.train(data, tmp_path / "run", client=client)
+        commands.start_worker(commands.address)
+        client.wait_for_workers(3)
+        heard = _Heard()
+        assert streamcd.train(data, tmp_path / "run", client=client, listener=heard, force=True).converged
+    assert any("no streamcd here" in text for text in heard.warnings)
+    assert any("it has streamcd 0, the coordinating process" in text for text in heard.warnings)
+
+
+class _Heard(Listener):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
 class _Commands:
     """``dask scheduler`` and ``dask worker`` as a user starts them, each a process."""
 
@@ -559,18 +758,17 @@ class _Commands:
             time.sleep(0.1)
         return process, json.loads(file.read_text())["address"]
 
-    def start_worker(self, address: str) -> subprocess.Popen[bytes]:
-        return self._start(
-            "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"
-        )
+    def start_worker(self, address: str, package: Path | None = None) -> subprocess.Popen[bytes]:
+        options = "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"
+        return self._start("worker", address, *options, package=package)
 
-    def _start(self, *arguments: Any) -> subprocess.Popen[bytes]:
+    def _start(self, *arguments: Any, package: Path | None = None) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", "dask", *map(str, arguments)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+            env={**os.environ, "PYTHONPATH": str(package or Path(__file__).resolve().parent.parent)},
         )
         self.processes.append(process)
         return process
@@ -607,6 +805,33 @@ def _wait_for_rounds(run: Path, n: int, process: subprocess.Popen[str]) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(process.communicate(timeout=10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["LocalCluster", "dask worker"])
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_a_worker_stays_within_its_memory_on_data_that_it_has_to_stream(
+    loss: str, how: str, commands: _Commands, tmp_path: Path
+) -> None:
+    """Four times as many entries for each as its windows hold."""
+    from streamcd.cluster import open_client
+    from streamcd.memory import peak_memory_bytes
+    from streamcd.synthetic import write_text_like
+
+    write_text_like(tmp_path / "text", n_rows=250_000, n_features=50_000, entries_per_row=90, seed=0)
+    data = streamcd.convert(tmp_path / "text", tmp_path / "data", shard_size="20MB")
+    memory = 420_000_000
+    if how == "dask worker":
+        for _ in range(2):
+            commands.start_worker(commands.address)
+    with open_client(commands.address if how == "dask worker" else None, 2) as client:
+        client.wait_for_workers(2)
+        streamcd.train(data, tmp_path / "run", loss=loss, client=client, memory=memory, max_passes=4)
+        peaks = client.run(peak_memory_bytes)
+    read = sum(record["bytes_read"] for record in log(tmp_path / "run"))
+    assert read > 4 * 8 * data.n_entries / 2, "it was kept in memory: the test shows nothing"
+    assert len(peaks) == 2
+    assert max(peaks.values()) < memory
 
 
 @pytest.mark.slow

@@ -391,7 +391,8 @@ def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> 
 def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     chunks = [
-        (rng.integers(0, 2**40, 200) % rng.integers(1, 900, 200), rng.standard_normal(200)) for _ in range(20)
+        (i // 7, rng.integers(0, 2**40, 200) % rng.integers(1, 900, 200), rng.standard_normal(200))
+        for i in range(20)
     ]
 
     def statistics(n_bytes: int, n_features: int) -> list[dict[str, np.ndarray]]:

@@ -48,13 +48,12 @@ def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    "options",
+    ("method", "options"),
     [
-        {"C": 0.5},
-        {"C": [0.3, 500.0], "bias": 0.7, "class_weight": {-1.0: 2.0}},
-        {"C": 3.0, "bias": 1.0, "unpenalized_bias": True},
+        ("primal", {"C": 0.5}),
+        ("online", {"C": [0.3, 500.0], "bias": 0.7, "class_weight": {-1.0: 2.0}}),
+        ("primal", {"C": 3.0, "bias": 1.0, "unpenalized_bias": True}),
     ],
     ids=["plain", "lanes", "free bias"],
 )
@@ -99,12 +98,12 @@ def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
     for number, plan in enumerate(
         (replace(PAGED, resident=True, page_rows=0), replace(PAGED, page_rows=0), PAGED)
     ):
-        problem = make_lanes(dataset, make_options(loss, "primal", [1.0, 0.1], 2.0, {-1.0: 1e-9}, None, 0))
+        problem = make_lanes(dataset, make_options(loss, "primal", [1.0, 0.5], 2.0, {-1.0: 1e-9}, None, 0))
         solver = PrimalSolver(problem, dataset, 0)
         if plan.page_rows:
             solver.page_rows(tmp_path / f"rows{number}", plan.page_rows).write_constants()
         state = solver.new_state()
-        state.w[[0, -1]] = [[4.0, 8.0], [3.0, 1.0]]
+        state.w[[0, -1]] = [[30.0, 20.0], [15.0, 20.0]]
         for rows in solver._rows(state).stretches(saved=("score",)):
             rows.score[:] = 10.0
         with Stream(dataset, plan, solver.layout, 0) as stream:
@@ -113,7 +112,7 @@ def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
                 solver.visit(window, state, order, np.uint64(window.number))
         scores = [rows.score.tobytes() for rows in solver._rows(state).stretches()]
         found.append((state.w.tobytes(), state.totals.tobytes(), b"".join(scores)))
-        assert (state.totals[:, N_STEPS] >= 2).all(), "steps were not halved"
+        assert state.totals[:, N_STEPS].max() >= 6, "steps were not halved"
     assert found[0] == found[1] == found[2]
 
 
@@ -288,20 +287,23 @@ def write_many_rows(path: Path, n_chunks: int, chunk_rows: int = 1 << 16) -> Non
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("n_chunks", [40, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_chunks", [40, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_paged_training_stays_within_its_budget(tmp_path: Path, n_chunks: int) -> None:
-    """More rows than fit (2.7 million, 10 million), and a feature of all of them, with 46 MB beside the interpreter."""
+    """More rows than fit (2.6 and 6.6 million: 47 and 118 MB), a feature of all of them, 46 MB beside the interpreter.
+
+    What the interpreter's reserve leaves would hide the smaller, not the larger.
+    """
     write_many_rows(tmp_path / "data", n_chunks)
     make_columns(tmp_path / "data")
     budget = RESERVED_BYTES + 46_000_000
     dataset = open_dataset(tmp_path / "data")
     assert 18 * dataset.n_rows > 46_000_000
     peak, result = peak_of_training(
-        tmp_path / "data", tmp_path / "run", method="primal", bias=1.0, memory=budget, max_passes=2, tol=1e-9,
+        tmp_path / "data", tmp_path / "run", method="primal", bias=1.0, memory=budget, max_passes=1, tol=1e-9,
         checkpoint_every=1.0,
     )  # fmt: skip
     plan = Plan(**json.loads((tmp_path / "run" / "config.json").read_text())["plan"])
     assert plan.page_rows > 0
     assert plan.window_entries < dataset.n_rows, "the feature of all rows is read in pieces"
     assert_within(peak, budget)
-    assert result["passes"] == 2
+    assert result["passes"] == 1

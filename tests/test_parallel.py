@@ -27,7 +27,7 @@ from streamcd.convert import ChunkRule
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DataError, UsageError
 from streamcd.memory import RESERVED_BYTES
-from streamcd.parallel import COORDINATOR_BYTES, Workers, in_shares, memory_per_worker
+from streamcd.parallel import COORDINATOR_BYTES, Workers, in_shares, memory_per_worker, processor_shares
 from streamcd.progress import Listener, Progress
 from streamcd.runs import RunFormat, RunReader, RunWriter
 from streamcd.shuffle import Rows, Sorter
@@ -134,6 +134,21 @@ def test_the_dataset_does_not_depend_on_the_number_of_workers(
     assert datasets[0].n_rows == 3001
     if options.get("shard_size"):
         assert datasets[0].n_shards > 3
+
+
+@pytest.mark.parametrize("scale", ["none", "standard"])
+def test_statistics_of_features_are_the_same_beside_the_rows_and_after_them(
+    scale: str, text_file: Path, tmp_path: Path, lend: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of every shard where those of all features fit in memory, else another read of the shards for them."""
+    for room in (True, False):
+        if not room:
+            monkeypatch.setattr("streamcd.parallel_convert._sums_bytes", lambda plan: 0)
+        convert(text_file, tmp_path / str(room), workers=lend(2), memory=MEMORY, scale=scale, **CUT)
+    one = convert(text_file, tmp_path / "one", scale=scale, **CUT)
+    assert one.n_shards > 3
+    assert open_dataset(tmp_path / "True").fingerprint == one.fingerprint
+    assert open_dataset(tmp_path / "False").fingerprint == one.fingerprint
 
 
 def test_compressed_and_several_files_give_the_same(
@@ -425,6 +440,32 @@ def test_runs_give_the_order_of_the_sorter_however_little_memory(
     for name in ("place", "label", "index", "value"):
         joined = np.concatenate([getattr(part, name) for part, _ in found])
         assert np.array_equal(joined, getattr(held.take(order), name))
+
+
+def test_runs_that_were_read_give_their_place_on_the_disk_back(tmp_path: Path) -> None:
+    form = RunFormat(tmp_path, seed=3, bits=2, value_dtype=np.dtype(np.float64), weighted=False)
+    indptr = np.arange(0, 300_001, 100)
+    rows = Rows(np.arange(3000), np.ones(3000), None, indptr, np.tile(np.arange(100), 3000), np.ones(300_000))
+    writer = RunWriter(form, 0, 1 << 24)
+    writer.append(rows, wide=False)
+    writer.close()
+    reader, before = RunReader(form, 1, 1 << 24, wide=False), form.path(0).stat()
+    cells = [cell for bucket in range(4) for cell in reader.cells(bucket)]
+    total = sum(reader.load(cell)[0].n_rows for cell in cells)
+    assert form.path(0).stat().st_blocks == before.st_blocks
+    again = sum(reader.load(cell, last=True)[0].n_rows for cell in cells)
+    assert total == again == 3000
+    assert form.path(0).stat().st_size == before.st_size
+    if form.path(0).stat().st_blocks == before.st_blocks:
+        pytest.skip("this file system cannot give back parts of a file")
+    assert form.path(0).stat().st_blocks < before.st_blocks // 10
+
+
+def test_every_worker_keeps_to_processors_of_its_own() -> None:
+    assert processor_shares([0, 1, 2, 5, 6], 2) == [[0, 1], [2, 5, 6]]
+    assert processor_shares([0, 1], 2) == [[0], [1]]
+    assert processor_shares([4], 2) == []
+    assert processor_shares([0, 1, 2], 1) == [[0, 1, 2]]
 
 
 def test_chunks_end_in_the_same_places_however_the_rows_come() -> None:

@@ -478,13 +478,13 @@ def test_a_warm_start_begins_with_the_weights_and_their_scores(
     """From a run of any method; at the same C the first certificate or the one after a pass or two is enough."""
     dataset = columns_of(tmp_path / "data", multiclass(), weight=np.linspace(0.1, 3.0, 160))
     options: dict[str, Any] = {"loss": loss, "bias": 1.5, "max_passes": 9000, "plan": small_windows(dataset)}
-    train(dataset, tmp_path / "first", method=method, tol=1e-7, **options)
+    train(dataset, tmp_path / "first", method=method, tol=1e-6, **options)
     for name, C in {"same": 1.0, "path": [0.9, 1.3]}.items():
-        asked = {"method": "primal", "C": C, "tol": 1e-5, **options}
+        asked = {"method": "primal", "C": C, "tol": 1e-4, **options}
         cold = train(dataset, tmp_path / f"cold-{name}", **asked)
         warm = train(dataset, tmp_path / f"warm-{name}", start_from=tmp_path / "first", **asked)
         assert warm.converged
-        assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=2e-5)
+        assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=2e-4)
         assert warm.passes <= 3 if name == "same" else warm.passes < cold.passes
 
 

@@ -7,6 +7,12 @@ are printed. Out of core, the page cache is dropped before every round, and the 
 limit is the memory budget (both need root; without it the table says that the disk was warm and the cap not enforced).
 
     python tools/bench.py DATASET --memory 400MB --rounds 3
+
+With ``--convert``, seconds of a conversion instead, by one process and by several in turn; all have to end at the same
+fingerprint. Processor time is shown beside them: what the machine does for others meanwhile does not count there.
+
+    python tools/make_data.py text --rows 500000 --features 1000000 --entries 90 big.txt --as text
+    python tools/bench.py big.txt --convert 1,2 --memory 1GB
 """
 
 from __future__ import annotations
@@ -48,6 +54,9 @@ _DISK = "the disk alone"
 )
 @click.option("--rounds", type=int, default=3, show_default=True)
 @click.option("--no-liblinear", is_flag=True, help="Leave LIBLINEAR out.")
+@click.option(
+    "--convert", "workers", metavar="N,N", help="Time 'convert' of DATASET, a text, with so many workers."
+)
 @click.option("--json", "as_json", is_flag=True)
 def main(
     dataset: str,
@@ -57,9 +66,13 @@ def main(
     passes: int | None,
     rounds: int,
     no_liblinear: bool,
+    workers: str | None,
     as_json: bool,
 ) -> None:
     """Time passes over DATASET."""
+    if workers is not None:
+        _time_conversions(dataset, [int(number) for number in workers.split(",")], memory, rounds, as_json)
+        return
     data = open_dataset(dataset)
     plenty = str(4_000_000_000 + 3 * data.n_entries * data.entry_bytes)
     seconds: dict[str, list[float]] = {_RESIDENT: [], _STREAMED: [], _DISK: []}
@@ -80,6 +93,38 @@ def main(
         if not no_liblinear:
             seconds[_LIBLINEAR].append(_liblinear(dataset, loss, cost)[0])
     _show(data, memory, seconds, sorted(remarks), outcome, as_json)
+
+
+def _time_conversions(source: str, workers: list[int], memory: str, rounds: int, as_json: bool) -> None:
+    seconds: dict[int, list[float]] = {number: [] for number in workers}
+    processor: dict[int, list[float]] = {number: [] for number in workers}
+    fingerprints = set()
+    with tempfile.TemporaryDirectory(dir=Path(source).resolve().parent) as scratch:
+        for turn in range(rounds + 1):  # the first compiles, and brings the text into the page cache
+            for number in workers:
+                command = [sys.executable, "-m", "streamcd", "convert", source, f"{scratch}/data", "--force"]
+                command += ["--workers", str(number), "--memory", memory, "--quiet", "--json"]
+                before, started = os.times(), time.perf_counter()
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+                elapsed, after = time.perf_counter() - started, os.times()
+                fingerprints.add(json.loads(done.stdout)["fingerprint"])
+                if turn:
+                    seconds[number].append(elapsed)
+                    used = after.children_user + after.children_system
+                    processor[number].append(used - before.children_user - before.children_system)
+    if len(fingerprints) > 1:
+        raise click.ClickException(f"the fingerprints differ: {sorted(fingerprints)}")
+    if as_json:
+        click.echo(json.dumps({"seconds": seconds, "processor_seconds": processor}))
+        return
+    click.echo(f"{source}: {format_size(os.path.getsize(source))}, budget {memory}, one fingerprint")
+    first = statistics.median(seconds[workers[0]])
+    for number in workers:
+        shown = ", ".join(f"{figure:.2f}" for figure in seconds[number])
+        median, used = statistics.median(seconds[number]), statistics.median(processor[number])
+        click.echo(
+            f"  {number} workers: {median:6.2f} s ({shown}), {used:.1f} s of processors, {first / median:.2f} times as fast"
+        )
 
 
 def _show(

@@ -56,7 +56,7 @@ def write_dataset(
 
         def write(chunk: Rows) -> None:
             writer.write_chunk(chunk.place, chunk.label, None, chunk.indptr, chunk.index, chunk.value)
-            statistics.add(chunk.index, chunk.value)
+            statistics.add(writer.n_parts - 1, chunk.index, chunk.value)
 
         n_rows = 0
         for piece in pieces:
