@@ -7,24 +7,20 @@ end all are checked against a gradient computed afresh.
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from numbers import Real
+from typing import Any
 
 import numpy as np
 
-from . import boxqp_kernels as kernels
 from .boxqp_kernels import CHANGE, UNBOUNDED, VIOLATION
+from .boxqp_matrices import Matrix, make_matrix
 from .errors import UsageError
 from .kernels import shuffle
-from .memory import format_size, parse_size
+from .memory import parse_size
 from .relaxation import omega_number, young
 from .stream import random_key
 
-_PANEL_BYTES = 1 << 25  # of rows of a matrix on disk at a time
-_SYMMETRY = 1e-6  # what Q[i, j] and Q[j, i] may differ by, relative to the largest of them
-_CHECKED_ROWS = 64  # of a matrix on disk, whose symmetry is checked by samples
 _FIRST_TRIAL, _LEAST_TRIAL = 5, 5  # passes before the first trial of an omega, and passes of a trial
 _MAX_TRIALS = 5
 _POWER_STEPS = 5
@@ -87,9 +83,11 @@ def solve_box_qp(
 
     Parameters
     ----------
-    Q : ndarray, np.memmap or scipy sparse matrix, shape (n, n), or ndarray of shape (n (n + 1) / 2,)
-        Symmetric. A memory-mapped matrix that does not fit in `memory` is streamed in panels of rows, one stream a pass,
-        until the variables that are not held by a bound fit. One dimension: a packed triangle (see `packed`).
+    Q : ndarray, np.memmap or scipy sparse matrix, shape (n, n), or ndarray or np.memmap of shape (n (n + 1) / 2,)
+        Symmetric, which is checked in full. One dimension: a packed triangle (see `packed`). A memory-mapped array of more
+        than half of `memory` is streamed: a pass reads the rows of its variables in the order of their visits, those of a
+        packed triangle twice, until the variables that are not held by a bound fit in memory. The steps are those of the
+        same matrix in memory.
     h : ndarray, shape (n,)
     lo, hi : ndarray of shape (n,), or a number for all
         Infinite for no bound; ``lo == hi`` fixes a variable.
@@ -111,7 +109,8 @@ def solve_box_qp(
     packed : {"lower", "upper"}
         Order of a packed triangle: that of ``np.tril_indices(n)`` or of ``np.triu_indices(n)``.
     memory : int or str
-        Bytes that a copy of Q or of panels of it may take.
+        Bytes that panels of a matrix on disk, and what is gathered of it, may take. What is given in memory is not counted,
+        and is copied where it is neither float32 nor float64, not contiguous, or an upper triangle.
     seed : int
         Of the order of visits.
 
@@ -122,16 +121,16 @@ def solve_box_qp(
     Raises
     ------
     UsageError
-        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective falls for ever, or
-        (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
+        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective falls for ever along
+        a variable, or (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
     """
     settings = _Settings(
         omega if omega == "auto" else omega_number(omega), tol, max_passes, shrinking, indefinite, seed
     )
-    h = np.array(h, dtype=np.float64).reshape(-1)
-    matrix = _matrix(Q, h.size, packed, parse_size(memory))
+    h = _numbers("h", h).reshape(-1)
+    matrix = make_matrix(Q, h.size, packed, parse_size(memory))
     box = _Box(h, _bound("lo", lo, h.size), _bound("hi", hi, h.size))
-    begin = np.zeros(h.size) if alpha is None else np.array(alpha, dtype=np.float64).reshape(-1)
+    begin = np.zeros(h.size) if alpha is None else _numbers("alpha", alpha).reshape(-1)
     if begin.size != h.size or not np.isfinite(begin).all():
         raise UsageError(
             f"alpha: expected {h.size} finite numbers, found {begin.size}, or some that are not finite"
@@ -153,10 +152,10 @@ class _Settings:
     seed: int
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.tol) and self.tol >= 0):
-            raise UsageError(f"tol: expected a number >= 0, found {self.tol}")
-        if self.max_passes < 1:
-            raise UsageError(f"max_passes: expected at least 1, found {self.max_passes}")
+        if not (isinstance(self.tol, Real) and 0 <= self.tol < np.inf):
+            raise UsageError(f"tol: expected a number >= 0, found {self.tol!r}")
+        if not (isinstance(self.max_passes, Real) and self.max_passes >= 1):
+            raise UsageError(f"max_passes: expected at least 1, found {self.max_passes!r}")
         if self.indefinite not in ("error", "local"):
             raise UsageError(f"indefinite: expected error or local, found {self.indefinite!r}")
 
@@ -179,234 +178,38 @@ class _Box:
             )
 
 
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """A copy in double precision."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "iubf":
+        raise UsageError(f"{name}: expected real numbers, found {values!r:.60}")
+    return array.astype(np.float64)
+
+
 def _bound(name: str, values: np.ndarray | float, n: int) -> np.ndarray:
-    values = np.asarray(values, dtype=np.float64)
+    values = _numbers(name, values)
     if values.ndim and values.shape != (n,):
         raise UsageError(f"{name}: expected a number or {n} of them, found shape {values.shape}")
     return np.array(np.broadcast_to(values, (n,)))
-
-
-class _Matrix(Protocol):
-    """Q, however it is stored."""
-
-    n: int
-    diagonal: np.ndarray
-    resident: bool
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        """``Qx``."""
-        ...
-
-    def visit(self, order: np.ndarray, columns: np.ndarray, state: tuple[Any, ...]) -> None:
-        """Visit the variables of `order`, keeping the gradient at `columns` at least."""
-        ...
-
-    def arrange(self, active: np.ndarray, key: np.uint64) -> np.ndarray:
-        """The active variables in a random order that suits the storage."""
-        ...
-
-
-def _matrix(Q: Any, n: int, packed: str, memory: int) -> _Matrix:
-    if hasattr(Q, "tocsr"):
-        return _Sparse(Q.tocsr(), n)
-    dense = Q if isinstance(Q, np.ndarray) else np.asarray(Q)
-    if dense.dtype not in (np.float32, np.float64):
-        if dense.dtype.kind not in "iub":
-            raise UsageError(f"Q: expected real numbers, found {dense.dtype}")
-        dense = dense.astype(np.float64)
-    if dense.ndim == 1:
-        return _Packed(dense, n, packed, memory)
-    if dense.shape != (n, n):
-        raise UsageError(f"Q: expected shape ({n}, {n}) beside {n} entries of h, found {dense.shape}")
-    if not dense.flags.c_contiguous and dense.flags.f_contiguous:
-        dense = dense.T  # the same matrix
-    if isinstance(Q, np.memmap) and 2 * dense.nbytes > memory:
-        return _Mapped(dense, Q, memory)
-    return _Dense(np.ascontiguousarray(dense))
-
-
-def _check_symmetry(rows: np.ndarray, columns: np.ndarray) -> None:
-    """Compare some rows of Q with the same columns."""
-    largest = max(float(np.abs(rows).max(initial=0.0)), float(np.abs(columns).max(initial=0.0)))
-    if float(np.abs(rows - columns.T).max(initial=0.0)) > _SYMMETRY * largest:
-        raise UsageError("Q: expected a symmetric matrix; (Q + Qᵀ)/2 gives the same objective and is one")
-
-
-def _shuffled(active: np.ndarray, key: np.uint64) -> np.ndarray:
-    order = active.copy()
-    shuffle(order, key)
-    return order
-
-
-class _Dense:
-    resident = True
-
-    def __init__(self, matrix: np.ndarray, *, checked: bool = False) -> None:
-        self._matrix, self.n = matrix, matrix.shape[0]
-        self.diagonal = matrix.diagonal().astype(np.float64)
-        for start in range(0, 0 if checked else self.n, 512):
-            _check_symmetry(matrix[start : start + 512], matrix[:, start : start + 512])
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        return (self._matrix @ x).astype(np.float64) if self._matrix.dtype == np.float64 else self._wide(x)
-
-    def _wide(self, x: np.ndarray) -> np.ndarray:
-        """In float64 also where Q is float32, without a copy of all of it."""
-        pieces = [self._matrix[start : start + 512].astype(np.float64) @ x for start in range(0, self.n, 512)]
-        return np.concatenate(pieces) if pieces else np.zeros(0)
-
-    def visit(self, order: np.ndarray, columns: np.ndarray, state: tuple[Any, ...]) -> None:
-        kernels.visit_dense(order, self._matrix, 0, columns, self.diagonal, *state)
-
-    def arrange(self, active: np.ndarray, key: np.uint64) -> np.ndarray:
-        return _shuffled(active, key)
-
-
-class _Mapped:
-    """A matrix on disk, read in panels of rows; what the map has faulted in is given back panel by panel."""
-
-    resident = False
-
-    def __init__(self, matrix: np.ndarray, mapped: np.memmap, memory: int) -> None:
-        self._matrix, self.n = matrix, matrix.shape[0]
-        # a private map ("c") would lose what was written to it
-        self._map = getattr(mapped, "_mmap", None) if getattr(mapped, "mode", "c") != "c" else None
-        row_bytes = self.n * matrix.itemsize
-        if 2 * row_bytes > memory:
-            raise UsageError(
-                f"memory {format_size(memory)} is too small: two rows of Q take {format_size(2 * row_bytes)}"
-            )
-        self._rows = max(1, min(_PANEL_BYTES, memory // 4) // row_bytes)
-        self._memory = memory
-        self.diagonal = np.empty(self.n)
-        sample = np.linspace(0, self.n - 1, min(_CHECKED_ROWS, self.n)).astype(np.int64)
-        corner = np.empty((sample.size, sample.size), dtype=matrix.dtype)
-        for place, row in enumerate(sample):
-            corner[place] = matrix[row, sample]
-            self._give_back()  # every entry faults in pages around it
-        _check_symmetry(corner, corner)
-        for start, panel in self._panels():
-            self.diagonal[start : start + len(panel)] = panel[:, start:].diagonal()
-
-    def _panels(self, wanted: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray]]:
-        starts = np.arange(0, self.n, self._rows) if wanted is None else wanted * self._rows
-        for start in starts.tolist():
-            panel = np.array(self._matrix[start : start + self._rows])
-            self._give_back()
-            yield start, panel
-
-    def _give_back(self) -> None:
-        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        out = np.empty(self.n)
-        for start, panel in self._panels():
-            out[start : start + len(panel)] = panel.astype(np.float64, copy=False) @ x
-        return out
-
-    def visit(self, order: np.ndarray, columns: np.ndarray, state: tuple[Any, ...]) -> None:
-        place = order // self._rows
-        starts = np.flatnonzero(np.diff(place, prepend=-1))
-        pieces = np.split(order, starts[1:])
-        for piece, (first, panel) in zip(pieces, self._panels(place[starts]), strict=True):
-            kernels.visit_dense(piece, panel, first, columns, self.diagonal, *state)
-
-    def arrange(self, active: np.ndarray, key: np.uint64) -> np.ndarray:
-        """Panels in a random order, and the variables of each."""
-        rank = np.arange(-(-self.n // self._rows))
-        shuffle(rank, key)
-        order = _shuffled(active, key)
-        return order[np.argsort(rank[order // self._rows], kind="stable")]
-
-    def gather(self, active: np.ndarray) -> _Dense | None:
-        """The rows and columns of the active variables, where they fit in memory."""
-        if 2 * active.size**2 * self._matrix.itemsize > self._memory:
-            return None
-        out = np.empty((active.size, active.size), dtype=self._matrix.dtype)
-        for start, panel in self._panels():
-            first, last = np.searchsorted(active, (start, start + len(panel)))
-            out[first:last] = panel[np.ix_(active[first:last] - start, active)]
-        return _Dense(out, checked=True)
-
-
-class _Packed:
-    resident = True
-
-    def __init__(self, packed: np.ndarray, n: int, order: str, memory: int) -> None:
-        if order not in ("lower", "upper"):
-            raise UsageError(f"packed: expected lower or upper, found {order!r}")
-        if packed.size != n * (n + 1) // 2:
-            raise UsageError(
-                f"Q: expected {n * (n + 1) // 2} entries of a packed triangle for {n} variables, found {packed.size}"
-            )
-        if isinstance(packed, np.memmap) and packed.nbytes > memory:
-            raise UsageError(
-                f"a packed Q of {format_size(packed.nbytes)} does not fit in {format_size(memory)}; "
-                "a matrix stored whole can be streamed"
-            )
-        self.n = n
-        self._packed = np.ascontiguousarray(packed) if order == "lower" else _transposed(packed, n)
-        places = np.arange(n, dtype=np.int64)
-        self.diagonal = self._packed[places * (places + 3) // 2].astype(np.float64)
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        out = np.empty(self.n)
-        kernels.packed_product(self._packed, x, out)
-        return out
-
-    def visit(self, order: np.ndarray, columns: np.ndarray, state: tuple[Any, ...]) -> None:
-        kernels.visit_packed(order, self._packed, self.diagonal, *state)
-
-    def arrange(self, active: np.ndarray, key: np.uint64) -> np.ndarray:
-        return _shuffled(active, key)
-
-
-def _transposed(packed: np.ndarray, n: int) -> np.ndarray:
-    """Rows of the upper triangle to rows of the lower one."""
-    out = np.empty_like(packed)
-    starts = np.arange(n, dtype=np.int64)
-    starts = starts * n - starts * (starts - 1) // 2  # where row j of the upper triangle begins
-    for i in range(n):
-        first = i * (i + 1) // 2
-        columns = np.arange(i + 1)
-        out[first : first + i + 1] = packed[starts[: i + 1] + i - columns]
-    return out
-
-
-class _Sparse:
-    resident = True
-
-    def __init__(self, rows: Any, n: int) -> None:
-        if rows.shape != (n, n):
-            raise UsageError(f"Q: expected shape ({n}, {n}) beside {n} entries of h, found {rows.shape}")
-        if rows.dtype not in (np.float32, np.float64):
-            rows = rows.astype(np.float64)
-        difference = abs(rows - rows.T)
-        if difference.nnz and difference.max() > _SYMMETRY * abs(rows).max():
-            raise UsageError("Q: expected a symmetric matrix; (Q + Qᵀ)/2 gives the same objective and is one")
-        self._rows, self.n = rows, n
-        self.diagonal = rows.diagonal().astype(np.float64)
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(self._rows @ x, dtype=np.float64)
-
-    def visit(self, order: np.ndarray, columns: np.ndarray, state: tuple[Any, ...]) -> None:
-        rows = self._rows
-        kernels.visit_sparse(order, rows.indptr, rows.indices, rows.data, self.diagonal, *state)
-
-    def arrange(self, active: np.ndarray, key: np.uint64) -> np.ndarray:
-        return _shuffled(active, key)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The solution
 
 
+def _shuffled(variables: np.ndarray, key: np.uint64) -> np.ndarray:
+    order = variables.copy()
+    shuffle(order, key)
+    return order
+
+
 class _Solution:
     """The way from a first alpha to the last."""
 
-    def __init__(self, matrix: _Matrix, box: _Box, alpha: np.ndarray, settings: _Settings) -> None:
+    def __init__(self, matrix: Matrix, box: _Box, alpha: np.ndarray, settings: _Settings) -> None:
         self.matrix, self.box, self.settings, self.alpha = matrix, box, settings, alpha
         self.gradient = self._fresh_gradient()
         self.active = np.ones(matrix.n, dtype=np.uint8)
@@ -414,7 +217,7 @@ class _Solution:
         self.passes = self.trial_passes = 0
         self.threshold = np.inf
         self.fall = 0.0  # what the passes have changed the objective by
-        self.gathered: tuple[np.ndarray, _Dense] | None = None
+        self.gathered: tuple[np.ndarray, Matrix] | None = None
         self.trials: list[dict[str, Any]] = []
         self.candidate: float | None = None
         self._check_curvature()
@@ -471,17 +274,17 @@ class _Solution:
         """The pass itself: on the matrix, or on what was gathered of it."""
         box, whole = self.box, active.size == self.matrix.n
         steering = (self.threshold, self.omega, out)
-        if not whole and isinstance(self.matrix, _Mapped) and self.gathered is None:
+        if not whole and self.gathered is None:
             found = self.matrix.gather(active)
             self.gathered = None if found is None else (active, found)
         if self.gathered is None:
             state = (box.lo, box.hi, self.alpha, self.gradient, self.active, *steering)
-            self.matrix.visit(self.matrix.arrange(active, key), active, state)
+            self.matrix.visit(_shuffled(active, key), state)
             return
         places, part = self.gathered
         arrays = [array[places] for array in (box.lo, box.hi, self.alpha, self.gradient, self.active)]
         inside = np.flatnonzero(arrays[-1])
-        part.visit(part.arrange(inside, key), inside, (*arrays, *steering))
+        part.visit(_shuffled(inside, key), (*arrays, *steering))
         for array, values in zip((self.alpha, self.gradient, self.active), arrays[2:], strict=True):
             array[places] = values
         if out[UNBOUNDED] >= 0:
@@ -494,7 +297,8 @@ class _Solution:
         self.threshold, self.gathered = np.inf, None
 
     def _fresh_gradient(self) -> np.ndarray:
-        gradient = self.matrix.product(self.alpha) + self.box.h
+        with np.errstate(all="ignore"):  # the result tells
+            gradient = self.matrix.product(self.alpha) + self.box.h
         if not np.isfinite(gradient).all():
             raise UsageError(
                 f"Q: row {np.flatnonzero(~np.isfinite(gradient))[0]} has numbers that are not finite"

@@ -69,9 +69,9 @@ def _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out):
 
 @njit(cache=True, nogil=True)
 def visit_dense(
-    order, panel, first, columns, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out
+    order, rows, matrix, columns, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out
 ):
-    """Visit variables whose rows of Q are ``panel[i - first]``; the gradient is kept up to date at `columns` (sorted).
+    """Visit variables; the row of Q of the p-th is ``matrix[rows[p]]``. The gradient is kept up to date at `columns`.
 
     Cost: one row for each variable that moves.
     """
@@ -81,7 +81,7 @@ def visit_dense(
         change = _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out)
         if change == 0.0:
             continue
-        row = panel[i - first]
+        row = matrix[rows[p]]
         if columns.size == n:
             for j in range(n):
                 gradient[j] += change * row[j]
@@ -90,22 +90,79 @@ def visit_dense(
                 gradient[j] += change * row[j]
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# The lower triangle packed row by row: Q[i, j], j <= i, at i (i + 1) / 2 + j
+
+
 @njit(cache=True, nogil=True)
 def visit_packed(order, packed, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out):
-    """As `visit_dense` for the lower triangle packed row by row: ``Q[i, j]``, j <= i, at ``i (i + 1) / 2 + j``."""
+    """As `visit_dense` for all of the triangle."""
     n = alpha.size
     for p in range(order.size):
         i = order[p]
         change = _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out)
         if change == 0.0:
             continue
-        first = i * (i + 1) // 2
+        place = i * (i + 1) // 2
         for j in range(i + 1):
-            gradient[j] += change * packed[first + j]
-        place = first + i
+            gradient[j] += change * packed[place + j]
+        place += i
         for j in range(i + 1, n):
             place += j
             gradient[j] += change * packed[place]
+
+
+@njit(cache=True, nogil=True)
+def visit_packed_rows(
+    order, starts, panel, before, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out
+):
+    """As `visit_dense`; row i of the triangle, of the p-th variable, begins at ``panel[starts[p]]``.
+
+    Before its step, a variable's gradient takes what those before it (j < i) have changed by since `before`; after it, the
+    gradients of those take its change. What it owes the later ones they take from their own rows: here, or in `settle`.
+    """
+    for p in range(order.size):
+        i, place = order[p], starts[p]
+        total = 0.0
+        for j in range(i):
+            total += panel[place + j] * (alpha[j] - before[j])
+        gradient[i] += total
+        change = _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out)
+        if change == 0.0:
+            continue
+        for j in range(i + 1):
+            gradient[j] += change * panel[place + j]
+
+
+@njit(cache=True, nogil=True)
+def settle(rows, starts, panel, rank, change, gradient):
+    """Add to the gradients of rows what variables before them changed by after `visit_packed_rows` had read the row.
+
+    `rank` is the place of a variable in the order of the visit; `change` is 0 where it was not visited.
+    """
+    for p in range(rows.size):
+        i, place = rows[p], starts[p]
+        total = 0.0
+        for j in range(i):
+            if rank[j] > rank[i]:
+                total += panel[place + j] * change[j]
+        gradient[i] += total
+
+
+@njit(cache=True, nogil=True)
+def packed_product(slab, first, stop, x, out):
+    """Add to `out` what the rows ``first:stop`` of the triangle, and their mirror images, give to ``Qx``."""
+    place = 0
+    for i in range(first, stop):
+        total = 0.0
+        for j in range(i):
+            total += slab[place + j] * x[j]
+            out[j] += slab[place + j] * x[i]
+        out[i] += total + slab[place + i] * x[i]
+        place += i + 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True, nogil=True)
@@ -120,19 +177,3 @@ def visit_sparse(
             continue
         for k in range(indptr[i], indptr[i + 1]):
             gradient[indices[k]] += change * data[k]
-
-
-@njit(cache=True, nogil=True)
-def packed_product(packed, x, out):
-    """Write ``Qx`` to `out`, Q packed as in `visit_packed`."""
-    n = x.size
-    for i in range(n):
-        out[i] = 0.0
-    place = 0
-    for i in range(n):
-        total = 0.0
-        for j in range(i):
-            total += packed[place + j] * x[j]
-            out[j] += packed[place + j] * x[i]
-        out[i] += total + packed[place + i] * x[i]
-        place += i + 1

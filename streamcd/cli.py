@@ -445,7 +445,9 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
     "--start-from",
     type=click.Path(exists=True, file_okay=False),
     metavar="RUN",
-    help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no read.",
+    help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no "
+    "read of its own. Method sor can start from a run of dual or sor; a primal method begins at the weights of a run of "
+    "any method, which takes a read.",
 )
 @worker_options
 @round_options

@@ -32,7 +32,7 @@ from .errors import EnvironmentFailure, StreamcdError, UsageError
 from .memory import format_size
 from .partition import DASK_BYTES, Answer, Assignment, Order, Partition, Superseded, open_same
 from .progress import Listener
-from .rounds import Change, add_changes, assign_shards
+from .rounds import Change, add_changes, assign_shards, deal_shards
 
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between looks at which workers the scheduler knows
@@ -83,8 +83,11 @@ class _Desk:
         found = self.partition
         if found is not None and found.parts == parts:
             return found
+        same_run = found is not None and found.assignment.folder == assignment.folder
+        whole = found.whole if found is not None and same_run else None
+        del found
         self.clear_partition()  # the other's memory first
-        self.partition = Partition(assignment, parts)
+        self.partition = Partition(assignment, parts, whole)
         return self.partition
 
     def take(self, common: Common) -> np.ndarray:
@@ -273,7 +276,7 @@ class DaskEngine:
 
     def round(self, order: Order, w: np.ndarray, progress: Callable[[int], None]) -> Joint:
         """Let every worker work on its shards; raises `WorkersLost` where one cannot be had."""
-        owners = self._deal(progress)
+        owners = self._deal(order, progress)
         names = list(owners)
         common = self._pack(order.token, w, names)
         self._sent = None  # until all have it
@@ -454,7 +457,7 @@ class DaskEngine:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def _deal(self, progress: Callable[[int], None]) -> dict[str, list[int]]:
+    def _deal(self, order: Order, progress: Callable[[int], None]) -> dict[str, list[int]]:
         """Shards of every worker that takes part in the next round."""
         begun = time.monotonic()
         while True:
@@ -473,7 +476,10 @@ class DaskEngine:
             time.sleep(_POLL_SECONDS)
         self._started = True
         before = self._owners
-        self._owners = assign_shards(self.shard_entries, sorted(admitted), before)
+        if order.deal is not None:
+            self._owners = deal_shards(self.shard_entries, sorted(admitted), order.deal)
+        else:
+            self._owners = assign_shards(self.shard_entries, sorted(admitted), before)
         if set(before) != set(self._owners):
             self._tell(len(admitted))
         return self._owners
@@ -488,6 +494,11 @@ class DaskEngine:
             )
         else:
             self.listener.message(shards)
+        if len(self._owners) > 1 and self.shard_entries.size < 2 * len(self._owners):
+            self.listener.warning(
+                f"{shards}: with fewer than two for each they cannot be dealt anew, which is what keeps rounds few; "
+                "'streamcd convert' with a smaller --shard-size makes more"
+            )
 
     def _admitted(self) -> tuple[list[str], list[str]]:
         """Workers that may take part, and those that have not answered yet; newcomers are asked."""

@@ -159,10 +159,14 @@ class Columns:
             chunk += 1
         return np.concatenate(rows), np.concatenate(values)
 
-    def advise(self, chunk: int, advice: int) -> None:
-        """Hint to the kernel about a chunk's rows and values: `os.POSIX_FADV_WILLNEED`, `os.POSIX_FADV_DONTNEED`."""
+    def expect(self, chunk: int) -> None:
+        """Say that a chunk's rows and values will be read, in the order of such calls."""
         part = self.manifest["parts"][self.chunk_part[chunk]]
-        self._parts[part["entries"]].advise(int(self.chunk_group[chunk]), 1, advice)
+        self._parts.expect(part["entries"], int(self.chunk_group[chunk]), 1)
+
+    def read_directly(self) -> None:
+        """From now until `close`, chunks that are expected are read past the page cache."""
+        self._parts.read_directly()
 
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes on disk that reading a chunk for training asks for: its index, rows and values."""
@@ -514,11 +518,11 @@ class ColumnsWriter:
         part["n_chunks"] += 1
         self._table.append([len(self._parts) - 1, int(feature[0]), feature.size, row.size, piece])
 
+    def _part_is_full(self) -> bool:
+        return bool(self._parts[-1]["n_entries"] * self._entry_bytes >= self._shard_bytes)
+
     def _current_part(self) -> dict[str, Any]:
-        if (
-            self._entries is not None
-            and self._parts[-1]["n_entries"] * self._entry_bytes >= self._shard_bytes
-        ):
+        if self._entries is not None and self._part_is_full():
             self._close_part()
         if self._entries is None:
             number, dtype = len(self._parts), self._dataset.index_dtype
@@ -540,10 +544,15 @@ class ColumnsWriter:
                 self._parts[-1][f"{table}_{key}"] = figure
         self._entries = self._index = None
 
-    def close(self) -> dict[str, Any]:
-        """Write the chunk table and, last, the manifest, which is returned."""
+    def close_parts(self) -> dict[str, Any]:
+        """Write what is left: the parts and their chunks, for another writer to go on behind them."""
         self._flush()
         self._close_part()
+        return {"parts": self._parts, "chunks": self._table}
+
+    def close(self) -> dict[str, Any]:
+        """Write the chunk table and, last, the manifest, which is returned."""
+        self.close_parts()
         table = np.array(self._table, dtype=np.int64).reshape(-1, 5)
         writer = TableWriter(self._path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
         columns: dict[str, np.ndarray] = {field.name: table[:, k] for k, field in enumerate(_CHUNKS_SCHEMA)}
@@ -567,3 +576,43 @@ class ColumnsWriter:
         sync_directory(self._path)
         write_file_atomically(self._path / "manifest.json", (json.dumps(content, indent=1) + "\n").encode())
         return content
+
+
+class ColumnsOutline(ColumnsWriter):
+    """Where a layout's parts will begin, from the numbers of entries alone; writes nothing.
+
+    Attributes
+    ----------
+    starts : list of (int, int)
+        The first feature of every part, and which of its pieces the part begins with.
+    """
+
+    def __init__(self, dataset: Dataset, *, row_dtype: np.dtype, chunk_bytes: int, shard_bytes: int) -> None:
+        super().__init__(
+            dataset.path,
+            dataset,
+            row_dtype=row_dtype,
+            chunk_bytes=chunk_bytes,
+            shard_bytes=shard_bytes,
+            compression="none",
+        )
+        self.starts: list[tuple[int, int]] = []
+
+    def add_counts(self, feature: np.ndarray, n_entries: np.ndarray) -> None:
+        """Append whole features, ascending."""
+        nothing = np.broadcast_to(np.int8(0), int(n_entries.sum()))  # takes no memory
+        self.add(feature, n_entries, nothing, nothing)
+
+    def close_parts(self) -> dict[str, Any]:
+        """Nothing is left to write."""
+        self._flush()
+        return {}
+
+    def _write(
+        self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray, piece: int
+    ) -> None:
+        self._pending, self._pending_bytes = [], 0
+        if not self._parts or self._part_is_full():
+            self._parts.append({"n_entries": 0})
+            self.starts.append((int(feature[0]), piece))
+        self._parts[-1]["n_entries"] += row.size

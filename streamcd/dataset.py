@@ -232,9 +232,13 @@ class Dataset:
         indptr = np.concatenate([[0], np.cumsum(n_entries, dtype=np.int64)])
         return ChunkData(int(self.row_start[chunk]), source, label, weight, indptr, feature, value)
 
-    def advise(self, chunk: int, advice: int) -> None:
-        """Hint to the kernel about a chunk's entries: `os.POSIX_FADV_WILLNEED`, `os.POSIX_FADV_DONTNEED`."""
-        self._parts[self._name("entries", chunk)].advise(int(self.chunk_group[chunk]), 1, advice)
+    def expect(self, chunk: int) -> None:
+        """Say that a chunk's features and values will be read, in the order of such calls."""
+        self._parts.expect(self._name("entries", chunk), int(self.chunk_group[chunk]), 1)
+
+    def read_directly(self) -> None:
+        """From now until `close`, chunks that are expected are read past the page cache."""
+        self._parts.read_directly()
 
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes on disk that reading a chunk for training asks for: its labels and counts, features and values."""

@@ -11,7 +11,7 @@ import numpy as np
 from .dataset import Dataset
 from .kernels import VIOLATION_MAX, VIOLATION_MIN
 from .partition import Answer, Assignment, Order, Partition, open_same
-from .rounds import Change, add_direction, add_in_tree, assign_shards
+from .rounds import Change, add_direction, add_in_tree, assign_shards, deal_shards
 
 
 class WorkersLost(Exception):
@@ -35,6 +35,8 @@ class Joint:
         Asked of files, by all.
     bytes_sent : int
         Between processes: w out to the workers, changes in.
+    n_passes : int
+        That every partition made.
     """
 
     totals: np.ndarray
@@ -44,6 +46,7 @@ class Joint:
     seconds: dict[str, float]
     bytes_read: int
     bytes_sent: int
+    n_passes: int
 
 
 class Engine(Protocol):
@@ -78,6 +81,7 @@ def join_answers(names: list[str], answers: list[Answer], change: Change, bytes_
         seconds={name: answer.seconds for name, answer in zip(names, answers, strict=True)},
         bytes_read=sum(answer.bytes_read for answer in answers),
         bytes_sent=bytes_out + change.moved_bytes + last_leg,
+        n_passes=answers[0].n_passes,
     )
 
 
@@ -105,15 +109,28 @@ class SerialEngine:
     """
 
     def __init__(self, assignment: Assignment, n_partitions: int) -> None:
-        entries = shard_entries(open_same(assignment))
-        self._shards = assign_shards(entries, [str(number) for number in range(n_partitions)])
-        self.partitions = [Partition(assignment, parts) for parts in self._shards.values()]
+        self._assignment, self._dataset = assignment, open_same(assignment)
+        self._entries = shard_entries(self._dataset)
+        self._workers = [str(number) for number in range(n_partitions)]
+        self._shards: dict[str, list[int]] = {}
+        self.partitions: list[Partition] = []
 
     def round(self, order: Order, w: np.ndarray, progress: Callable[[int], None]) -> Joint:
         """Let every partition work, in turn."""
+        self._deal(order)
         answers = [partition.run(order, w, progress) for partition in self.partitions]
         change = add_in_tree([answer.change for answer in answers])
         return join_answers(list(self._shards), answers, change, w.nbytes * len(answers))
+
+    def _deal(self, order: Order) -> None:
+        if order.deal is not None:
+            shards = deal_shards(self._entries, self._workers, order.deal)
+        else:
+            shards = self._shards or assign_shards(self._entries, self._workers)
+        if shards != self._shards:
+            self.close()
+            self._shards = shards
+            self.partitions = [Partition(self._assignment, parts, self._dataset) for parts in shards.values()]
 
     def slopes(self, order: Order, eta: np.ndarray) -> np.ndarray:
         """Sum over the partitions."""
@@ -123,6 +140,7 @@ class SerialEngine:
         """Close the partitions' files."""
         for partition in self.partitions:
             partition.close()
+        self._dataset.close()
 
 
 @dataclass(frozen=True)

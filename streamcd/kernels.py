@@ -69,6 +69,15 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.intp), codegen
 
 
+def unsigned(index):
+    """The same indices, none of them negative, without a sign where they have 32 bits.
+
+    numba tests every signed index for being counted from the end, which costs a tenth of a visit (115 to 165 against 125 to
+    175 M entries/s in alternate runs). 64-bit ones stay as they are: their products with an int64 would be floats.
+    """
+    return index.view(np.uint32) if index.dtype == np.int32 else index
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Random order
 

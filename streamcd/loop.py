@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, DatasetError, Interrupted
 from .kernels import DUAL, GAP, LOSS
+from .primal import PrimalSolver
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome
+from .rowscores import PagedRows
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .stopping import StopRule, judge, new_lane_arrays, reopen
 from .stream import Plan, Stream, Window, random_key
@@ -81,17 +84,11 @@ class Loop:
         self.last_checkpoint = self.started
         self.seconds_before, self.bytes_before = 0.0, 0
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
+        self.paged = _page_rows(task, directory.path / "rows")
+        self.slots = self.paged.slots if self.paged else _chunk_slots(task, directory.path / "dual")
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
-        layout, dataset = task.solver.layout, task.dataset
-        n_chunks = dataset.n_chunks if layout.state_bytes else 0  # no slots where nothing is kept by chunk
-        self.slots = checkpoint.SlotStore(
-            directory.path / "dual",
-            dataset.chunk_part[:n_chunks],
-            np.diff(dataset.row_start)[:n_chunks],
-            layout.state_bytes,
-        )
-        self.rows = _RowStates(self.slots, task.solver, dataset, task.plan.resident)
+        self.rows = _RowStates(self.slots, task.solver, task.dataset, task.plan.resident)
         self.stream: Stream | None = None
         self._take_checkpoint()
 
@@ -192,6 +189,8 @@ class Loop:
         arrays = self.directory.read_state()
         if arrays is None:  # a new run: a kill at any later moment finds something to resume
             self.slots.allocate()
+            if self.paged:
+                self.paged.write_constants()
             if self.task.warm_start is not None:
                 self._begin(self.task.warm_start)
             self._checkpoint()
@@ -207,15 +206,23 @@ class Loop:
             ) from None
 
     def _begin(self, start: WarmStart) -> None:
-        """Take the dual variables of another run, chunk by chunk, and the w that belongs to them."""
+        """Take the dual variables of another run, chunk by chunk, and their w (or leave it to a read); or w alone."""
         task, state = self.task, self.state
+        if isinstance(task.solver, PrimalSolver):
+            start.fill_weights(state.w)
+            # a read at this w gives its scores; that it fails as a certificate is no reason for later ones to be late
+            state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
+            return
         row_start = task.dataset.row_start
         for chunk in range(task.dataset.n_chunks):
             n_rows = int(row_start[chunk + 1] - row_start[chunk])
             alpha = start.chunk_alpha(chunk, n_rows)
             active = np.ones((n_rows, task.solver.layout.n_flags), dtype=np.uint8)
             self.slots.save(chunk, [alpha, active])
-            state.lanes["dual_sum"] += start.dual_terms(chunk, alpha)
+            if not task.solver.sums_up_w:
+                state.lanes["dual_sum"] += start.dual_terms(chunk, alpha)
+        if task.solver.sums_up_w:
+            return
         start.fill_weights(state.w)
         state.lanes["phase"][:] = TRAIN
 
@@ -253,6 +260,23 @@ class Loop:
             "bytes_read": bytes_read,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }
+
+
+def _chunk_slots(task: Task, folder: Path) -> checkpoint.SlotStore:
+    """Where the dual variables of rows are kept."""
+    layout, dataset = task.solver.layout, task.dataset
+    n_chunks = dataset.n_chunks if layout.state_bytes else 0  # no slots where nothing is kept by chunk
+    return checkpoint.SlotStore(
+        folder, dataset.chunk_part[:n_chunks], np.diff(dataset.row_start)[:n_chunks], layout.state_bytes
+    )
+
+
+def _page_rows(task: Task, folder: Path) -> PagedRows | None:
+    """Where a primal method keeps its scores, if not in memory."""
+    if not task.plan.page_rows:
+        return None
+    assert isinstance(task.solver, PrimalSolver)
+    return task.solver.page_rows(folder, task.plan.page_rows)
 
 
 def lane_figures(state: State, scale: float) -> dict[str, Any]:

@@ -258,7 +258,9 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         type=ClassWeight(),
         metavar="balanced|LABEL=W,...",
         help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
-        "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class).",
+        "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class). "
+        "Of twin planes too it is C alone that they change: a plane's C is that of the rows it keeps at a distance, and so "
+        "differs by plane; the rows it lies close to count as they are.",
     ),
     click.option(
         "--code",
@@ -309,7 +311,8 @@ def round_options(command: Command) -> Command:
         "--local-passes",
         type=int,
         metavar="N",
-        help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 1]",
+        help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 3; 1 "
+        "where there are more features than rows]",
     )(command)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .errors import DatasetError, EnvironmentFailure
+from .readahead import ReadAhead
 
 # Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
 # random it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s where mimalloc did 200.
@@ -146,17 +147,58 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
         return {name: column_values(table.column(name)) for name in table.column_names}
 
 
+class _Source:
+    """A file as Arrow reads it, some of whose bytes may have been read already.
+
+    Attributes
+    ----------
+    ahead : (int, memoryview) or None
+        Bytes in memory and their offset in the file; handed out without a copy.
+    """
+
+    closed = False
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._place = descriptor, 0
+        self._size = os.fstat(descriptor).st_size
+        self.ahead: tuple[int, memoryview] | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read_buffer(self, n_bytes: int) -> memoryview | bytes:
+        if self.ahead is not None:
+            start = self._place - self.ahead[0]
+            if start >= 0 and start + n_bytes <= len(self.ahead[1]):
+                self._place += n_bytes
+                return self.ahead[1][start : start + n_bytes]
+        data = os.pread(self._descriptor, n_bytes, self._place)
+        self._place += len(data)
+        return data
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class PartReader:
     """One open Parquet file: its footer, a descriptor for hints to the kernel, and reads that verify checksums or not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._source = pa.OSFile(str(path), "rb")
         self._descriptor = os.open(path, os.O_RDONLY)
+        self._bytes = _Source(self._descriptor)
+        self._source = pa.PythonFile(self._bytes, mode="r")
         self._reader = pq.ParquetFile(self._source)
         self._verifying: pq.ParquetFile | None = None
+        self._index = {name: number for number, name in enumerate(self._reader.schema_arrow.names)}
+        self._extents: dict[tuple[int, int], tuple[int, int]] = {}
 
     def read(self, group: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
+        """Columns of a row group; with `hand_in`, valid until the bytes handed in change."""
         reader = self._reader
         if verify:
             if self._verifying is None:
@@ -167,22 +209,27 @@ class PartReader:
         table = reader.read_row_group(group, columns=list(columns), use_threads=False)
         return [column_values(table.column(name)) for name in columns]
 
-    def extent(self, group: int, first_column: int) -> tuple[int, int]:
-        """Offset and length in the file of a row group's columns from `first_column` on."""
-        metadata = self._reader.metadata.row_group(group)
-        first = metadata.column(first_column)
-        last = metadata.column(metadata.num_columns - 1)
-        return (
-            first.data_page_offset,
-            last.data_page_offset + last.total_compressed_size - first.data_page_offset,
-        )
+    def hand_in(self, ahead: tuple[int, memoryview] | None) -> None:
+        """Bytes of the file that were read already, and their offset; None to forget them."""
+        self._bytes.ahead = ahead
 
-    def advise(self, group: int, first_column: int, advice: int) -> None:
-        """Hint to the kernel about a row group; a footer so damaged that the kernel objects is named by the read to come."""
+    def extent(self, group: int, first_column: int | str) -> tuple[int, int]:
+        """Offset and length in the file of a row group's columns from `first_column` on."""
+        number = self._index[first_column] if isinstance(first_column, str) else first_column
+        extent = self._extents.get((group, number))
+        if extent is None:
+            metadata = self._reader.metadata.row_group(group)
+            start = metadata.column(number).data_page_offset
+            last = metadata.column(metadata.num_columns - 1)
+            extent = start, last.data_page_offset + last.total_compressed_size - start
+            self._extents[group, number] = extent
+        return extent
+
+    def expect(self, group: int, first_column: int) -> None:
+        """Have the kernel read ahead; a footer so damaged that it objects is named by the read to come."""
         if hasattr(os, "posix_fadvise"):  # not on macOS
-            offset, length = self.extent(group, first_column)
             with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor, offset, length, advice)
+                os.posix_fadvise(self._descriptor, *self.extent(group, first_column), os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         self._source.close()
@@ -203,6 +250,12 @@ class OpenParts:
     def __init__(self, path: Path, limit: int) -> None:
         self._path, self._limit = path, limit
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
+        self._ahead: ReadAhead | None = None
+
+    def read_directly(self) -> None:
+        """From now until `close`, what is expected is read past the page cache, where the file system can do so."""
+        if self._ahead is None:
+            self._ahead = ReadAhead()
 
     def __getitem__(self, name: str) -> PartReader:
         part = self._parts.pop(name, None)
@@ -218,10 +271,29 @@ class OpenParts:
         """Columns of a row group of a part; `DatasetError` names the part where it is damaged."""
         part = self[name]
         with reading(part.path, f"chunk {group}"):
-            return part.read(group, columns, verify)
+            if self._ahead is None:
+                return part.read(group, columns, verify)
+            offset, _ = part.extent(group, columns[0])
+            ahead = self._ahead.take(part.path, offset)
+            part.hand_in(None if ahead is None else (offset, ahead))
+            try:
+                return part.read(group, columns, verify)
+            finally:
+                part.hand_in(None)
+
+    def expect(self, name: str, group: int, first_column: int) -> None:
+        """Say that a row group's columns from `first_column` on will be read, in the order of such calls."""
+        part = self[name]
+        if self._ahead is None or not self._ahead.possible:
+            part.expect(group, first_column)
+        else:
+            self._ahead.expect(part.path, *part.extent(group, first_column))
 
     def close(self) -> None:
         """Close all; the next use opens them again."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
         while self._parts:
             self._parts.popitem()[1].close()
 

@@ -20,13 +20,16 @@ import numpy as np
 from .checkpoint import SlotStore
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, DatasetError
-from .kernels import DUAL, LOG_LOSS
+from .kernels import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
 from .problems import LOSSES, Problem
 from .rounds import (
+    APART,
     Change,
     add_direction,
+    alpha_columns,
     direction,
     lane_columns,
+    lane_products,
     log_slopes,
     make_change,
     new_direction,
@@ -97,9 +100,11 @@ class Order:
     read : int
         Number of its first read of the data.
     n_passes : int
-        Reads of the data, each with a number of its own.
+        Reads of the data, each with a number of its own. A partition alone makes one, whatever is asked for.
     lanes : dict of str to ndarray
-        The per-lane arrays of the state.
+        The per-lane arrays of the state, ``stiffness`` among them (see `rounds`).
+    deal : uint64 or None
+        The key by which shards are dealt for this round; None where they stay.
     """
 
     token: str
@@ -108,10 +113,15 @@ class Order:
     read: int
     n_passes: int
     lanes: dict[str, np.ndarray]
+    deal: np.uint64 | None = None
 
     def phase(self, *phases: int) -> np.ndarray:
         """Lanes in one of these phases."""
         return np.flatnonzero(np.isin(self.lanes["phase"], phases))
+
+    def stiffness(self) -> np.ndarray:
+        """Of every lane's local models; 1 for lanes that do not train."""
+        return np.where(self.lanes["phase"] == TRAIN, self.lanes["stiffness"], 1.0)
 
 
 @dataclass
@@ -122,13 +132,15 @@ class Answer:
     ----------
     totals : ndarray, shape (lanes, N_TOTALS)
         Of the first pass; later ones see the partition's own rows nearly solved, which says nothing of the whole. The
-        change of the dual is that of all passes.
-    direction : ndarray, shape (lanes, 3)
+        change of the dual is that of all passes, and Newton's steps are those of the last.
+    direction : ndarray, shape (lanes, 4)
         See `rounds.direction`.
     change : Change
         Of w for lanes that trained; the partition's share of ``w(alpha)`` for lanes that were certified.
     w : ndarray or None
         The local w itself where the partition is the only one: then nothing has to be added up, and no bit changes.
+    n_passes : int
+        That were made.
     seconds : float
     bytes_read : int
     """
@@ -137,6 +149,7 @@ class Answer:
     direction: np.ndarray
     change: Change
     w: np.ndarray | None
+    n_passes: int
     seconds: float
     bytes_read: int
 
@@ -193,11 +206,16 @@ class Partition:
     parts : list of int
         Ascending.
     dataset : Dataset, optional
-        Opened by `open_same` where it is not given.
+        The whole; opened by `open_same` where it is not given.
+
+    Attributes
+    ----------
+    whole : Dataset
+        For the next partition of the same run.
     """
 
     def __init__(self, assignment: Assignment, parts: list[int], dataset: Dataset | None = None) -> None:
-        whole = dataset or open_same(assignment)
+        self.whole = whole = dataset or open_same(assignment)
         self.assignment, self.parts = assignment, parts
         self.alone = len(parts) == whole.n_shards
         self._chunk_part, self._n_rows = whole.chunk_part, np.diff(whole.row_start)
@@ -205,6 +223,9 @@ class Partition:
         self._dataset = whole.select_parts(parts)
         self._problem = _writable(assignment.problem)
         self._solver = solver = SOLVERS[self._problem.loss, assignment.method](self._problem)
+        # trains on stiffened costs, which `_stiffen` sets
+        self._stiff_problem = replace(self._problem, cost=self._problem.cost.copy())
+        self._stiff_solver = SOLVERS[self._problem.loss, assignment.method](self._stiff_problem)
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
         self.plan = make_plan(self._dataset, assignment.memory, model_bytes(solver), self._layout)
         self._stream = Stream(
@@ -230,29 +251,40 @@ class Partition:
         first = new_totals(self._n_lanes)
         dual_change = np.zeros(self._n_lanes)
         sums = new_direction(self._n_lanes)
-        for number in range(order.n_passes):
-            last = number == order.n_passes - 1
+        n_passes = 1 if self.alone else order.n_passes
+        stiffness = self._stiffen(order)
+        for number in range(n_passes):
+            last = number == n_passes - 1
             for window in self._stream.windows(order.read + number):
                 if self.wanted not in (None, order.token):
                     raise Superseded
-                self._load(window, order, state, first_pass=number == 0)
+                self._load(window, order, state, stiffness, first_pass=number == 0)
                 key = random_key(self.assignment.seed, window.read, window.number)
-                self._solver.visit(window, state, self._order, key)
+                self._stiff_solver.visit(window, state, self._order, key)
                 if training:
-                    sums = self._save(window, order, sums, last)
+                    sums = self._save(window, sums, stiffness, last)
                 if report is not None:
                     report(window.n_entries)
+            state.totals[:, [GAP, LOSS, DUAL]] /= stiffness[:, None]
             dual_change += state.totals[:, DUAL]
             if number == 0:
                 first = state.totals.copy()
                 phase = state.lanes["phase"]
                 state.lanes["phase"] = np.where(np.isin(phase, (START, CERTIFY)), DONE, phase)
+            elif last:
+                first[:, [N_STEPS, N_VISITED]] = state.totals[:, [N_STEPS, N_VISITED]]
             state.totals[:] = new_totals(self._n_lanes)
         if training:
             self._writer.slots.sync()
         trained = order.phase(TRAIN)
         first[trained, DUAL] = dual_change[trained]
-        return self._answer(order, w, state, first, sums, started, bytes_before)
+        answer = self._answer(order, w, state, first, sums, stiffness)
+        return replace(
+            answer,
+            n_passes=n_passes,
+            seconds=time.monotonic() - started,
+            bytes_read=self._bytes_read() - bytes_before,
+        )
 
     def slopes(self, order: Order, eta: np.ndarray) -> np.ndarray:
         """Sum of `rounds.log_slopes` over the rows at a step, after `run`."""
@@ -277,12 +309,21 @@ class Partition:
 
     # -- rows in and out ----------------------------------------------------------------------------------------------
 
-    def _load(self, window: Window, order: Order, state: State, *, first_pass: bool) -> None:
+    def _stiffen(self, order: Order) -> np.ndarray:
+        """Set the costs of the local model; returns the stiffness of every lane, powers of two."""
+        stiffness = np.ones(self._n_lanes) if self.alone else order.stiffness()
+        self._stiff_problem.cost[:] = self._problem.cost * stiffness
+        return stiffness
+
+    def _load(
+        self, window: Window, order: Order, state: State, stiffness: np.ndarray, *, first_pass: bool
+    ) -> None:
         solver, arena = self._solver, window.arena
         self._arena = arena if self.plan.resident else None
         for chunk, start, stop in window.pieces():
             if first_pass:
                 self._load_settled(arena, chunk, start, stop, order)
+                arena.alpha[start:stop, : self._width] *= alpha_columns(self._problem, stiffness)
                 if order.phase(TRAIN).size:
                     solver.restore_rows(state, arena, start, stop)
                     self._holds[chunk], self._settled[chunk] = order.token, False
@@ -308,10 +349,12 @@ class Partition:
             pair[:, width:] = pair[:, :width]
         self._holds[chunk], self._settled[chunk] = order.committed, True
 
-    def _save(self, window: Window, order: Order, sums: np.ndarray, last: bool) -> np.ndarray:
+    def _save(self, window: Window, sums: np.ndarray, stiffness: np.ndarray, last: bool) -> np.ndarray:
         arena, problem, width = window.arena, self._problem, self._width
         for chunk, start, stop in window.pieces():
             pair, active = arena.alpha[start:stop], arena.active[start:stop]
+            if last:
+                pair[:, :width] /= alpha_columns(problem, stiffness)
             if last or not self.plan.resident:
                 self._writer.slots.save(int(self._chunks[chunk]), [pair, active])
             if last and not self.alone:
@@ -327,19 +370,22 @@ class Partition:
         state: State,
         first: np.ndarray,
         sums: np.ndarray,
-        started: float,
-        bytes_before: int,
+        stiffness: np.ndarray,
     ) -> Answer:
         certified = lane_columns(order.phase(START, CERTIFY), self._n_lanes, w.shape[1])
         values = state.w if self.alone else np.subtract(state.w, w, out=state.w)
+        if not self.alone:
+            values /= np.repeat(stiffness, w.shape[1] // self._n_lanes)
+            sums[:, APART] = lane_products(values, values, self._n_lanes)
         values[:, certified] = state.w_alpha[:, certified]
         return Answer(
             totals=first,
             direction=sums,
             change=Change(None, values[:0], values.shape[0]) if self.alone else make_change(values),
             w=values if self.alone else None,
-            seconds=time.monotonic() - started,
-            bytes_read=self._bytes_read() - bytes_before,
+            n_passes=0,
+            seconds=0.0,
+            bytes_read=0,
         )
 
     # -- small things -------------------------------------------------------------------------------------------------
@@ -376,8 +422,9 @@ class Partition:
 def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndarray]:
     """Per-lane arrays for a partition; of several partitions none shrinks its rows.
 
-    What looks settled at the local w is not at the common one: with shrinking, mushrooms on 4 partitions took 230 rounds and
-    26 certificates to 1e-3 (squared hinge), without 210 and 11.
+    What looks settled at the local w need not be at the common one. With shrinking, mushrooms on 4 partitions that stayed
+    took 230 rounds and 26 certificates to 1e-3 (squared hinge), without 210 and 11; how much of that is chance was not
+    measured.
     """
     local = {name: np.array(array) for name, array in lanes.items()}
     if not alone:

@@ -129,7 +129,7 @@ class _Decisions:
         for chunk in chunks:
             if (chunk - chunks.start) % _CHUNKS_AHEAD == 0:
                 for ahead in range(chunk, min(chunk + 2 * _CHUNKS_AHEAD, chunks.stop)):
-                    dataset.advise(ahead, os.POSIX_FADV_WILLNEED)
+                    dataset.expect(ahead)
             data = dataset.read(chunk)
             feature = data.feature.astype(np.int64) + self._shift if self._shift else data.feature
             yield from self._decide(data.source, data.label, data.weight, data.indptr, feature, data.value)

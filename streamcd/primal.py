@@ -8,17 +8,19 @@ certificate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
-from . import kernels, primal_kernels
+from . import kernels, longcolumns, primal_kernels
 from .dataset import Dataset
 from .kernels import DUAL, GAP, VIOLATION_MAX
 from .primal_kernels import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM
 from .problems import Problem
+from .rowscores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
 from .solvers import CERTIFY, TRAIN, State, all_rows, new_lanes, new_totals
-from .stream import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena, Window, deal_folds, random_key
+from .stream import RESIDENT_WINDOW_ENTRIES, ColumnLayout, Paging, RowArena, Window, random_key
 
 _BIAS = -1  # the place of the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one that the bias is visited in
@@ -36,17 +38,27 @@ class PrimalSolver:
 
     with_replacement = False
 
+    sums_up_w = False  # there are no warm starts
+
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
         # in one window that holds all of them, independent draws are Algorithm 3 itself
         whole = max(dataset.n_entries, 1)
         self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
-        per_row = 2 * 8 * problem.n_lanes + _kind_dtype(problem.classes.size, problem.n_folds).itemsize
-        per_row += 8 * dataset.weighted
+        per_row = 2 * 8 * problem.n_lanes + constant_bytes(problem, dataset)
         self.state_bytes = 2 * 8 * (problem.n_features + 1) * problem.n_lanes
         self.rows_bytes = dataset.n_rows * per_row
-        self._rows: tuple[np.ndarray, np.ndarray] | None = None
+        entry_bytes, fixed_bytes, page_rows = paging_bytes(problem, dataset)
+        self.paging = Paging(entry_bytes, 8, fixed_bytes, page_rows)
+        self._paged: PagedRows | None = None
+        self._constants: tuple[np.ndarray, np.ndarray] | None = None
+        self._losses: np.ndarray | None = None
         self._signed = _signed_costs(problem)
+
+    def page_rows(self, folder: Path, page_rows: int) -> PagedRows:
+        """Keep what there is of all rows in a file, from before `new_state` on."""
+        self._paged = PagedRows(folder, self._dataset, self.problem, self._seed, page_rows)
+        return self._paged
 
     def new_state(self) -> State:
         """w = 0, and so are the scores."""
@@ -59,7 +71,8 @@ class PrimalSolver:
             new_totals(n_lanes),
             lanes,
         )
-        state.rows["score"] = np.zeros((self._dataset.n_rows, n_lanes))
+        if self._paged is None:
+            state.rows["score"] = np.zeros((self._dataset.n_rows, n_lanes))
         return state
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
@@ -70,35 +83,56 @@ class PrimalSolver:
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
-        problem = self.problem
         certifying, training = state.phase(CERTIFY), state.phase(TRAIN)
-        costs = (problem.loss_code, problem.bias, problem.free_bias)
-        score = state.rows["score"].reshape(-1)
+        self._losses = None
         if certifying.size:
             if window.number == 0:
                 self._begin_certificates(state, certifying)
-            columns = self._columns(window, state, self.places(window, order))
-            primal_kernels.primal_certify(
-                *columns,
-                score,
-                *self._row_arrays(),
-                *costs,
-                _sides(state),
-                certifying,
-                state.rows["fresh"].reshape(-1),
-                state.totals,
-            )
+            self._certify(window, state, self.places(window, order), certifying)
         if training.size:
-            columns = self._columns(window, state, self.visits(window, order, key))
-            primal_kernels.primal_visit(
-                *columns,
-                score,
-                *self._row_arrays(),
-                *costs,
-                np.isnan(state.lanes["start_norm"]),
-                training,
+            self._train(window, state, self.visits(window, order, key), training)
+
+    def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        rows = self._rows(state)
+        for places, column in self._runs(window, state, order):
+            if column is not None:
+                rows.take_back(("fresh",))
+                longcolumns.certify(column, _sides(state), lanes)
+                continue
+            held = rows.bring(window, fresh=True)
+            primal_kernels.primal_certify(
+                *self._columns(window, state, places),
+                held.score.reshape(-1),
+                held.kind,
+                held.weight,
+                *self._costs(),
+                _sides(state),
+                lanes,
+                held.fresh.reshape(-1),
                 state.totals,
             )
+        rows.take_back(("fresh",))
+
+    def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        rows = self._rows(state)
+        begins = np.isnan(state.lanes["start_norm"])
+        for places, column in self._runs(window, state, order):
+            if column is not None:
+                rows.take_back(("score",))
+                longcolumns.train(column, begins, lanes)
+                continue
+            held = rows.bring(window, fresh=False)
+            primal_kernels.primal_visit(
+                *self._columns(window, state, places),
+                held.score.reshape(-1),
+                held.kind,
+                held.weight,
+                *self._costs(),
+                begins,
+                lanes,
+                state.totals,
+            )
+        rows.take_back(("score",))
 
     def places(self, window: Window, order: np.ndarray) -> np.ndarray:
         """Places of all columns of a window, the bias among them in one window of a read, in the front of `order`."""
@@ -119,7 +153,7 @@ class PrimalSolver:
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """The first pass has summed up the gradient at w = 0; the scores of a read at fixed w have served."""
-        state.rows.pop("fresh", None)  # keeps checkpoints small
+        self._rows(state).end_read()
         norm = state.lanes["start_norm"]
         norm[trained] = np.where(np.isnan(norm[trained]), _start_norm(state)[trained], norm[trained])
 
@@ -130,12 +164,14 @@ class PrimalSolver:
         """
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, 5))
-        if lanes.size:
+        for rows in self._rows(state).stretches(fresh=True) if lanes.size else ():
             primal_kernels.row_terms(
-                state.rows["score"].reshape(-1),
-                state.rows["fresh"].reshape(-1),
+                rows.score.reshape(-1),
+                rows.fresh.reshape(-1),
                 0,
-                *self._row_arrays(),
+                rows.kind,
+                rows.weight,
+                self._signed,
                 self.problem.loss_code,
                 _sides(state),
                 lanes,
@@ -164,18 +200,23 @@ class PrimalSolver:
 
     def settle(self, state: State, lane: int) -> None:
         """Go on from the scores that the read at fixed w has computed."""
-        state.rows["score"][:, lane] = state.rows["fresh"][:, lane]
+        for rows in self._rows(state).stretches(fresh=True, saved=("score",)):
+            rows.score[:, lane] = rows.fresh[:, lane]
 
     def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
         """From the scores; exact but for their drift."""
-        sums = np.zeros((self.problem.n_lanes, 5))
-        score = state.rows["score"].reshape(-1)
-        side = np.ones((2, self.problem.n_lanes))
-        primal_kernels.row_terms(
-            score, score, 0, *self._row_arrays(), self.problem.loss_code, side, np.array([lane]), sums
-        )
+        if self._losses is None:  # of all lanes in one walk; until scores change
+            n_lanes = self.problem.n_lanes
+            sums, side, lanes = np.zeros((n_lanes, 5)), np.ones((2, n_lanes)), np.arange(n_lanes)
+            for rows in self._rows(state).stretches():
+                score = rows.score.reshape(-1)
+                constants = (rows.kind, rows.weight, self._signed)
+                primal_kernels.row_terms(
+                    score, score, 0, *constants, self.problem.loss_code, side, lanes, sums
+                )
+            self._losses = sums[:, LOSS_SUM].copy()
         w = state.w[: -1 if self.problem.free_bias else None, lane]
-        return 0.5 * float(w @ w) + float(sums[lane, LOSS_SUM])
+        return 0.5 * float(w @ w) + float(self._losses[lane])
 
     # -- inside
 
@@ -183,31 +224,76 @@ class PrimalSolver:
         return int(random_key(self._seed, window.read, _BIAS_WINDOW)) % window.count
 
     def _begin_certificates(self, state: State, lanes: np.ndarray) -> None:
-        rows, n_lanes = state.rows, self.problem.n_lanes
-        if rows.get("fresh", np.zeros((0, n_lanes))).shape != rows["score"].shape:
-            rows["fresh"] = np.zeros_like(rows["score"])
-        rows["fresh"][:, lanes] = 0.0
+        kept = self._rows(state)
+        kept.begin_certificates()
+        sums = np.zeros((2, self.problem.n_lanes))
+        for rows in kept.stretches(saved=("fresh",)):
+            rows.fresh[:, lanes] = 0.0
+            primal_kernels.side_sums(
+                rows.score.reshape(-1),
+                0,
+                rows.kind,
+                rows.weight,
+                self._signed,
+                self.problem.loss_code,
+                lanes,
+                sums,
+            )
         if not self.problem.free_bias:
             return
         # the multiplier of a free bias asks for Σ y alpha = 0: the heavier side is scaled down to the lighter one
-        sums = np.zeros((2, n_lanes))
-        primal_kernels.side_sums(
-            rows["score"].reshape(-1), 0, *self._row_arrays(), self.problem.loss_code, lanes, sums
-        )
         least = sums.min(axis=0)
         for name, side in (("side_minus", sums[0]), ("side_plus", sums[1])):
             factor = np.divide(least, side, out=np.ones_like(least), where=side > 0)
             state.lanes[name][lanes] = factor[lanes]
 
+    def _runs(
+        self, window: Window, state: State, order: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, longcolumns.LongColumn | None]]:
+        """An order of columns, cut where one has to be visited in pieces: runs of places, and such columns alone."""
+        rows = self._rows(state)
+        alone = (
+            np.flatnonzero((order == _BIAS) & rows.paged) if window.sweep is None else np.arange(order.size)
+        )
+        start = 0
+        for place in alone.tolist():
+            if place > start:
+                yield order[start:place], None
+            yield order[place : place + 1], self._long_column(window, state, int(order[place]))
+            start = place + 1
+        if start < order.size:
+            yield order[start:], None
+
+    def _long_column(self, window: Window, state: State, place: int) -> longcolumns.LongColumn:
+        is_bias = place == _BIAS
+        return longcolumns.LongColumn(
+            arena=window.arena,
+            sweep=None if is_bias else window.sweep,
+            rows=self._rows(state),
+            bias=self.problem.bias,
+            ridge=0.0 if is_bias and self.problem.free_bias else 1.0,
+            w=state.w[-1 if is_bias else window.arena.feature[place]],
+            signed=self._signed,
+            loss=self.problem.loss_code,
+            totals=state.totals,
+        )
+
     def _columns(self, window: Window, state: State, order: np.ndarray) -> tuple[np.ndarray, ...]:
         arena = window.arena
-        return order, arena.indptr, arena.feature, arena.row, arena.value, state.w.reshape(-1)
+        row = kernels.unsigned(arena.row)
+        return order, arena.indptr, arena.feature, row, arena.value, state.w.reshape(-1)
 
-    def _row_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Kind and weight of every row (the latter empty where all are 1), and ``y C`` of every kind and lane."""
-        if self._rows is None:
-            self._rows = _read_rows(self._dataset, self._seed, self.problem.n_folds)
-        return *self._rows, self._signed
+    def _costs(self) -> tuple[np.ndarray, int, float, bool]:
+        return self._signed, self.problem.loss_code, self.problem.bias, self.problem.free_bias
+
+    def _rows(self, state: State) -> RowsInMemory | PagedRows:
+        if self._paged is not None:
+            return self._paged
+        if self._constants is None:
+            pieces = list(read_rows(self._dataset, self.problem, self._seed))
+            kinds, weights = zip(*pieces, strict=True) if pieces else ((), ())
+            self._constants = np.concatenate(kinds), np.concatenate(weights)
+        return RowsInMemory(state.rows, *self._constants)
 
     def _smaller_side(self) -> np.ndarray:
         """Share of the rows of a lane that are on its smaller side."""
@@ -252,22 +338,3 @@ def _signed_costs(problem: Problem) -> np.ndarray:
         return np.ascontiguousarray(signed)
     kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
     return np.ascontiguousarray((signed[:, None, :] * kept).reshape(-1, problem.n_lanes))
-
-
-def _kind_dtype(n_classes: int, n_folds: int) -> np.dtype:
-    return np.dtype(np.uint16 if n_classes * max(n_folds, 1) <= 1 << 16 else np.uint32)
-
-
-def _read_rows(dataset: Dataset, seed: int, n_folds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Kind and weight of all rows; see `primal_kernels`."""
-    assert dataset.classes is not None
-    kind = np.empty(dataset.n_rows, dtype=_kind_dtype(dataset.classes.size, n_folds))
-    weight = np.empty(dataset.n_rows if dataset.weighted else 0)
-    for chunk in range(dataset.n_chunks):
-        start, stop = int(dataset.row_start[chunk]), int(dataset.row_start[chunk + 1])
-        label, weights, source = dataset.read_rows(chunk, ("label", "weight", "source"))
-        code = np.searchsorted(dataset.classes, label)
-        kind[start:stop] = code * n_folds + deal_folds(source, seed, n_folds) if n_folds else code
-        if dataset.weighted:
-            weight[start:stop] = weights
-    return kind, weight

@@ -32,7 +32,8 @@ PHI, LOSS_SUM, DUAL_SUM, ALPHA_SUM, QUADRATIC_SUM = range(5)
 
 _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
 _NO_STEP = 1e-14  # a derivative below this is not worth a step
-_HALVINGS = 100
+HALVINGS = 100
+"""Trials of a step at most."""
 _COLUMNS_AHEAD = 3
 _FETCH_AT_MOST = 64  # entries of a column to come
 
@@ -65,9 +66,25 @@ def _fetch_ahead(order, p, indptr, row, value, score, n_lanes):
 
 
 @njit(cache=True, inline="always")
-def _slope_and_curve(start, stop, dense, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss):
-    """First and second derivative of the loss along a coordinate at step 0, and a bound of the second for all steps."""
-    slope = curve = bound = 0.0
+def _add_slopes(
+    start,
+    stop,
+    dense,
+    bias,
+    row,
+    value,
+    lane,
+    n_lanes,
+    score,
+    kind,
+    weight,
+    signed,
+    loss,
+    slope,
+    curve,
+    bound,
+):
+    """Add a column's terms to the sums behind `_newton`'s derivatives of the loss at step 0, and bound of the second."""
     width, place = np.uint64(n_lanes), np.uint64(lane)
     for k in range(np.uint64(start), np.uint64(stop)):
         j, v = (k, bias) if dense else (np.uint64(row[k]), np.float64(value[k]))
@@ -85,15 +102,12 @@ def _slope_and_curve(start, stop, dense, bias, row, value, lane, n_lanes, score,
             above = np.float64(t < 1.0)
             slope -= c * v * (1.0 - t) * above
             curve += square * above
-    if loss == LOG_LOSS:
-        return slope, curve, 0.25 * bound
-    return 2.0 * slope, 2.0 * curve, 2.0 * bound
+    return slope, curve, bound
 
 
 @njit(cache=True, inline="always")
-def _slope_at_zero(start, stop, dense, bias, row, value, lane, n_lanes, kind, weight, signed, loss):
-    """The derivative of the loss along a coordinate at w = 0."""
-    slope = 0.0
+def _add_slope_at_zero(start, stop, dense, bias, row, value, lane, n_lanes, kind, weight, signed, slope):
+    """Add a column's terms to the sum of the derivative of the loss at w = 0; half of it, or twice, is the derivative."""
     place = np.uint64(lane)
     for k in range(np.uint64(start), np.uint64(stop)):
         j, v = (k, bias) if dense else (np.uint64(row[k]), np.float64(value[k]))
@@ -101,15 +115,14 @@ def _slope_at_zero(start, stop, dense, bias, row, value, lane, n_lanes, kind, we
         if weight.size > 0:
             c *= weight[j]
         slope -= c * v
-    return slope * (0.5 if loss == LOG_LOSS else 2.0)
+    return slope
 
 
 @njit(cache=True, inline="always")
-def _loss_change(
-    start, stop, dense, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss, step
+def _add_loss_change(
+    start, stop, dense, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss, step, change
 ):
-    """What the loss changes by when the coordinate makes a step."""
-    change = 0.0
+    """Add to `change` what the loss changes by when the coordinate makes a step."""
     width, place = np.uint64(n_lanes), np.uint64(lane)
     for k in range(np.uint64(start), np.uint64(stop)):
         j, v = (k, bias) if dense else (np.uint64(row[k]), np.float64(value[k]))
@@ -136,6 +149,38 @@ def _move(start, stop, dense, bias, row, value, lane, n_lanes, score, step):
 
 
 @njit(cache=True, inline="always")
+def _newton(slope, curve, bound, own, ridge, loss):
+    """Gradient of the objective, Newton's step (0 where none is worth it), and the largest share of it that needs no trial.
+
+    `slope`, `curve`, `bound` are the sums over the column, `own` is the weight, 0 where it is not penalised.
+    """
+    if loss == LOG_LOSS:
+        bound *= 0.25
+    else:
+        slope, curve, bound = 2.0 * slope, 2.0 * curve, 2.0 * bound
+    gradient = own + slope
+    curve += ridge
+    bound += ridge
+    if abs(gradient) <= _NO_STEP or curve <= 0.0:
+        return gradient, 0.0, 0.0
+    free = 2.0 * (1.0 - _SIGMA) * curve / bound if loss == LOG_LOSS else curve / (0.5 * bound + _SIGMA)
+    return gradient, -gradient / curve, free
+
+
+@njit(cache=True, inline="always")
+def _tell_gradient(gradient, at_zero, begins, lane, loss, totals):
+    """Add up what a visit of a coordinate in a lane says of the read."""
+    if begins[lane]:
+        at_zero *= 0.5 if loss == LOG_LOSS else 2.0
+        totals[lane, DUAL] += at_zero * at_zero
+    totals[lane, GAP] += 0.5 * gradient * gradient
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
+    totals[lane, N_VISITED] += 1
+    totals[lane, N_ACTIVE] += 1
+
+
+@njit(cache=True, inline="always")
 def _is_sufficient(change, gradient, step, loss):
     """Whether the objective falls enough: Armijo's rule for the logistic loss, Algorithm 2's for the squared hinge."""
     if loss == LOG_LOSS:
@@ -148,34 +193,41 @@ def _solve(
     start, stop, dense, ridge, place, bias, row, value, lane, n_lanes, w, score, kind, weight, signed, loss, begins, totals
 ):  # fmt: skip
     """One coordinate, ``w[place]``, in one lane; `ridge` is 1, or 0 where its weight is not penalised."""
-    slope, curve, bound = _slope_and_curve(
-        start, stop, dense, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss
+    slope, curve, bound = _add_slopes(
+        start, stop, dense, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss, 0.0, 0.0, 0.0
     )
+    at_zero = 0.0
     if begins[lane]:
-        at_zero = _slope_at_zero(
-            start, stop, dense, bias, row, value, lane, n_lanes, kind, weight, signed, loss
+        at_zero = _add_slope_at_zero(
+            start, stop, dense, bias, row, value, lane, n_lanes, kind, weight, signed, 0.0
         )
-        totals[lane, DUAL] += at_zero * at_zero
     own = ridge * w[place]
-    gradient = own + slope
-    curve += ridge
-    bound += ridge
-    totals[lane, GAP] += 0.5 * gradient * gradient
-    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
-    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
-    totals[lane, N_VISITED] += 1
-    totals[lane, N_ACTIVE] += 1
-    if abs(gradient) <= _NO_STEP or curve <= 0.0:
+    gradient, step, free = _newton(slope, curve, bound, own, ridge, loss)
+    _tell_gradient(gradient, at_zero, begins, lane, loss, totals)
+    if step == 0.0:
         return
-    step, share = -gradient / curve, 1.0
-    free = 2.0 * (1.0 - _SIGMA) * curve / bound if loss == LOG_LOSS else curve / (0.5 * bound + _SIGMA)
-    for _ in range(_HALVINGS):
+    share = 1.0
+    for _ in range(HALVINGS):
         accepted = share <= free
         if not accepted:
             totals[lane, N_STEPS] += 1
             change = ridge * (own * step + 0.5 * step * step)
-            change += _loss_change(
-                start, stop, dense, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss, step
+            change += _add_loss_change(
+                start,
+                stop,
+                dense,
+                bias,
+                row,
+                value,
+                lane,
+                n_lanes,
+                score,
+                kind,
+                weight,
+                signed,
+                loss,
+                step,
+                0.0,
             )
             accepted = _is_sufficient(change, gradient, step, loss)
         if accepted:
@@ -247,9 +299,10 @@ def _alpha(t, c, loss):
 
 
 @njit(cache=True, inline="always")
-def _dual_sum(start, stop, dense, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss, side):
-    """``v_i = Σ y_j alpha_j x_ji`` of a coordinate."""
-    total = 0.0
+def _add_dual_sum(
+    start, stop, dense, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss, side, total
+):
+    """Add a column's terms to ``v_i = Σ y_j alpha_j x_ji``."""
     width, place = np.uint64(n_lanes), np.uint64(lane)
     for k in range(np.uint64(start), np.uint64(stop)):
         j, v = (k, bias) if dense else (np.uint64(row[k]), np.float64(value[k]))
@@ -260,6 +313,16 @@ def _dual_sum(start, stop, dense, bias, row, value, lane, n_lanes, score, kind, 
         alpha = _alpha(y * score[j * width + place], abs(c), loss)
         total += alpha * y * v * (side[1, lane] if c > 0.0 else side[0, lane])
     return total
+
+
+@njit(cache=True, inline="always")
+def _tell_difference(own, v, lane, totals):
+    """Add up what a coordinate of w and of w(alpha) says of the certificate."""
+    gradient = own - v
+    totals[lane, GAP] += 0.5 * gradient * gradient
+    totals[lane, DUAL] -= 0.5 * v * v
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
 
 
 @njit(cache=True, nogil=True)
@@ -306,24 +369,34 @@ def primal_certify(
             totals[lane, N_VISITED] += 1
             if c >= 0:
                 own = w[feature[c] * n_lanes + lane]
-                v = _dual_sum(
+                v = _add_dual_sum(
                     indptr[c], indptr[c + 1], False, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss,
-                    side
+                    side, 0.0
                 )  # fmt: skip
                 _move(indptr[c], indptr[c + 1], False, bias, row, value, lane, n_lanes, fresh, own)
             else:
                 own = w[last + lane]
-                v = _dual_sum(
-                    0, n_rows, True, bias, row, value, lane, n_lanes, score, kind, weight, signed, loss, side
+                v = _add_dual_sum(
+                    0,
+                    n_rows,
+                    True,
+                    bias,
+                    row,
+                    value,
+                    lane,
+                    n_lanes,
+                    score,
+                    kind,
+                    weight,
+                    signed,
+                    loss,
+                    side,
+                    0.0,
                 )
                 _move(0, n_rows, True, bias, row, value, lane, n_lanes, fresh, own)
                 if free_bias:
                     continue
-            gradient = own - v
-            totals[lane, GAP] += 0.5 * gradient * gradient
-            totals[lane, DUAL] -= 0.5 * v * v
-            totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
-            totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
+            _tell_difference(own, v, lane, totals)
 
 
 @njit(cache=True, inline="always")
@@ -377,3 +450,214 @@ def side_sums(score, first, kind, weight, signed, loss, lanes, sums):
             if c != 0.0:
                 t = math.copysign(1.0, c) * score[j * n_lanes + lane]
                 sums[1 if c > 0.0 else 0, lane] += _alpha(t, abs(c), loss)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A column in pieces: each kernel goes over one piece, in all lanes asked for, and goes on with the sums of those before. The
+# additions are those of `_solve` in the same order, so the bits are too.
+#
+# start, stop : the piece is ``row[start:stop]``, or, where `dense`, the rows of the block, each with the value `bias`
+# row : counted from the first row of the block
+# score, kind, weight : of the rows of the block
+
+
+@njit(cache=True, nogil=True)
+def piece_slopes(
+    start, stop, dense, row, value, bias, score, kind, weight, signed, loss, begins, lanes, sums
+):  # fmt: skip
+    """Add to `sums` (lanes, 4): slope, curve, bound, and, in lanes that begin, the slope at w = 0."""
+    n = sums.shape[0]
+    for lane in lanes:
+        slope, curve, bound, at_zero = sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3]
+        if dense:
+            slope, curve, bound = _add_slopes(
+                start,
+                stop,
+                True,
+                bias,
+                row,
+                value,
+                lane,
+                n,
+                score,
+                kind,
+                weight,
+                signed,
+                loss,
+                slope,
+                curve,
+                bound,
+            )
+            if begins[lane]:
+                at_zero = _add_slope_at_zero(
+                    start, stop, True, bias, row, value, lane, n, kind, weight, signed, at_zero
+                )
+        else:
+            slope, curve, bound = _add_slopes(
+                start,
+                stop,
+                False,
+                bias,
+                row,
+                value,
+                lane,
+                n,
+                score,
+                kind,
+                weight,
+                signed,
+                loss,
+                slope,
+                curve,
+                bound,
+            )
+            if begins[lane]:
+                at_zero = _add_slope_at_zero(
+                    start, stop, False, bias, row, value, lane, n, kind, weight, signed, at_zero
+                )
+        sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = slope, curve, bound, at_zero
+
+
+@njit(cache=True)
+def begin_steps(sums, own, ridge, loss, begins, lanes, totals, steps):
+    """What `_solve` does between its sweeps: fills `steps` (lanes, 3) with gradient, step (0 for none) and free share.
+
+    `own` (lanes,) holds the weights, 0 where they are not penalised; `sums` is what `piece_slopes` has added up.
+    """
+    for lane in lanes:
+        gradient, step, free = _newton(sums[lane, 0], sums[lane, 1], sums[lane, 2], own[lane], ridge, loss)
+        _tell_gradient(gradient, sums[lane, 3], begins, lane, loss, totals)
+        steps[lane, 0], steps[lane, 1], steps[lane, 2] = gradient, step, free
+
+
+@njit(cache=True, nogil=True)
+def piece_changes(
+    start, stop, dense, row, value, bias, score, kind, weight, signed, loss, lanes, steps, changes
+):  # fmt: skip
+    """Add to `changes` (lanes,) what the loss changes by when the lane makes its step of `steps` (lanes,)."""
+    n = changes.size
+    for lane in lanes:
+        if dense:
+            changes[lane] = _add_loss_change(
+                start, stop, True, bias, row, value, lane, n, score, kind, weight, signed, loss, steps[lane], changes[lane]
+            )  # fmt: skip
+        else:
+            changes[lane] = _add_loss_change(
+                start, stop, False, bias, row, value, lane, n, score, kind, weight, signed, loss, steps[lane], changes[lane]
+            )  # fmt: skip
+
+
+@njit(cache=True)
+def is_enough(change, own, ridge, gradient, step, loss):
+    """Whether a step is accepted that changes the loss by `change`."""
+    return _is_sufficient(ridge * (own * step + 0.5 * step * step) + change, gradient, step, loss)
+
+
+@njit(cache=True, nogil=True)
+def piece_moves(start, stop, dense, row, value, bias, score, lanes, steps):
+    """Add the steps (lanes,) along the column to `score`, in place."""
+    for lane in lanes:
+        if dense:
+            _move(start, stop, True, bias, row, value, lane, steps.size, score, steps[lane])
+        else:
+            _move(start, stop, False, bias, row, value, lane, steps.size, score, steps[lane])
+
+
+@njit(cache=True, nogil=True)
+def piece_dual_sums(
+    start, stop, dense, row, value, bias, score, kind, weight, signed, loss, side, lanes, sums
+):  # fmt: skip
+    """Add to `sums` (lanes,) the coordinate of w(alpha)."""
+    n = sums.size
+    for lane in lanes:
+        if dense:
+            sums[lane] = _add_dual_sum(
+                start,
+                stop,
+                True,
+                bias,
+                row,
+                value,
+                lane,
+                n,
+                score,
+                kind,
+                weight,
+                signed,
+                loss,
+                side,
+                sums[lane],
+            )
+        else:
+            sums[lane] = _add_dual_sum(
+                start,
+                stop,
+                False,
+                bias,
+                row,
+                value,
+                lane,
+                n,
+                score,
+                kind,
+                weight,
+                signed,
+                loss,
+                side,
+                sums[lane],
+            )
+
+
+@njit(cache=True)
+def tell_differences(own, sums, lanes, totals):
+    """The end of a coordinate of `primal_certify`; `own` (lanes,) holds the weights, `sums` those of w(alpha)."""
+    for lane in lanes:
+        _tell_difference(own[lane], sums[lane], lane, totals)
+
+
+@njit(cache=True, nogil=True)
+def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
+    """Number the rows that occur in columns, ascending, and put these numbers in place of the rows.
+
+    Parameters
+    ----------
+    indptr : (columns + 1,) int64
+    row : (entries,)
+        Changed in place; ascending within a column.
+    following : (columns,) int64, rank : (rows at a time,) int64
+        Scratch.
+    listed : (at least as many as occur,) like `row`
+        Written: row ``listed[i]`` has the number i.
+
+    Returns
+    -------
+    int
+        How many rows occur.
+
+    Notes
+    -----
+    A range of rows at a time, through all columns: two sweeps over the entries, and no sorting.
+    """
+    n = 0
+    for c in range(n_columns):
+        following[c] = indptr[c]
+    for first in range(0, n_rows, rank.size):
+        behind = min(first + rank.size, n_rows)
+        rank[:] = -1
+        for c in range(n_columns):
+            k, stop = following[c], indptr[c + 1]
+            while k < stop and row[k] < behind:
+                rank[row[k] - first] = 0
+                k += 1
+        for j in range(behind - first):
+            if rank[j] == 0:
+                rank[j] = n
+                listed[n] = first + j
+                n += 1
+        for c in range(n_columns):
+            k, stop = following[c], indptr[c + 1]
+            while k < stop and row[k] < behind:
+                row[k] = rank[row[k] - first]
+                k += 1
+            following[c] = k
+    return n

@@ -1,12 +1,24 @@
 """The mathematics of a round of block-diagonal dual steps: plain functions, whoever carries the partitions out.
 
-The rows are split over K partitions. In a round each makes its passes from the common `w` on its own rows, which gives a
-candidate for its dual variables and a change of `w`. The changes are summed, and one step eta along the joint direction is
-taken, exact to rounding (hinge, squared hinge, Crammer-Singer: the dual is quadratic) or by Newton's method in one variable
-(logistic). Every block's step lowers the dual f with the others fixed, so the slope at 0 is negative by convexity, and
-``eta = 1/K`` is always safe; a slope that is not negative is a fault and is reported, never stepped along.
+The dual is ``f(a) = ½‖w(a)‖² + g(a)``, ``w(a) = Σ_k A_k a_k`` over K partitions of the rows. In a round, partition k makes
+passes of coordinate descent on its own rows from the common `w`, on the model
 
-Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search.
+    m_k(Δa) = w·A_kΔa + ½ s ‖A_kΔa‖² + g_k(a_k + Δa),        1 <= s <= K,
+
+whose stiffness s stands for what the other partitions do meanwhile: each row counts for s rows of its kind. With
+``b = s a`` it is, but for a factor s, the partition's own dual with costs s C, so the kernels need not know. Then
+
+    1. Δw = Σ Δw_k, and one step eta along Δa is taken, exact to rounding (hinge, squared hinge, Crammer-Singer: f is
+       quadratic along it) or by Newton's method in one variable (logistic). ``m_k(Δa) < m_k(0)``, m_k is convex and has
+       the slope of f at 0: so f descends along Δa whatever s is, and never rises from round to round. ``eta = 1/K`` is
+       always safe; a slope that is not negative is a fault and is reported, never stepped along.
+    2. The next s is ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K], to the nearest power of two (a scaling that loses no bit):
+       with that s the models had added up to f. 1: what partitions do is orthogonal (wide text); K: all do the same.
+    3. **The shards are dealt anew.** Partitions that stay are what makes block methods slow: how `w` is shared out among
+       the A_k a_k is left to g alone, and where g is flat they trade it for ever. Dealt anew, blocks are fresh mixtures.
+
+Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search; Ma et al.,
+ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who deal to threads anew in every pass.
 """
 
 from __future__ import annotations
@@ -17,11 +29,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import EnvironmentFailure
+from .kernels import shuffle
 from .problems import Problem
 
-LINEAR, QUADRATIC, LONGEST = range(3)
+LINEAR, QUADRATIC, LONGEST, APART = range(4)
 """Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
-whose is not constant), and the longest step that keeps every row feasible."""
+whose is not constant), the longest step that keeps every row feasible, and ``Σ ‖Δw_k‖²`` of the partitions apart."""
 
 SLOPE, CURVATURE, DUAL_CHANGE = range(3)
 """Columns of what `log_slopes` gives: derivatives of the separable part in eta, and the change of the dual's row terms."""
@@ -29,6 +42,7 @@ SLOPE, CURVATURE, DUAL_CHANGE = range(3)
 _TINY = 1e-290  # as in the kernels: the logistic loss's dual variables stay above
 _ROUNDING = 1e-9  # a slope this small a part of its terms has no sign
 _SLOPE_LEFT = 1e-4  # the logistic step ends where the slope has fallen to this part of that at 0
+_NARROW = 1e-3  # or where it descends still, and the longest step is no further than this part of it
 _MAX_EVALUATIONS = 30
 _SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
 
@@ -135,7 +149,7 @@ def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.nda
 
 def new_direction(n_lanes: int) -> np.ndarray:
     """Sums before the first row."""
-    sums = np.zeros((n_lanes, 3))
+    sums = np.zeros((n_lanes, 4))
     sums[:, LONGEST] = np.inf
     return sums
 
@@ -150,7 +164,7 @@ def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def direction(
     problem: Problem, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
 ) -> np.ndarray:
-    """Sums over rows that decide the step, shape (lanes, 3): `LINEAR`, `QUADRATIC`, `LONGEST`."""
+    """Sums over rows that decide the step, shape (lanes, 4): `LINEAR`, `QUADRATIC`, `LONGEST`; `APART` is left 0."""
     sums = new_direction(problem.n_lanes)
     if problem.loss == "log_loss":
         alpha, rest, change = _log_parts(problem.n_lanes, base, candidate)
@@ -270,7 +284,7 @@ def quadratic_step(
     ----------
     product, squared : ndarray, shape (lanes,)
         ``w·Δw`` and ``‖Δw‖²``.
-    sums : ndarray, shape (lanes, 3)
+    sums : ndarray, shape (lanes, 4)
         See `direction`.
     n_partitions : int
 
@@ -328,6 +342,8 @@ def newton_step(
         found = evaluate(eta)
         slope = product + eta * squared + found[:, SLOPE]
         settled |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
+        # a row beside its bound, of no weight in the sum, stands in the way of a step a little longer: not worth more sums
+        settled |= (slope < 0.0) & (high - eta <= _NARROW * eta)
         last = count == _MAX_EVALUATIONS - 1
         if settled.all() or count == _MAX_EVALUATIONS:
             break
@@ -344,6 +360,27 @@ def newton_step(
             following = np.where(low > 0.0, low, 1.0 / n_partitions)
         eta = np.where(settled, eta, following)
     return eta, found[:, DUAL_CHANGE], count
+
+
+def next_stiffness(squared: np.ndarray, apart: np.ndarray, n_partitions: int) -> np.ndarray:
+    """Stiffness of the local models of the next round: the nearest power of two to ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K].
+
+    Parameters
+    ----------
+    squared, apart : ndarray, shape (lanes,)
+        ``‖Σ Δw_k‖²`` and ``Σ ‖Δw_k‖²``; 1 is the answer where nothing moved.
+    n_partitions : int
+    """
+    ratio = np.divide(squared, apart, out=np.ones_like(squared), where=apart > 0.0)
+    stiffness: np.ndarray = np.exp2(np.rint(np.log2(np.clip(ratio, 1.0, n_partitions))))
+    return stiffness
+
+
+def alpha_columns(problem: Problem, per_lane: np.ndarray) -> np.ndarray:
+    """A value per lane as one per column of the dual variables."""
+    if problem.loss == "crammer_singer":
+        return np.repeat(per_lane, problem.classes.size)
+    return np.tile(per_lane, 2) if problem.loss == "log_loss" else per_lane
 
 
 def _descends(slope: float, product: float, linear: float, lane: int) -> bool:
@@ -372,6 +409,37 @@ def lane_columns(lanes: np.ndarray, n_lanes: int, n_vectors: int) -> np.ndarray:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Who works on which shards
+
+
+def deal_shards(entries: np.ndarray, workers: Sequence[str], key: np.uint64) -> dict[str, list[int]]:
+    """Deal all shards at random, about as many entries to each worker: a function of the key and the number of workers.
+
+    Parameters
+    ----------
+    entries : ndarray of int, shape (shards,)
+    workers : sequence of str
+    key : uint64
+
+    Returns
+    -------
+    dict of str to list of int
+        Ascending shards of every worker that has any, in the order of `workers`.
+    """
+    if entries.size <= len(workers):  # a shard each: nothing to mix
+        return assign_shards(entries, workers)
+    order = np.arange(entries.size)
+    shuffle(order, key)
+    # Large shards first, so that small ones even out. Sizes and loads are compared by and large only: to the entry, the same
+    # few shards would meet in every round.
+    size, largest = np.maximum(entries[order], 1), max(int(entries.max()), 1)
+    order = order[np.argsort(np.rint(np.log2(largest / size)), kind="stable")]
+    dealt: dict[str, list[int]] = {worker: [] for worker in workers}
+    load = dict.fromkeys(workers, 0)
+    for shard in order.tolist():
+        worker = min(workers, key=lambda worker: 4 * load[worker] // largest)
+        dealt[worker].append(shard)
+        load[worker] += max(int(entries[shard]), 1)
+    return {worker: sorted(shards) for worker, shards in dealt.items() if shards}
 
 
 def assign_shards(

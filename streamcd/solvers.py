@@ -121,6 +121,11 @@ class Solver(Protocol):
         """What is kept in memory of all rows."""
         ...
 
+    @property
+    def sums_up_w(self) -> bool:
+        """Whether its first read makes w from the dual variables that a warm start brings; else it brings w, too."""
+        ...
+
     def new_state(self) -> State:
         """State before the first read."""
         ...
@@ -162,6 +167,7 @@ class _RowSolver:
     """What solvers over rows have in common: w is ``w(alpha)``, and alpha is on disk."""
 
     rows_bytes = 0
+    sums_up_w = False  # from alpha, in the first read; else a warm start brings the w that belongs to it
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """See `certificate`."""
@@ -344,15 +350,18 @@ _SCIPY_BYTES = 60_000_000  # scipy.linalg and its buffers, which no other solver
 class TwinSorSolver(_RowSolver):
     """Twin planes by SOR with the inverse of a matrix of features × features (`kernels.twin_sor_visit`).
 
-    The first read sums up ``H = I + Σ C_i x_i x_iᵀ`` over the rows that a plane hugs; its inverse is kept, and the visits
-    change the dual variables of the other rows alone. It is the problem that `DualSolver` solves for twin planes, with half
-    of the variables eliminated: it converges well where that one does not (a small ridge).
+    The first read sums up ``H = I + Σ C_i x_i x_iᵀ`` over the rows that a plane hugs, and Bᵀa of the dual variables that a
+    warm start brings. The inverse of H is kept, and the visits change the dual variables of the other rows alone. It is
+    the problem that `DualSolver` solves for twin planes, with half of the variables eliminated: it converges well where
+    that one does not (a small ridge).
 
     Parameters
     ----------
     problem : Problem
     omega : float or "auto"
     """
+
+    sums_up_w = True
 
     def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
         self.problem, self.omega, self.loss = problem, omega, problem.loss_code
@@ -392,11 +401,10 @@ class TwinSorSolver(_RowSolver):
         state.lanes["seen_phase"][:] = state.lanes["phase"]
         starting, certifying, training = (state.phase(phase) for phase in (START, CERTIFY, TRAIN))
         if starting.size:
+            self._certify(window, state, all_rows(window, order), starting)  # at w = 0, for `pulled` and DUAL
             self._sum_up(window, state, all_rows(window, order), starting)
         if certifying.size:
-            rows = (all_rows(window, order), *row_arrays(window.arena), window.arena.alpha)
-            sums = (state.w_alpha.reshape(-1), state.totals, certifying, state.matrices["pulled"])
-            kernels.twin_sor_certify(*rows, state.w.reshape(-1), *self._costs(), self.loss, *sums)
+            self._certify(window, state, all_rows(window, order), certifying)
         if training.size:
             self._train(window, state, shuffled_active_rows(window, training, order, key), training)
 
@@ -405,12 +413,20 @@ class TwinSorSolver(_RowSolver):
         seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
         for lane in np.flatnonzero(seen == START):
             _invert(state.matrices["inverse"][lane], self.problem.ridge)
-        for lane in np.flatnonzero(seen == CERTIFY):
+        for lane in np.flatnonzero((seen == START) | (seen == CERTIFY)):
             # not w(alpha) as the certificate has it: there a rounding error of w is multiplied by H
-            state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
+            w = state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
+            if seen[lane] == START:
+                # `stopping` takes ½‖w‖² off this sum, and the quadratic term is ½ aᵀBH⁻¹Bᵀa
+                state.lanes["dual_sum"][lane] += 0.5 * float(w @ w - w @ pulled[:, lane])
             pulled[:, lane] = 0.0
         set_thresholds(state, trained)
         relaxation.go_on(state.lanes, state.w, trained)
+
+    def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        rows = (order, *row_arrays(window.arena), window.arena.alpha)
+        sums = (state.w_alpha.reshape(-1), state.totals, lanes, state.matrices["pulled"])
+        kernels.twin_sor_certify(*rows, state.w.reshape(-1), *self._costs(), self.loss, *sums)
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         n_parts = min(4, os.cpu_count() or 1)
@@ -468,7 +484,7 @@ def set_thresholds(state: State, trained: np.ndarray) -> None:
 
 def row_arrays(arena: RowArena) -> tuple[np.ndarray, ...]:
     """The arrays with which every row kernel begins, after the order."""
-    return arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold
+    return arena.indptr, kernels.unsigned(arena.feature), arena.value, arena.code, arena.weight, arena.fold
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

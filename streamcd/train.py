@@ -22,7 +22,7 @@ from .memory import RESERVED_BYTES, format_size, parse_size
 from .model import Model, path_directory, stored_certificate
 from .parallel import memory_per_worker
 from .partition import DASK_BYTES, model_bytes, paired_layout
-from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
+from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS, PrimalSolver
 from .problems import Problem, make_problem
 from .progress import Listener
 from .relaxation import check_omega
@@ -100,7 +100,8 @@ def train(
     slack : {"hinge", "squared_hinge"}, optional
         Of twin: loss of the rows that a plane keeps at a distance.
     start_from : path, optional
-        An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning.
+        An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning,
+        or, of a primal method, its weights. Method sor can start from a run of sor or dual, dual from its own.
     memory : int or str
         Bound on the process's peak resident memory. Lanes that do not fit together are trained in groups.
     seed : int
@@ -114,7 +115,8 @@ def train(
         Train on its workers, of which `memory` then bounds each; they must see `dataset` and `run` under these paths.
         Every round is a checkpoint. `engines.Simulation` in its place does the same in this process.
     local_passes : int, optional
-        Passes of every worker over its own shards in a round; needs `client`.
+        Passes of every worker over its own shards in a round; 3 by default, 1 where there are more features than rows. Needs
+        `client`.
     worker_timeout : float, optional
         Seconds without a sign of a worker, after which others take over its shards; needs `client`.
     local_workers : int
@@ -161,14 +163,8 @@ def train(
         local_workers,
     )
     if start_from is not None:
-        if method != "dual":
-            raise UsageError(
-                f"--start-from is for --method dual, found {method}: a warm start needs dual variables"
-            )
         config["start_from"] = str(Path(start_from).resolve())
-        _EndedRun(
-            dataset, make_lanes(dataset, options), config["start_from"]
-        )  # refused before anything is made
+        _EndedRun(dataset, make_lanes(dataset, options), config)  # refused before anything is made
     path = Path(run)
     refuse_existing(path, config, force)
     with checkpoint.create_run(path, force=force) as directory:
@@ -429,43 +425,63 @@ def _group_lanes(
 
     On workers that is a worker's, as if it had all shards.
     """
-    shared = budget
     # the lanes of a fold are scored together, so they stay together
     block = problem.block_lanes if options["folds"] else 1
     n_blocks = problem.n_lanes // block
+    if plan is not None:
+        make_solver(problem, options, dataset)  # refuses what does not go together
+        return 1, plan, budget
+    refusal: UsageError | None = None
+    # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
+    for paged in (False, True):
+        for n_groups, size in _group_sizes(n_blocks):
+            solver = make_solver(problem.subset(range(size * block)), options, dataset)
+            if paged and not isinstance(solver, PrimalSolver):
+                break
+            try:
+                found, share = _plan_group(
+                    dataset, solver, budget, on_workers=on_workers, local_workers=local_workers, paged=paged
+                )
+            except UsageError as error:
+                refusal = error
+                continue
+            mixed = found.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
+            if found.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
+                return n_groups, found, share
+    assert refusal is not None
+    raise refusal
+
+
+def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
+    """Numbers of groups, ascending, and the blocks of lanes of the largest of each."""
     tried = 0
     for n_groups in range(1, n_blocks + 1):
         size = -(-n_blocks // n_groups)
-        if size == tried:
-            continue
-        tried = size
-        solver = make_solver(problem.subset(range(size * block)), options, dataset)
-        if plan is not None:
-            return n_groups, plan, budget
-        try:
-            if local_workers:
-                budget = worker_memory(shared, local_workers, model_bytes(solver))
-            if on_workers:
-                found = make_plan(
-                    dataset, budget - DASK_BYTES, model_bytes(solver), paired_layout(solver.layout)
-                )
-            else:
-                found = make_plan(
-                    dataset,
-                    budget,
-                    solver.state_bytes + _SAVE_BYTES,
-                    solver.layout,
-                    **getattr(solver, "more_memory", {}),
-                    rows_bytes=solver.rows_bytes,
-                )
-        except UsageError:
-            if size == 1:
-                raise
-            continue
-        mixed = found.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
-        if found.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
-            return n_groups, found, budget
-    raise AssertionError("a single lane is always tried")
+        if size != tried:
+            tried = size
+            yield n_groups, size
+
+
+def _plan_group(
+    dataset: Dataset, solver: Solver, budget: int, *, on_workers: bool, local_workers: int, paged: bool
+) -> tuple[Plan, int]:
+    """The plan for a group of lanes, and the budget that it is for."""
+    if on_workers:
+        if local_workers:
+            budget = worker_memory(budget, local_workers, model_bytes(solver))
+        return make_plan(
+            dataset, budget - DASK_BYTES, model_bytes(solver), paired_layout(solver.layout)
+        ), budget
+    plan = make_plan(
+        dataset,
+        budget,
+        solver.state_bytes + _SAVE_BYTES,
+        solver.layout,
+        **getattr(solver, "more_memory", {}),
+        rows_bytes=solver.rows_bytes,
+        paging=solver.paging if paged and isinstance(solver, PrimalSolver) else None,
+    )
+    return plan, budget
 
 
 def check_positive(**numbers: float) -> None:
@@ -568,7 +584,7 @@ def train_groups(
 ) -> Outcome:
     """Train all lanes of a configuration in a directory, group after group, from where each stands."""
     problem = make_lanes(dataset, config["options"])
-    start = _EndedRun(dataset, problem, config["start_from"]) if "start_from" in config else None
+    start = _EndedRun(dataset, problem, config) if "start_from" in config else None
     outcomes = []
     for group in lane_groups(problem, config):
         part = directory.part(group.directory) if group.directory else directory
@@ -670,7 +686,8 @@ def _trained_passes(path: Path, problem: Problem, config: Mapping[str, Any]) -> 
 class _EndedRun:
     """The lanes of an ended run, from which groups of new lanes begin."""
 
-    def __init__(self, dataset: Dataset, problem: Problem, source: str) -> None:
+    def __init__(self, dataset: Dataset, problem: Problem, asked: Mapping[str, Any]) -> None:
+        source = str(asked["start_from"])
         path = Path(source)
         config = checkpoint.read_config(path)
         if "tune" in config:
@@ -685,13 +702,20 @@ class _EndedRun:
             raise UsageError(
                 f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
             )
-        if config["options"]["method"] != "dual":
+        method, wanted = config["options"]["method"], asked["options"]["method"]
+        dual = wanted not in PRIMAL_METHODS
+        if dual and method not in ("dual", "sor"):
             raise UsageError(
                 f"{source} was not trained by a dual method; there are no dual variables to start from"
             )
+        if method == "sor" and wanted == "dual":
+            raise UsageError(
+                f"{source} was trained by --method sor, which keeps no dual variables of a plane's own rows: only "
+                f"--method sor can start from it, found {wanted}"
+            )
         self._dataset, self._path, self._config = dataset, path, config
         self._old = make_lanes(dataset, config["options"])
-        self._matrix = combination(self._old, problem)
+        self._matrix = combination(self._old, problem, dual=dual)
 
     def __call__(self, lanes: Problem, numbers: range) -> WarmStart:
         parts = []

@@ -17,10 +17,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from .columns import FOLDER, Columns, ColumnsWriter, has_columns, open_columns
 from .dataset import Dataset, open_dataset
 from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
 from .memory import parse_size, require
+from .parallel import Workers, checked_workers, memory_per_worker
 from .parquet import sync_directory, write_file_atomically
 from .progress import Listener, Progress
 
@@ -147,7 +148,7 @@ def make_columns(
     force : bool
         Replace an existing layout, once the new one is complete.
     workers : int
-        Only 1: reading, sorting and writing overlap already.
+        Processes that share the work (`parallel_transpose`); the result does not depend on it.
     listener : Listener, optional
 
     Returns
@@ -163,18 +164,28 @@ def make_columns(
     LockError, EnvironmentFailure
         Where another process makes it; where the disk is full.
     """
-    if workers != 1:
-        raise UsageError(f"expected --workers 1, found {workers}; one process makes the column layout")
     if compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected compression lz4, zstd or none, found {compression!r}")
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if has_columns(dataset) and not force:
         raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
     options = _Options(parse_size(chunk_size), parse_size(shard_size), compression)
-    plan = _make_plan(dataset, parse_size(memory), options)
+    plan = _make_plan(dataset, parse_size(memory), options, checked_workers(workers))
+    listener = listener or Listener()
+    # another number of workers goes on with what it finds of its own kind
+    folders = {
+        many: dataset.path / f".{FOLDER}.{name}" for many, name in ((False, "partial"), (True, "shared"))
+    }
+    work, other = folders[workers > 1], folders[workers == 1]
     with _locked(dataset.path), _disk_full(dataset.path):
-        work = dataset.path / f".{FOLDER}.partial"
-        _Transposition(dataset, options, plan, work, listener or Listener()).run()
+        if other.exists():
+            _restore_replaced(other, dataset.path)
+            shutil.rmtree(other)
+        if workers == 1:
+            _Transposition(dataset, options, plan, work, listener).run()
+        else:
+            with Workers(workers, listener, f"{__package__}.parallel_transpose") as processes:
+                processes.module.transpose(dataset, options, plan, work, processes)
         _put_in_place(work, dataset.path)
     dataset.close()
     return open_columns(dataset)
@@ -186,6 +197,10 @@ class _Options:
     shard_bytes: int
     compression: str
 
+    def task(self, dataset: Dataset) -> dict[str, Any]:
+        """What is to be done, for a checkpoint to be known by."""
+        return {"dataset": dataset.fingerprint, **asdict(self)}
+
 
 @dataclass(frozen=True)
 class _Plan:
@@ -195,7 +210,7 @@ class _Plan:
     sort_bytes: int
 
 
-def _make_plan(dataset: Dataset, budget: int, options: _Options) -> _Plan:
+def _make_plan(dataset: Dataset, budget: int, options: _Options, workers: int = 1) -> _Plan:
     largest = int(np.diff(dataset.entry_start).max(initial=1))
     needs = {
         # copied, cast, encoded, compressed
@@ -204,7 +219,11 @@ def _make_plan(dataset: Dataset, budget: int, options: _Options) -> _Plan:
         "chunk tables": 40 * dataset.n_chunks + 200 * (dataset.n_entries * 8 // options.chunk_bytes + 1),
         "entries being sorted": _LEAST_BYTES,
     }
-    left = require(budget, needs, "give a larger --memory") + _LEAST_BYTES
+    if workers == 1:
+        left = require(budget, needs, "give a larger --memory") + _LEAST_BYTES
+    else:
+        own = {"chunk tables": needs["chunk tables"]}
+        left = memory_per_worker(budget, workers, needs, own) + _LEAST_BYTES
     # gathered and scattered: two copies and a byte an entry; a bucket is sorted while a part of it is being read
     gather = max(left // 4 // (2 * _record_bytes(dataset) + 1), largest)
     return _Plan(gather_entries=gather, sort_bytes=left // 2)
@@ -254,6 +273,22 @@ def _put_in_place(work: Path, path: Path) -> None:
     shutil.rmtree(work)
 
 
+def read_begun(work: Path, task: dict[str, Any], path: Path, listener: Listener) -> dict[str, Any] | None:
+    """The state that an earlier call of the same task left in `work`; None where there is none, in a new directory."""
+    try:
+        state = json.loads((work / "state.json").read_bytes())
+        if state["task"] == task:
+            listener.message("going on with a column layout that was begun earlier")
+            return dict(state)
+    except (OSError, ValueError, KeyError):
+        pass
+    if work.exists():
+        _restore_replaced(work, path)
+        shutil.rmtree(work)
+    work.mkdir()
+    return None
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The work
 
@@ -268,6 +303,8 @@ class _Bucket:
     n_entries: int
     path: Path | None = None
     n_bytes: int = 0
+    shares: Sequence[tuple[Path, int]] = ()
+    """The files that the entries are in, one behind the other, and their bytes, where several processes wrote them."""
 
     def figures(self) -> list[int]:
         return [self.start, self.stop, self.n_features, self.n_entries, self.n_bytes]
@@ -305,12 +342,8 @@ class _Transposition:
         self._listener = listener
         self._counts = _FeatureCounts(dataset)
         self._entry_bytes = _row_dtype(dataset).itemsize + dataset.value_dtype.itemsize
-        self._task = {
-            "dataset": dataset.fingerprint,
-            "chunk_bytes": options.chunk_bytes,
-            "shard_bytes": options.shard_bytes,
-            "compression": options.compression,
-        }
+        self._task = options.task(dataset)
+        self._behind = (-1, 0)  # what is written already
         self._saved = time.monotonic()
         self._n_placed = 0
 
@@ -338,10 +371,11 @@ class _Transposition:
             compression=self._options.compression,
             finished=finished,
         )
-        self._behind = (finished["feature"], finished["piece"]) if finished else (-1, 0)
+        if finished:
+            self._behind = (finished["feature"], finished["piece"])
         for bucket in buckets:
             if bucket.stop > self._behind[0] and bucket.n_entries:
-                self._sort(bucket, writer)
+                self.sort(bucket, writer)
             else:
                 self._n_placed += bucket.n_entries
             if bucket.path is not None:
@@ -351,20 +385,8 @@ class _Transposition:
     # -- checkpoints
 
     def _read_state(self) -> dict[str, Any]:
-        """What an earlier call of the same task has done; removes what another one left."""
-        path = self._work / "state.json"
-        try:
-            state = json.loads(path.read_bytes())
-            if state["task"] == self._task:
-                self._listener.message("going on with a column layout that was begun earlier")
-                return dict(state)
-        except (OSError, ValueError, KeyError):
-            pass
-        if self._work.exists():
-            _restore_replaced(self._work, self._dataset.path)
-            shutil.rmtree(self._work)
-        self._work.mkdir()
-        return {"buckets": [], "next_chunk": 0, "finished": None}
+        state = read_begun(self._work, self._task, self._dataset.path, self._listener)
+        return state or {"buckets": [], "next_chunk": 0, "finished": None}
 
     def _save_now_and_then(
         self, buckets: list[_Bucket], next_chunk: int, writer: ColumnsWriter | None
@@ -458,7 +480,7 @@ class _Transposition:
             assert part.path is not None
             part.path.unlink(missing_ok=True)
         scatter = _Scatter(parts, self._plan.gather_entries // 2, self._dataset)
-        for block in _read_bucket(bucket, self._dataset, self._plan.gather_entries // 2):
+        for block in self._blocks(bucket, self._plan.gather_entries // 2):
             if not scatter.has_room(block[0].size):
                 scatter.flush()
             scatter.add(block)
@@ -466,7 +488,7 @@ class _Transposition:
         del scatter
         for part in parts:
             if part.stop > self._behind[0]:
-                self._sort(part, writer)
+                self.sort(part, writer)
             else:
                 self._n_placed += part.n_entries
             assert part.path is not None
@@ -474,14 +496,20 @@ class _Transposition:
 
     # -- sorting
 
-    def _blocks(self, bucket: _Bucket) -> Iterator[Block]:
-        if bucket.path is None:
+    def _blocks(self, bucket: _Bucket, most: int | None = None) -> Iterator[Block]:
+        most = most or self._plan.gather_entries
+        if bucket.shares:
+            for path, n_bytes in bucket.shares:
+                share = replace(bucket, path=path, n_bytes=n_bytes, shares=())
+                yield from _read_bucket(share, self._dataset, most)
+        elif bucket.path is None:
             for _, block in _read_ahead(self._dataset, 0):
                 yield block
         else:
-            yield from _read_bucket(bucket, self._dataset, self._plan.gather_entries)
+            yield from _read_bucket(bucket, self._dataset, most)
 
-    def _sort(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+    def sort(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+        """Sort a bucket and hand it to the writer."""
         if bucket.n_features == 1:
             self._copy_feature(bucket, writer)
         elif self._fits(bucket):

@@ -1,6 +1,6 @@
 """Search over C by cross-validation: all folds of all C as lanes of one run, scored in one read, then all rows.
 
-The training on all rows begins from the folds' dual variables (`warmstart`), which needs no read.
+The training on all rows begins from where the folds ended (`warmstart`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .model import plane_distances
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
-from .stream import Plan, Stream, Window
+from .stream import Plan, RowLayout, Stream, Window, make_plan
 from .train import (
     carry_out,
     lane_groups,
@@ -90,10 +90,6 @@ def tune(
         raise UsageError(f"cv: expected from 2 to 100 folds, found {cv}")
     listener = listener or Listener()
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    if method not in ("auto", "dual", "sor"):
-        raise UsageError(
-            f"expected --method dual or sor, found {method}: a search deals rows to folds, and {method} visits features"
-        )
     values = sorted({float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))})
     options = make_options(
         loss, method, values, bias, class_weight, code, seed, folds=cv, omega=omega, ridge=ridge, slack=slack
@@ -151,8 +147,7 @@ def _train_best(
         rule = stop_rule(config["rule"]["tol"], config["rule"]["eps"], config["rule"]["max_passes"])
         every = config["checkpoint_every"]
         best_config = make_config(dataset, options, rule, config["memory"], every, None, Listener())
-        if options["method"] == "dual":  # other methods keep no dual variables to begin from
-            best_config["start_from"] = str((directory.path / "folds").resolve())
+        best_config["start_from"] = str((directory.path / "folds").resolve())
         part.write_config(best_config)
     best_config = {**checkpoint.read_config(part.path), "rule": config["rule"]}
     return carry_out(part, best_config, dataset, listener, stop_requested, model_path=directory.model_path)
@@ -188,10 +183,11 @@ def _score(
         lanes = problem.subset(group.lanes)
         arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
         assert arrays is not None
-        layout = make_solver(lanes, config["options"], dataset).layout
-        with Stream(
-            dataset, Plan(**config["plan"]), layout, config["options"]["seed"], n_folds=problem.n_folds
-        ) as stream:
+        layout, plan = make_solver(lanes, config["options"], dataset).layout, Plan(**config["plan"])
+        if not isinstance(layout, RowLayout):  # rows are scored, whatever was trained on
+            layout = RowLayout(0, 0)
+            plan = make_plan(dataset, config["memory"], 2 * arrays["w"].nbytes + 4 * _SCORE_BYTES, layout)
+        with Stream(dataset, plan, layout, config["options"]["seed"], n_folds=problem.n_folds) as stream:
             done = 0
             for window in stream.windows(0):
                 for start, stop in _row_blocks(window, arrays["w"].shape[1]):

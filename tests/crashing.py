@@ -190,14 +190,16 @@ def _warm_up(arguments: dict[str, Any]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(*arguments["plan"])
-        train(arguments["dataset"], folder, loss=arguments["loss"], plan=plan, max_passes=1)
+        method = arguments.get("method", "dual")
+        train(arguments["dataset"], folder, loss=arguments["loss"], method=method, plan=plan, max_passes=1)
 
 
 if __name__ == "__main__":
-    warm: set[str] = set()
+    warm: set[tuple[str, str]] = set()
     for line in sys.stdin:
         order = json.loads(line)
-        if order["call"] == "train" and order["arguments"]["loss"] not in warm:
+        kind = order["arguments"].get("loss", ""), order["arguments"].get("method", "")
+        if order["call"] == "train" and kind not in warm:
             _warm_up(order["arguments"])
-            warm.add(order["arguments"]["loss"])
+            warm.add(kind)
         print(json.dumps(_carry_out(order)), flush=True)

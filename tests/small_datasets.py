@@ -12,6 +12,9 @@ import scipy.sparse as sp
 
 from streamcd.dataset import Dataset, DatasetWriter, open_dataset
 from streamcd.stream import Plan
+from streamcd.transpose import make_columns
+
+SMALL_COLUMNS = {"chunk_size": 200, "shard_size": 1500}
 
 Rows = tuple[sp.csr_array, np.ndarray]
 """Rows and their labels; values are exact in float32, so that a dataset holds the very same numbers."""
@@ -74,6 +77,24 @@ def multiclass(n_classes: int = 4, n_rows: int = 160) -> Rows:
     score = dense @ rng.standard_normal((9, n_classes)) + 0.5 * rng.standard_normal((n_rows, n_classes))
     score[:, 0] += 0.7
     return _float32(dense), score.argmax(axis=1) * 3.0 - 4.0
+
+
+def columns_of(path: Path, rows: Rows, **options: Any) -> Dataset:
+    """A dataset with both layouts, the column layout in small chunks."""
+    dataset = write_dataset(path, rows, n_chunks=5, **options)
+    make_columns(dataset, **SMALL_COLUMNS)
+    return dataset
+
+
+def unequal_columns(n_classes: int = 2) -> Rows:
+    """A feature of every row, four of a fifth of them, and many of one."""
+    rng = np.random.default_rng(11)
+    dense = np.zeros((120, 90))
+    dense[:, 0] = 1.0
+    dense[:, 1:5] = rng.random((120, 4)) < 0.2
+    for feature in range(5, 90):
+        dense[rng.integers(0, 120), feature] = 1.0
+    return sp.csr_array(dense), np.where(np.arange(120) % 2, 1.0, -1.0) + np.arange(120) % (n_classes - 1)
 
 
 NAMED = {

@@ -177,9 +177,26 @@ def test_newtons_step_finds_the_minimum_of_a_steep_function() -> None:
     eta, _, count = newton_step(
         product, squared, problem_sums, 2, lambda at: log_slopes(1, base, candidate, at)
     )
-    slope = product + eta * squared + log_slopes(1, base, candidate, eta)[:, 0]
-    assert abs(slope[0]) < 1e-3
-    assert count < 20
+
+    def fall(at: np.ndarray) -> float:
+        return float((log_slopes(1, base, candidate, at)[:, 2] - at * product - 0.5 * at**2 * squared)[0])
+
+    best = max(fall(np.array([at])) for at in np.linspace(0.9, 1.0, 100_001))
+    assert fall(eta) > (1 - 1e-3) * best
+    assert count < 10
+
+
+def test_a_row_beside_its_bound_does_not_hold_up_the_line_search() -> None:
+    """Its barrier is at 1.002, so thin that the slope falls until there: 30 sums over all rows were made in vain."""
+    base = np.array([[0.5, 0.5], [1e-3, 1 - 1e-3]])
+    candidate = np.array([[0.5 + 1e-3, 0.5 - 1e-3], [2e-6, 1 - 2e-6]])
+    longest = np.array([[0.0, 0.0, 1e-3 / (1e-3 - 2e-6)]])
+    product = np.array([-9.0])
+    eta, _, count = newton_step(
+        product, np.array([0.1]), longest, 2, lambda at: log_slopes(1, base, candidate, at)
+    )
+    assert count < 6
+    assert 1.0 <= eta[0] < longest[0, 2]
 
 
 def test_a_step_wakes_rows_that_it_leaves_off_their_bounds(data: Dataset) -> None:
@@ -285,7 +302,7 @@ def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_
     )
     assert streamed.converged
     assert streamed.primal_objective == pytest.approx(resident.primal_objective, rel=2e-3)
-    assert streamed.bytes_read > 5 * resident.bytes_read
+    assert streamed.bytes_read > 1.5 * resident.bytes_read
 
 
 def test_liblinears_rule_is_certified_at_the_common_weights(data: Dataset, tmp_path: Path) -> None:
@@ -826,11 +843,11 @@ def test_real_scheduler_and_workers_survive_kills_and_a_lost_scheduler_is_an_err
 ) -> None:
     text = str(real_data("imdb.bigram.tfidf"))
     data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
-    calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4)
+    calm = streamcd.train(data, tmp_path / "calm", loss="hinge", tol=1e-3)  # slow enough to be killed
     run = tmp_path / "run"
     workers = [commands.start_worker(commands.address) for _ in range(3)]
     process = _train_command(
-        "train", data.path, run, "--loss", "log_loss", "--tol", "1e-9", "--scheduler", commands.address
+        "train", data.path, run, "--loss", "hinge", "--tol", "1e-9", "--scheduler", commands.address
     )
     _wait_for_rounds(run, 3, process)
     workers[0].kill()
@@ -847,12 +864,12 @@ def test_real_scheduler_and_workers_survive_kills_and_a_lost_scheduler_is_an_err
     _, address = commands.start_scheduler()
     for _ in range(2):
         commands.start_worker(address)
-    process = _train_command("resume", run, "--tol", "1e-4", "--scheduler", address, "--json")
+    process = _train_command("resume", run, "--tol", "1e-3", "--scheduler", address, "--json")
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     result = json.loads(output)
     assert result["converged"]
-    assert result["primal_objective"] == pytest.approx(calm.primal_objective, rel=2e-4)
+    assert result["primal_objective"] == pytest.approx(calm.primal_objective, rel=2e-3)
     used = [record["workers"] for record in log(run)]
     assert used[committed:] == [2] * (len(used) - committed)
     assert {2, 3} <= set(used[:committed])

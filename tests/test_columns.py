@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, random_rows, write_dataset
 
-from streamcd import transpose
+from streamcd import parallel_transpose, transpose
 from streamcd.columns import Columns, open_columns, verify
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, LockError, UsageError
@@ -108,6 +108,77 @@ def test_result_does_not_depend_on_the_memory(
     monkeypatch.setattr(transpose, "_MAX_BUCKETS", 6)
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, **SMALL)) == expected
+
+
+@pytest.mark.parametrize(("gather", "sort_bytes"), [(200, 900), (10_000, 10**7)])
+def test_result_does_not_depend_on_the_workers(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: int, sort_bytes: int
+) -> None:
+    """Jobs that fit in memory, and jobs that are scattered again; parts that begin within a feature."""
+    expected = files_of(make_columns(dataset, **SMALL))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(gather, sort_bytes))
+    other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
+    assert files_of(make_columns(other, workers=2, **SMALL)) == expected
+    assert verify(other) == []
+    assert [name for name in os.listdir(other.path) if name.startswith(".")] == []
+
+
+def test_jobs_begin_where_parts_do(tmp_path: Path) -> None:
+    """Of a feature that takes several parts, all are in one job; every entry is in one."""
+    rng = np.random.default_rng(5)
+    dense = (rng.random((400, 12)) < np.array([1.0, 0.02] * 6)).astype(float)
+    dataset = write_dataset(
+        tmp_path / "data", (sp.csr_array(dense), np.where(rng.random(400) < 0.5, 1.0, -1.0))
+    )
+    options = transpose._Options(200, 1500, "lz4")
+    jobs = parallel_transpose._jobs(dataset, options, 100)
+    columns = make_columns(dataset, **SMALL)
+    begins = np.searchsorted(columns.chunk_part, np.arange(columns.n_shards))
+    assert 2 < len(jobs) < columns.n_shards
+    assert sum(job[3] for job in jobs) == dataset.n_entries
+    assert [job[1] for job in jobs[:-1]] == [job[0] for job in jobs[1:]]
+    assert (jobs[0][0], jobs[-1][1]) == (0, 12)
+    for start, _, _, _, part in jobs[1:]:
+        assert columns.first_feature[begins[part]] == start
+        assert begins[part] in columns.unit_start
+
+
+@pytest.mark.parametrize("phase", ["scatter", "sort"])
+def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: str) -> None:
+    """SIGKILL to the process that hands out the work, in either phase; asked again, it goes on, to the same bytes."""
+    expected_path = write_dataset(dataset.path.with_name("other"), wide_rows(), n_chunks=7, n_shards=3)
+    expected = files_of(make_columns(expected_path, **SMALL))
+    code = (
+        "import os, signal\n"
+        "from streamcd import transpose\n"
+        "class Killer(transpose.Listener):\n"
+        "    def progress(self, progress):\n"
+        f"        if progress.phase == {phase!r} and progress.done > progress.total / 3:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        f"    transpose.make_columns({str(dataset.path)!r}, listener=Killer(), workers=2, **{SMALL!r})\n"
+    )
+    script = dataset.path.with_name("script.py")
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == -signal.SIGKILL
+    marks = {
+        path.name: path.stat().st_mtime_ns for path in (dataset.path / ".columns.shared").glob("s*-*.json")
+    }
+    assert any(name.startswith(phase) for name in marks)
+    messages: list[str] = []
+
+    class Told(transpose.Listener):
+        def message(self, text: str) -> None:
+            messages.append(text)
+
+        def progress(self, progress: transpose.Progress) -> None:
+            after = {name: (work / name).stat().st_mtime_ns for name in marks}
+            assert after == marks, "what was done was done again"
+
+    work = dataset.path / ".columns.shared"
+    assert files_of(make_columns(dataset, workers=2, listener=Told(), **SMALL)) == expected
+    assert messages
 
 
 def test_interrupted_work_is_not_done_again(

@@ -115,13 +115,13 @@ def assert_within(peak: int, budget: int) -> None:
 
 
 def test_training_stays_within_its_budget(tmp_path: Path) -> None:
-    """157 MB of entries with 30 MB left over beside the interpreter."""
+    """157 MB of entries with 36 MB left over beside the interpreter."""
     decoded = write_large(tmp_path / "data", 160)
-    budget = RESERVED_BYTES + 30_000_000
+    budget = RESERVED_BYTES + 36_000_000
     peak, result = peak_of_training(
         tmp_path / "data", tmp_path / "run", memory=budget, max_passes=3, tol=1e-9
     )
-    assert decoded > 5 * 30_000_000
+    assert decoded > 4 * 36_000_000
     assert_within(peak, budget)
     # it did go through the data, and not by keeping it
     assert result["passes"] == 3

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from crashing import CrashingProcess
 from reference import augmented, exact_optimum, liblinear, loss_values, primal_objectives, run_weights
-from small_datasets import NAMED, multiclass, random_rows, repeated, write_dataset
+from small_datasets import (
+    NAMED,
+    SMALL_COLUMNS,
+    columns_of,
+    multiclass,
+    random_rows,
+    repeated,
+    unequal_columns,
+    write_dataset,
+)
 
 from streamcd.columns import open_columns
 from streamcd.dataset import Dataset
@@ -29,17 +37,10 @@ from streamcd.solvers import CERTIFY, State
 from streamcd.stream import Plan, Stream
 from streamcd.train import train
 from streamcd.transpose import make_columns
+from streamcd.tune import tune
 
 LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")
-SMALL = {"chunk_size": 200, "shard_size": 1500}
-
-
-def columns_of(path: Path, rows: Any, **options: Any) -> Dataset:
-    """A dataset with both layouts, the column layout in small chunks."""
-    dataset = write_dataset(path, rows, n_chunks=5, **options)
-    make_columns(dataset, **SMALL)
-    return dataset
 
 
 def small_windows(dataset: Dataset, share: float = 0.25, *, resident: bool = False) -> Plan:
@@ -149,17 +150,6 @@ def test_every_step_of_algorithm_3_falls_enough(tmp_path: Path, loss: str, C: fl
 # Which coordinate when
 
 
-def unequal_columns(tmp_path: Path) -> Dataset:
-    """Chunks of one feature (in pieces), of a few, and of many."""
-    rng = np.random.default_rng(11)
-    dense = np.zeros((120, 90))
-    dense[:, 0] = 1.0
-    dense[:, 1:5] = rng.random((120, 4)) < 0.2
-    for feature in range(5, 90):
-        dense[rng.integers(0, 120), feature] = 1.0
-    return columns_of(tmp_path / "data", (sp.csr_array(dense), np.where(np.arange(120) % 2, 1.0, -1.0)))
-
-
 def visit_counts(dataset: Dataset, solver: PrimalSolver, plan: Plan, n_reads: int) -> np.ndarray:
     counts = np.zeros((n_reads, dataset.n_features + 1), dtype=np.int64)
     with Stream(dataset, plan, solver.layout, 5) as stream:
@@ -174,7 +164,7 @@ def visit_counts(dataset: Dataset, solver: PrimalSolver, plan: Plan, n_reads: in
 @pytest.mark.parametrize("resident", [False, True])
 def test_online_visits_are_uniform_over_very_unequal_chunks(tmp_path: Path, resident: bool) -> None:
     """Chi-square over 100 passes; the sum over windows of multinomials is, if anything, less dispersed than one."""
-    dataset = unequal_columns(tmp_path)
+    dataset = columns_of(tmp_path / "data", unequal_columns())
     problem = Pass(dataset, "squared_hinge", bias=1.0).problem
     solver = OnlineSolver(problem, dataset, 5)
     sizes = np.diff(open_columns(dataset).item_start)
@@ -190,21 +180,22 @@ def test_online_visits_are_uniform_over_very_unequal_chunks(tmp_path: Path, resi
 
 
 def test_primal_visits_every_coordinate_once_a_pass(tmp_path: Path) -> None:
-    dataset = unequal_columns(tmp_path)
+    dataset = columns_of(tmp_path / "data", unequal_columns())
     problem = Pass(dataset, "squared_hinge", bias=1.0).problem
     counts = visit_counts(dataset, PrimalSolver(problem, dataset, 5), Plan(60, 90, resident=False), 7)
     assert (counts == 1).all()
 
 
 def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
-    dataset = unequal_columns(tmp_path)
+    dataset = columns_of(tmp_path / "data", unequal_columns())
     columns = open_columns(dataset)
     assert np.diff(columns.unit_start).max() > 3
-    for plan in (Plan(60, 90, resident=False), Plan(10**6, 90, resident=True)):
+    for plan in (Plan(120, 90, resident=False), Plan(60, 90, resident=True)):
         solver = Pass(dataset, "squared_hinge").solver
         with Stream(dataset, plan, solver.layout, 5) as stream:
             for window in stream.windows(2):
                 arena = window.arena
+                assert window.sweep is None
                 for place in np.concatenate([np.arange(a, b) for _, a, b in window.pieces()]).tolist():
                     row, value = columns.find(int(arena.feature[place]))
                     entries = slice(arena.indptr[place], arena.indptr[place + 1])
@@ -424,7 +415,7 @@ def test_a_layout_made_anew_is_refused(tmp_path: Path) -> None:
     make_columns(dataset, chunk_size=400, force=True)
     with pytest.raises(CheckpointError, match="column layout"):
         resume(tmp_path / "run", max_passes=3)
-    make_columns(dataset, force=True, **SMALL)
+    make_columns(dataset, force=True, **SMALL_COLUMNS)
     assert resume(tmp_path / "run", max_passes=3).passes == 3
 
 
@@ -466,14 +457,6 @@ def test_auto_takes_the_primal_where_the_rule_says_so(tmp_path: Path) -> None:
         assert any("streamcd columns" in text for text in messages) == (C > 1 and not layout)
 
 
-def test_rows_that_do_not_fit_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
-    """Two scores and a kind a row: 18 bytes each."""
-    dataset = columns_of(tmp_path / "data", random_rows())
-    dataset.n_rows = 10**9
-    with pytest.raises(UsageError, match=r"18 GB scores of all rows .* needed"):
-        train(dataset, tmp_path / "run", method="primal", memory="1GB")
-
-
 def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
     dataset = columns_of(tmp_path / "data", random_rows())
     with pytest.raises(UsageError, match="no solver for hinge"):
@@ -482,9 +465,62 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         train(dataset, tmp_path / "run", method="dual", bias=1.0, unpenalized_bias=True)
     with pytest.raises(UsageError, match="--bias 1"):
         train(dataset, tmp_path / "run", method="primal", unpenalized_bias=True)
-    train(dataset, tmp_path / "run")
-    with pytest.raises(UsageError, match="--start-from"):
-        train(dataset, tmp_path / "run2", method="primal", start_from=tmp_path / "run")
+    train(dataset, tmp_path / "run", method="primal")
+    with pytest.raises(UsageError, match="no dual variables to start from"):
+        train(dataset, tmp_path / "run2", method="dual", start_from=tmp_path / "run")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("method", ["dual", *METHODS])
+def test_a_warm_start_begins_with_the_weights_and_their_scores(
+    tmp_path: Path, loss: str, method: str
+) -> None:
+    """From a run of any method; at the same C the first certificate or the one after a pass or two is enough."""
+    dataset = columns_of(tmp_path / "data", multiclass(), weight=np.linspace(0.1, 3.0, 160))
+    options: dict[str, Any] = {"loss": loss, "bias": 1.5, "max_passes": 9000, "plan": small_windows(dataset)}
+    train(dataset, tmp_path / "first", method=method, tol=1e-6, **options)
+    for name, C in {"same": 1.0, "path": [0.9, 1.3]}.items():
+        asked = {"method": "primal", "C": C, "tol": 1e-4, **options}
+        cold = train(dataset, tmp_path / f"cold-{name}", **asked)
+        warm = train(dataset, tmp_path / f"warm-{name}", start_from=tmp_path / "first", **asked)
+        assert warm.converged
+        assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=2e-4)
+        assert warm.passes <= 3 if name == "same" else warm.passes < cold.passes
+
+
+def test_a_warm_start_is_stopped_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    """In the middle of the read that computes the scores too, in memory and in pages."""
+    dataset = columns_of(tmp_path / "data", multiclass())
+    train(dataset, tmp_path / "first", method="primal", tol=1e-5)
+    results = []
+    for plan in (small_windows(dataset), replace(small_windows(dataset), page_rows=30)):
+        asked = {"method": "online", "C": 2.0, "start_from": tmp_path / "first", "plan": plan}
+        train(dataset, tmp_path / f"whole{plan.page_rows}", **asked)
+        run = tmp_path / f"run{plan.page_rows}"
+        with pytest.raises(Interrupted):
+            train(dataset, run, stop_requested=stopping_after(1), **asked)
+        while True:
+            try:
+                resume(run, stop_requested=stopping_after(1))
+                break
+            except Interrupted:
+                pass
+        results += [ended(run), ended(tmp_path / f"whole{plan.page_rows}")]
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_search_by_a_primal_method_scores_as_the_dual_does(tmp_path: Path, method: str) -> None:
+    dataset = columns_of(tmp_path / "data", multiclass())
+    asked = {"C": [0.01, 1.0], "cv": 3, "tol": 1e-5, "bias": 1.0, "max_passes": 9000}
+    dual = tune(dataset, tmp_path / "dual", method="dual", **asked)
+    primal = tune(dataset, tmp_path / method, method=method, **asked)
+    assert primal.converged
+    assert primal.best_C == dual.best_C
+    for C, scores in dual.scores.items():
+        # optima within 1e-5 of each other may put a row or two of a fold of 53 on either side
+        np.testing.assert_allclose(primal.scores[C]["folds"], scores["folds"], atol=2.5 / 53)
+    assert primal.primal_objective == pytest.approx(dual.primal_objective, rel=2e-5)
 
 
 def test_command_line(tmp_path: Path, streamcd_json: Any) -> None:

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from reference import liblinear, primal_objectives
 from sklearn.datasets import load_svmlight_file
+from sklearn.preprocessing import normalize
 
 import streamcd
 from streamcd.errors import StreamcdError
+from streamcd.transpose import make_columns
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +95,76 @@ def test_accuracies_on_held_out_rows_are_liblinears(
     result = streamcd.train(converted(real_data(name), tmp_path), tmp_path / "run", tol=1e-3)
     accuracy = streamcd.evaluate(real_data(f"{name}.t"), result.model)["accuracy"]
     assert 100 * accuracy == pytest.approx(expected[name], abs=0.3)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+@pytest.mark.parametrize("name", BINARY + MULTICLASS)
+def test_primal_online_and_dual_agree_with_liblinears_primal_solvers(
+    real_data: Callable[[str], Path], tmp_path: Path, name: str, loss: str
+) -> None:
+    """``-s 2`` and ``-s 0`` at a tight tolerance: no certificate excludes their objective, what converges is near it."""
+    options: dict[str, Any] = {"normalize": "l2"} if name == "news20" else {}
+    dataset = streamcd.convert(real_data(name), tmp_path / "data", **options)
+    make_columns(dataset)
+    x, y = rows_of(real_data(name))
+    x = normalize(x) if options else x
+    solver = {"squared_hinge": "-s 2", "log_loss": "-s 0"}[loss]
+    theirs = primal_objectives(loss, x, y, liblinear(loss, x, y, eps=1e-6, options=solver), np.ones(y.size))
+    max_passes = 40 if name == "kdd99_10pct" else 400
+    found = {
+        method: streamcd.train(dataset, tmp_path / method, loss=loss, method=method, max_passes=max_passes)
+        for method in ("dual", "primal", "online")
+    }
+    for result in found.values():
+        for lane, best in zip(result.lanes, theirs, strict=True):
+            assert lane["dual_objective"] <= best * (1 + 1e-6)
+            assert best <= lane["primal_objective"] * (1 + 1e-6)
+        if result.converged:
+            assert result.primal_objective == pytest.approx(theirs.sum(), rel=1e-3)
+    assert found["dual"].converged or name == "kdd99_10pct"
+
+
+@pytest.mark.parametrize("slack", ["hinge", "squared_hinge"])
+def test_both_twin_routes_agree_to_a_millionth_on_a_small_set(
+    real_data: Callable[[str], Path], tmp_path: Path, slack: str
+) -> None:
+    dataset = streamcd.convert(real_data("heart_scale"), tmp_path / "data")
+    dual, classic = (
+        streamcd.train(
+            dataset, tmp_path / method, loss="twin", method=method, slack=slack, tol=1e-7, max_passes=10_000
+        )
+        for method in ("dual", "sor")
+    )
+    assert dual.converged
+    assert classic.converged
+    for one, other in zip(dual.lanes, classic.lanes, strict=True):
+        assert one["primal_objective"] == pytest.approx(other["primal_objective"], rel=1e-6)
+
+
+def test_twin_planes_of_a_million_features_are_refused_by_sor_and_trained_by_dual(
+    real_data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    dataset = streamcd.convert(real_data("imdb.bigram.tfidf"), tmp_path / "data")
+    with pytest.raises(StreamcdError, match=r"TB 1 matrix of 1,520,267 x 1,520,267 .* --method dual"):
+        streamcd.train(dataset, tmp_path / "sor", loss="twin", method="sor")
+    assert streamcd.train(dataset, tmp_path / "dual", loss="twin", method="dual").converged
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("a9a", "dual"), ("a9a", "sor"), ("ijcnn1", "dual"), ("ijcnn1", "sor"), ("kdd99_10pct", "sor"),
+     ("imdb.bigram.tfidf", "dual")],
+)  # fmt: skip
+def test_twin_planes_predict_held_out_rows_about_as_well_as_the_linear_svm(
+    real_data: Callable[[str], Path], tmp_path: Path, name: str, method: str
+) -> None:
+    dataset = streamcd.convert(real_data(name), tmp_path / "data")
+    accuracy = {}
+    for loss, asked in (("squared_hinge", "dual"), ("twin", method)):
+        result = streamcd.train(dataset, tmp_path / loss, loss=loss, method=asked)
+        assert result.converged
+        accuracy[loss] = streamcd.evaluate(real_data(f"{name}.t"), result.model)["accuracy"]
+    assert accuracy["twin"] == pytest.approx(accuracy["squared_hinge"], abs=0.02)
 
 
 def test_a_hundred_million_entries_train_in_400_megabytes_to_the_same_objective(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Seconds a pass: streamcd in memory, streamcd out of core from a cold disk under a cap of memory, and LIBLINEAR.
 
+Beside them the seconds that the disk takes for the bytes of a pass with nothing else to do, which no cold pass can beat.
+
 The contestants take turns, round after round, so that a machine whose speed drifts treats them alike; medians and ratios
 are printed. Out of core, the page cache is dropped before every round, and the process is put into a control group whose
 limit is the memory budget (both need root; without it the table says that the disk was warm and the cap not enforced).
 
-    python tools/bench.py DATASET --memory 400MB --passes 8 --rounds 3
+    python tools/bench.py DATASET --memory 400MB --rounds 3
 
 With ``--convert``, seconds of a conversion instead, by one process and by several in turn; all have to end at the same
 fingerprint. Processor time is shown beside them: what the machine does for others meanwhile does not count there.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -29,14 +32,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.memory import format_size, parse_size
+from streamcd.readahead import ReadAhead
 
+_PIECE = 1 << 20
 _RESIDENT = "streamcd, in memory"
 _STREAMED = "streamcd, out of core"
 _LIBLINEAR = "LIBLINEAR, in memory"
+_DISK = "the disk alone"
 
 
 @click.command()
@@ -44,7 +49,9 @@ _LIBLINEAR = "LIBLINEAR, in memory"
 @click.option("--loss", type=click.Choice(["squared_hinge", "hinge", "log_loss"]), default="squared_hinge")
 @click.option("-C", "cost", type=float, default=1.0, show_default=True)
 @click.option("--memory", default="400MB", show_default=True, help="Budget and cap of the run out of core.")
-@click.option("--passes", type=int, default=8, show_default=True, help="Training passes to time.")
+@click.option(
+    "--passes", type=int, help="Training passes to time; by default as many as LIBLINEAR makes, or 8."
+)
 @click.option("--rounds", type=int, default=3, show_default=True)
 @click.option("--no-liblinear", is_flag=True, help="Leave LIBLINEAR out.")
 @click.option(
@@ -56,7 +63,7 @@ def main(
     loss: str,
     cost: float,
     memory: str,
-    passes: int,
+    passes: int | None,
     rounds: int,
     no_liblinear: bool,
     workers: str | None,
@@ -68,11 +75,13 @@ def main(
         return
     data = open_dataset(dataset)
     plenty = str(4_000_000_000 + 3 * data.n_entries * data.entry_bytes)
-    seconds: dict[str, list[float]] = {_RESIDENT: [], _STREAMED: []}
+    seconds: dict[str, list[float]] = {_RESIDENT: [], _STREAMED: [], _DISK: []}
     if not no_liblinear:
         seconds[_LIBLINEAR] = []
     _train(dataset, loss, cost, plenty, 1)  # compiles the kernels, so that no round does
-    remarks = set()
+    if passes is None:  # as many, because shrinking makes later ones shorter for both
+        passes = 8 if no_liblinear else _liblinear(dataset, loss, cost)[1]
+    remarks = {f"{passes} passes"}
     for _ in range(rounds):
         seconds[_RESIDENT].append(_train(dataset, loss, cost, plenty, passes)["seconds_a_pass"])
         with _memory_cap(parse_size(memory)) as group:
@@ -80,8 +89,9 @@ def main(
             remarks.add("cap enforced" if group else "cap not enforced (no control group)")
             outcome = _train(dataset, loss, cost, memory, passes, group)
         seconds[_STREAMED].append(outcome["seconds_a_pass"])
+        seconds[_DISK].append(_disk_alone(data))
         if not no_liblinear:
-            seconds[_LIBLINEAR].append(_liblinear(dataset, loss, cost))
+            seconds[_LIBLINEAR].append(_liblinear(dataset, loss, cost)[0])
     _show(data, memory, seconds, sorted(remarks), outcome, as_json)
 
 
@@ -175,6 +185,25 @@ def _train(
     }
 
 
+def _disk_alone(data: Dataset) -> float:
+    """Seconds to read the entries' files past the page cache, in pieces of a megabyte, in random order."""
+    pieces = [
+        (path, start, min(_PIECE, path.stat().st_size - start))
+        for path in sorted((data.path / "entries").iterdir())
+        for start in range(0, path.stat().st_size, _PIECE)
+    ]
+    random.Random(len(pieces)).shuffle(pieces)
+    started = time.perf_counter()
+    ahead = ReadAhead()
+    for piece in pieces:
+        ahead.expect(*piece)
+    for path, start, _ in pieces:
+        if ahead.take(path, start) is None:
+            raise click.ClickException(f"{path}: the file system does not read past the page cache")
+    ahead.close()
+    return time.perf_counter() - started
+
+
 def _drop_page_cache() -> bool:
     try:
         os.sync()
@@ -234,8 +263,8 @@ print("seconds", time.perf_counter() - started)
 """
 
 
-def _liblinear(dataset: str, loss: str, cost: float) -> float:
-    """Seconds an iteration of LIBLINEAR's dual solver at its default tolerance, over its own count of iterations."""
+def _liblinear(dataset: str, loss: str, cost: float) -> tuple[float, int]:
+    """Seconds an iteration of LIBLINEAR's dual solver at its default tolerance, and the iterations it made."""
     solver = {"squared_hinge": 1, "hinge": 3, "log_loss": 7}[loss]
     command = [sys.executable, "-c", _LIBLINEAR_PROGRAM, dataset, f"-s {solver} -c {cost}"]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -243,7 +272,7 @@ def _liblinear(dataset: str, loss: str, cost: float) -> float:
     found = re.search(r"^seconds (\S+)", output, re.MULTILINE)
     if not iterations or found is None:
         raise click.ClickException(f"LIBLINEAR printed no count of iterations:\n{output}")
-    return float(found.group(1)) / float(np.sum(iterations))
+    return float(found.group(1)) / sum(iterations), max(iterations)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python tools/model_cluster.py rounds.json --plot cluster.png
 
 How many rounds a training takes does not depend on the hardware: K partitions are trained one after another in this
-process, exactly as K workers would. DATASET needs at least as many shards as there are workers
-(``convert --shard-size``). What a round costs is then arithmetic, for a data set of a stated size (`Hardware`). Needs the
-extra ``plot`` for the picture.
+process, exactly as K workers would. DATASET needs at least twice as many shards as there are workers
+(``convert --shard-size``), for shards are dealt anew in every round. What a round costs
+is then arithmetic, for a data set of a stated size (`Hardware`). Needs the extra ``plot`` for the picture.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Hardware:
     rate : float
         Entries a second that a worker trains on, once they are in memory.
     memory : float
-        Bytes in which a worker keeps decoded entries; what fits is read once.
+        Bytes in which a worker keeps decoded entries; where its shards fit, a round reads them once.
     bandwidth : float
         Bytes a second between any two workers.
     overhead : float
@@ -54,16 +54,18 @@ class Hardware:
     overhead: float = 0.2
 
 
-def round_seconds(hardware: Hardware, n_workers: int, passes: int) -> tuple[float, float]:
-    """Seconds of work and of everything else in a round with so many local passes."""
+def round_seconds(hardware: Hardware, n_workers: int, passes: int, *, dealt: bool) -> tuple[float, float]:
+    """Seconds of work and of everything else in a round with so many local passes, on shards dealt anew or at hand."""
     entries = hardware.n_entries / n_workers
-    train_seconds = entries / hardware.rate
-    # reading and training overlap; what fits in memory is not read again
-    read_seconds = 0.0 if 8 * entries <= hardware.memory else 8 * entries / hardware.disk
+    train_seconds, read_seconds = entries / hardware.rate, 8 * entries / hardware.disk
+    fits = 8 * entries <= hardware.memory
+    reads = (1 if dealt and n_workers > 1 else 0) if fits else passes
+    # reading and training overlap
+    work = reads * max(train_seconds, read_seconds) + (passes - reads) * train_seconds
     depth = math.ceil(math.log2(n_workers)) if n_workers > 1 else 0
     # w to the first worker and from the last, and down and up a tree in which a step moves it once
     network = 2 * (1 + depth) * 8 * hardware.n_features / hardware.bandwidth
-    return passes * max(train_seconds, read_seconds), network + hardware.overhead
+    return work, network + hardware.overhead
 
 
 def sent_bytes(hardware: Hardware, n_workers: int) -> float:
@@ -72,7 +74,7 @@ def sent_bytes(hardware: Hardware, n_workers: int) -> float:
 
 
 def measure(
-    dataset: str, loss: str, workers: list[int], local_passes: int, tol: float, max_passes: int
+    dataset: str, loss: str, workers: list[int], local_passes: int | None, tol: float, max_passes: int
 ) -> list[dict[str, Any]]:
     """Rounds to the gap for every number of workers."""
     found = []
@@ -91,16 +93,18 @@ def measure(
             )
             records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         steps = [record["eta"] for record in records if record["eta"]]
+        rounds = sum(record["kind"] == "train" for record in records)
         found.append(
             {
                 "dataset": Path(dataset).name,
                 "loss": loss,
                 "workers": n_workers,
-                "local_passes": local_passes,
+                "local_passes": round(result.passes / max(rounds, 1)),
                 "tol": tol,
-                "rounds": sum(record["kind"] == "train" for record in records),
+                "rounds": rounds,
                 "certificates": sum(record["kind"] == "certify" for record in records),
                 "smallest_step": min(low for low, _ in steps),
+                "seconds": result.seconds,
                 "gap": result.gap,
                 "converged": result.converged,
                 "primal_objective": result.primal_objective,
@@ -115,12 +119,11 @@ def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[st
     rows = []
     for record in measured:
         n_workers = record["workers"]
-        work, rest = round_seconds(hardware, n_workers, record["local_passes"])
-        read, rest_of_read = round_seconds(hardware, n_workers, 1)
+        work, rest = round_seconds(hardware, n_workers, record["local_passes"], dealt=True)
+        read, rest_of_read = round_seconds(hardware, n_workers, 1, dealt=False)
         seconds = record["rounds"] * (work + rest) + record["certificates"] * (read + rest_of_read)
-        entries_bytes = 8 * hardware.n_entries / n_workers
-        if entries_bytes <= hardware.memory:
-            seconds += entries_bytes / hardware.disk  # read once, kept from then on
+        if n_workers == 1 and 8 * hardware.n_entries <= hardware.memory:
+            seconds += 8 * hardware.n_entries / hardware.disk  # read once, kept from then on
         sent = (record["rounds"] + record["certificates"]) * sent_bytes(hardware, n_workers)
         rows.append({**record, "seconds": seconds, "network_share": rest / (work + rest), "bytes_sent": sent})
     return rows
@@ -129,15 +132,15 @@ def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[st
 def table(hardware: Hardware, measured: list[dict[str, Any]]) -> str:
     """Markdown, a line per number of workers."""
     lines = [
-        "| data, loss | workers | rounds | certificates | smallest step | seconds | of them not work | sent |",
+        "| data, loss | workers | rounds | passes of a worker | certificates | seconds | of them not work | sent |",
         "| --- | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for row in modelled(hardware, measured):
         rounds = f"{row['rounds']:,}" if row["converged"] else f"> {row['rounds']:,} (gap {row['gap']:.1e})"
         lines.append(
-            f"| {row['dataset']}, {row['loss']} | {row['workers']} | {rounds} | {row['certificates']} | "
-            f"{row['smallest_step']:.2g} | {row['seconds']:,.0f} | {row['network_share']:.0%} | "
-            f"{row['bytes_sent'] / 1e9:,.0f} GB |"
+            f"| {row['dataset']}, {row['loss']} | {row['workers']} | {rounds} | "
+            f"{row['rounds'] * row['local_passes']} | {row['certificates']} | {row['seconds']:,.0f} | "
+            f"{row['network_share']:.0%} | {row['bytes_sent'] / 1e9:,.0f} GB |"
         )
     return "\n".join(lines)
 
@@ -150,21 +153,27 @@ def draw(hardware: Hardware, measured: list[dict[str, Any]], path: str) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
-    for name in dict.fromkeys((record["dataset"], record["loss"]) for record in measured):
+    for number, name in enumerate(dict.fromkeys((record["dataset"], record["loss"]) for record in measured)):
         mine = [
             record
             for record in measured
             if (record["dataset"], record["loss"]) == name and record["converged"]
         ]
-        label = ", ".join(name)
-        workers = [record["workers"] for record in mine]
-        left.plot(workers, [record["rounds"] for record in mine], "o-", label=label)
+        workers, colour = [record["workers"] for record in mine], f"C{number}"
+        left.plot(workers, [record["rounds"] for record in mine], "o-", color=colour, label=", ".join(name))
         for style, memory in (("-", hardware.memory), ("--", 0.0)):
             rows = modelled(replace(hardware, memory=memory), mine)
-            seconds = [row["seconds"] for row in rows]
-            right.plot(workers, seconds, "o" + style, label=label + (" from disk" if style == "--" else ""))
+            right.plot(workers, [row["seconds"] for row in rows], "o" + style, color=colour)
+    right.plot([], [], "k-", label=f"shards kept in {hardware.memory / 1e9:.0f} GB where they fit")
+    right.plot([], [], "k--", label="read from disk in every pass")
+    ticks = sorted({record["workers"] for record in measured})
     for axes, what in ((left, "rounds to the gap (measured)"), (right, "seconds (modelled)")):
         axes.set(xscale="log", yscale="log", xlabel="workers", ylabel=what)
+        axes.set_xticks(ticks, labels=[str(tick) for tick in ticks], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(axis="y", which="both", labelsize=7)
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=7)
     figure.tight_layout()
@@ -175,7 +184,7 @@ def draw(hardware: Hardware, measured: list[dict[str, Any]], path: str) -> None:
 @click.argument("sources", nargs=-1, required=True)
 @click.option("--losses", default="log_loss,squared_hinge,hinge", show_default=True)
 @click.option("--workers", default="1,2,4,8,16,32,64,128,256", show_default=True)
-@click.option("--local-passes", default="1", show_default=True, help="Several, with commas between.")
+@click.option("--local-passes", help="Several, with commas between; train's default where none is given.")
 @click.option("--tol", type=float, default=1e-2, show_default=True)
 @click.option("--max-passes", type=int, default=1000, show_default=True)
 @click.option("-o", "out", help="JSON of what was measured, to be given as a source later.")
@@ -184,7 +193,7 @@ def main(
     sources: tuple[str, ...],
     losses: str,
     workers: str,
-    local_passes: str,
+    local_passes: str | None,
     tol: float,
     max_passes: int,
     out: str | None,
@@ -198,10 +207,12 @@ def main(
             measured += json.loads(Path(source).read_text())
             continue
         shards = open_dataset(source).n_shards
-        if shards < max(numbers):
-            raise click.UsageError(f"{source} has {shards} shards, fewer than {max(numbers)} workers")
+        if shards < 2 * max(numbers) > 2:
+            raise click.UsageError(
+                f"{source} has {shards} shards, fewer than two for each of {max(numbers)} workers"
+            )
         for loss in losses.split(","):
-            for passes in map(int, local_passes.split(",")):
+            for passes in map(int, local_passes.split(",")) if local_passes else [None]:
                 measured += measure(source, loss, numbers, passes, tol, max_passes)
     if out:
         Path(out).write_text(json.dumps(measured, indent=1) + "\n")

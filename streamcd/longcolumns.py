@@ -1,0 +1,130 @@
+"""A visit of one column that is not in memory as a whole, or whose rows are not: sweep after sweep, piece after piece.
+
+The same step as `primal_kernels.primal_visit` makes, with the same sums in the same order, so the same bits. It costs a read
+of the column (and of its rows' pages) for the derivatives, one for every trial that a step needs, and one for the move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import primal_kernels
+from .kernels import N_STEPS, N_VISITED
+from .rowscores import PagedRows, Rows, RowsInMemory, place_of
+from .stream import ColumnArena
+
+
+@dataclass(frozen=True)
+class LongColumn:
+    """A column, and what a visit of it needs.
+
+    Attributes
+    ----------
+    arena : ColumnArena
+    sweep : callable, or None
+        `stream.Window.sweep`; None for the bias, which has the value `bias` in every row.
+    rows : RowsInMemory or PagedRows
+    bias : float
+    ridge : float
+        1, or 0 where the column's weight is not penalised.
+    w : ndarray of float64, shape (lanes,)
+        The column's weights; changed in place.
+    signed, loss, totals
+        See `primal_kernels`.
+    """
+
+    arena: ColumnArena
+    sweep: Callable[[], Iterator[int]] | None
+    rows: RowsInMemory | PagedRows
+    bias: float
+    ridge: float
+    w: np.ndarray
+    signed: np.ndarray
+    loss: int
+    totals: np.ndarray
+
+    def pieces(self, *, fresh: bool = False, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Any]]:
+        """All pieces in order: the rows of each, and the arguments with which its kernels begin."""
+        row, value = self.arena.row, self.arena.value
+        if self.sweep is None:
+            for rows in self.rows.stretches(fresh=fresh, saved=saved):
+                yield rows, (0, rows.score.shape[0], True, row, value, self.bias)
+            return
+        for n in self.sweep():
+            start = 0
+            for rows in self.rows.stretches(int(row[0]), int(row[n - 1]) + 1, fresh=fresh, saved=saved):
+                behind = rows.first + rows.score.shape[0]
+                stop = start + place_of(row[start:n], behind)
+                row[start:stop] -= rows.first  # the next sweep decodes them again
+                yield rows, (start, stop, False, row, value, self.bias)
+                start = stop
+
+
+def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
+    """One step along the column in every lane of `lanes`; changes w, scores and totals as `primal_kernels.primal_visit`."""
+    n_lanes = column.w.size
+    sums = np.zeros((n_lanes, 4))
+    for rows, piece in column.pieces():
+        primal_kernels.piece_slopes(
+            *piece, *_row_arrays(rows), column.signed, column.loss, begins, lanes, sums
+        )
+    steps = np.zeros((n_lanes, 3))
+    own = column.ridge * column.w
+    primal_kernels.begin_steps(sums, own, column.ridge, column.loss, begins, lanes, column.totals, steps)
+    chosen = _line_search(column, own, lanes[steps[lanes, 1] != 0.0], steps)
+    moving = np.flatnonzero(chosen)
+    if moving.size:
+        column.w[moving] += chosen[moving]
+        for rows, piece in column.pieces(saved=("score",)):
+            primal_kernels.piece_moves(*piece, rows.score.reshape(-1), moving, chosen)
+
+
+def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The step that each lane makes, 0 for none, shape (lanes,)."""
+    chosen = np.zeros(column.w.size)
+    gradient, step, free = steps[:, 0], steps[:, 1].copy(), steps[:, 2]
+    share = 1.0
+    for _ in range(primal_kernels.HALVINGS):
+        accepted = share <= free[lanes]
+        trying = lanes[~accepted]
+        if trying.size:
+            changes = np.zeros(column.w.size)
+            for rows, piece in column.pieces():
+                primal_kernels.piece_changes(
+                    *piece, *_row_arrays(rows), column.signed, column.loss, trying, step, changes
+                )
+            column.totals[trying, N_STEPS] += 1
+            accepted = accepted | [
+                primal_kernels.is_enough(
+                    changes[lane], own[lane], column.ridge, gradient[lane], step[lane], column.loss
+                )
+                for lane in lanes
+            ]
+        chosen[lanes[accepted]] = step[lanes[accepted]]
+        lanes = lanes[~accepted]
+        if not lanes.size:
+            break
+        share *= 0.5
+        step *= 0.5
+    return chosen
+
+
+def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
+    """What `primal_kernels.primal_certify` does with a column; changes the fresh scores and totals."""
+    sums = np.zeros(column.w.size)
+    for rows, piece in column.pieces(fresh=True, saved=("fresh",)):
+        primal_kernels.piece_dual_sums(
+            *piece, *_row_arrays(rows), column.signed, column.loss, side, lanes, sums
+        )
+        primal_kernels.piece_moves(*piece, rows.fresh.reshape(-1), lanes, column.w)
+    column.totals[lanes, N_VISITED] += 1
+    if column.ridge:
+        primal_kernels.tell_differences(column.w, sums, lanes, column.totals)
+
+
+def _row_arrays(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return rows.score.reshape(-1), rows.kind, rows.weight

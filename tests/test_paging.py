@@ -1,0 +1,309 @@
+"""Rows and features that do not fit in memory: the same bits from a file of pages and from sweeps, within the budget."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crashing import CrashingProcess
+from small_datasets import columns_of, unequal_columns
+from test_memory import assert_within, peak_of_training
+
+from streamcd.columns import open_columns
+from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+from streamcd.errors import CheckpointError, Interrupted, UsageError
+from streamcd.kernels import N_STEPS
+from streamcd.memory import RESERVED_BYTES
+from streamcd.primal import PrimalSolver
+from streamcd.primal_kernels import compact_rows
+from streamcd.progress import Listener
+from streamcd.resume import resume
+from streamcd.stream import ColumnLayout, Plan, Stream
+from streamcd.train import make_config, make_lanes, make_options, stop_rule, train
+from streamcd.transpose import make_columns
+
+LOSSES = ("squared_hinge", "log_loss")
+METHODS = ("primal", "online")
+PAGED = Plan(60, 90, resident=False, page_rows=7)
+"""Of `unequal_columns`: the feature of all rows does not fit in a window, and rows are in 18 pages."""
+
+
+def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    """The weights, and the log without times and bytes."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"], line["bytes_read"]
+    model = run / "model" if (run / "model").exists() else run / "models"
+    return b"".join(path.read_bytes() for path in sorted(model.rglob("weights.npy"))), lines
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same bits
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("primal", {"C": 0.5}),
+        ("online", {"C": [0.3, 500.0], "bias": 0.7, "class_weight": {-1.0: 2.0}}),
+        ("primal", {"C": 3.0, "bias": 1.0, "unpenalized_bias": True}),
+    ],
+    ids=["plain", "lanes", "free bias"],
+)
+def test_pages_and_sweeps_give_the_same_bits(
+    tmp_path: Path, loss: str, method: str, options: dict[str, Any]
+) -> None:
+    """All in memory; the large feature in sweeps; scores in pages, of some rows, of all."""
+    weight = np.linspace(0.1, 3.0, 120) if "bias" in options else None
+    rows = unequal_columns(3 if isinstance(options["C"], list) else 2)
+    dataset = columns_of(tmp_path / "data", rows, weight=weight)
+    plans = {
+        "memory": replace(PAGED, resident=True, page_rows=0),
+        "sweeps": replace(PAGED, page_rows=0),
+        "pages": PAGED,
+        "a page": replace(PAGED, page_rows=1000),
+    }
+    found = {}
+    for name, plan in plans.items():
+        asked = {"loss": loss, "method": method, "tol": 0.1, "max_passes": 12, "plan": plan, **options}
+        train(dataset, tmp_path / name, **asked)
+        found[name] = ended(tmp_path / name)
+    lines = found["memory"][1]
+    assert sum(line["gap"] is not None for line in lines) > 0, "certificates too"
+    assert all(ends == found["memory"] for ends in found.values())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_pages_give_the_same_bits_where_windows_hold_the_large_feature(tmp_path: Path, loss: str) -> None:
+    dataset = columns_of(tmp_path / "data", unequal_columns())
+    for name, plan in {"memory": Plan(150, 90, True), "pages": Plan(150, 90, False, 13)}.items():
+        train(dataset, tmp_path / name, loss=loss, bias=1.0, method="primal", tol=1e-5, plan=plan)
+    assert ended(tmp_path / "pages") == ended(tmp_path / "memory")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
+    """From scores of 10 where hardly a row has a loss, Newton's step along the feature of all rows goes much too far."""
+    x, _ = unequal_columns()
+    y = np.where(np.arange(120) % 20, 1.0, -1.0)
+    dataset = columns_of(tmp_path / "data", (x, y))
+    found = []
+    for number, plan in enumerate(
+        (replace(PAGED, resident=True, page_rows=0), replace(PAGED, page_rows=0), PAGED)
+    ):
+        problem = make_lanes(dataset, make_options(loss, "primal", [1.0, 0.5], 2.0, {-1.0: 1e-9}, None, 0))
+        solver = PrimalSolver(problem, dataset, 0)
+        if plan.page_rows:
+            solver.page_rows(tmp_path / f"rows{number}", plan.page_rows).write_constants()
+        state = solver.new_state()
+        state.w[[0, -1]] = [[30.0, 20.0], [15.0, 20.0]]
+        for rows in solver._rows(state).stretches(saved=("score",)):
+            rows.score[:] = 10.0
+        with Stream(dataset, plan, solver.layout, 0) as stream:
+            order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
+            for window in stream.windows(0):
+                solver.visit(window, state, order, np.uint64(window.number))
+        scores = [rows.score.tobytes() for rows in solver._rows(state).stretches()]
+        found.append((state.w.tobytes(), state.totals.tobytes(), b"".join(scores)))
+        assert state.totals[:, N_STEPS].max() >= 6, "steps were not halved"
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 7, 100, 5000])
+def test_rows_are_numbered_ascending(at_a_time: int) -> None:
+    rng = np.random.default_rng(2)
+    columns = [np.sort(rng.choice(1000, size, replace=False)) for size in (0, 1, 40, 300, 2)]
+    row = np.concatenate(columns).astype(np.int32)
+    indptr = np.concatenate([[0], np.cumsum([column.size for column in columns])])
+    expected, numbers = np.unique(row, return_inverse=True)
+    listed = np.empty(row.size, dtype=np.int32)
+    scratch = np.empty(len(columns), dtype=np.int64), np.empty(at_a_time, dtype=np.int64)
+    n = compact_rows(indptr, row, len(columns), 1000, *scratch, listed)
+    assert listed[:n].tolist() == expected.tolist()
+    assert row.tolist() == numbers.tolist()
+
+
+def test_a_sweep_brings_all_entries_of_a_large_feature_in_order(tmp_path: Path) -> None:
+    """As often as it is asked, while the next window is read into the other arena."""
+    dataset = columns_of(tmp_path / "data", unequal_columns())
+    columns = open_columns(dataset)
+    row, value = columns.find(0)
+    with Stream(dataset, PAGED, ColumnLayout(), 5) as stream:
+        for read in range(3):
+            seen = 0
+            for window in stream.windows(read):
+                if window.sweep is None:
+                    assert window.n_entries <= 60
+                    assert 0 not in window.arena.feature[: window.stop.max()]
+                    continue
+                seen += 1
+                assert window.arena.feature[0] == 0
+                assert window.n_entries == 120
+                for _ in range(3):
+                    pieces = [
+                        (window.arena.row[:n].copy(), window.arena.value[:n].copy()) for n in window.sweep()
+                    ]
+                    assert 2 <= len(pieces) < 5
+                    np.testing.assert_array_equal(np.concatenate([piece[0] for piece in pieces]), row)
+                    np.testing.assert_array_equal(np.concatenate([piece[1] for piece in pieces]), value)
+            assert seen == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stop, kill, resume
+
+
+@pytest.fixture(scope="module")
+def doomed() -> Iterator[CrashingProcess]:
+    with CrashingProcess() as process:
+        yield process
+
+
+def stopping_after(n_windows: int) -> Callable[[], int | None]:
+    left = iter(range(n_windows))
+    return lambda: None if next(left, None) is not None else 15
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_paged_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(
+    tmp_path: Path, method: str
+) -> None:
+    dataset = columns_of(tmp_path / "data", unequal_columns(3), weight=np.linspace(0.1, 3.0, 120))
+    asked = {"method": method, "bias": 1.0, "tol": 1e-3, "plan": PAGED}
+    train(dataset, tmp_path / "whole", **asked)
+    expected = ended(tmp_path / "whole")
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(dataset, run, stop_requested=stopping_after(2), **asked)
+    for _ in range(1000):
+        try:
+            resume(run, stop_requested=stopping_after(3))
+            break
+        except Interrupted:
+            pass
+    assert ended(run) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_paged_run_killed_anywhere_and_resumed_ends_with_the_same_bits(
+    doomed: CrashingProcess, tmp_path: Path, method: str
+) -> None:
+    """SIGKILL at moments and at single operations on files, some half done, some with what was not synced lost."""
+    dataset = columns_of(tmp_path / "data", unequal_columns())
+    asked = {"loss": "squared_hinge", "method": method, "bias": 1.0, "tol": 0.0, "max_passes": 6}
+    train(dataset, tmp_path / "whole", plan=PAGED, **asked)
+    expected = ended(tmp_path / "whole")
+    rng = np.random.default_rng(5)
+    run = tmp_path / "run"
+    begin = {"dataset": dataset.path, "run": run, "plan": astuple(PAGED), "checkpoint_every": 0.02, **asked}
+    call, arguments, kills = "train", begin, 0
+    while kills < 12:
+        at = {"at": int(rng.integers(20, 900)), "half": bool(kills % 2), "power": kills % 3 == 0}
+        answer = doomed(call, {"after": float(rng.uniform(0.0, 0.1))} if kills % 4 == 3 else at, **arguments)
+        if answer["ended"] == "killed":
+            kills += 1
+        if not (run / "state.npz").exists():  # before the first checkpoint there is nothing to resume
+            shutil.rmtree(run)
+            call, arguments = "train", begin
+            continue
+        call, arguments = "resume", {"run": run, "checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
+        if answer["ended"] == "done":
+            assert ended(run) == expected
+            shutil.rmtree(run)
+            call, arguments = "train", begin
+    if call == "resume":
+        resume(run, checkpoint_every=60.0)
+        assert ended(run) == expected
+
+
+def test_damage_of_a_page_is_found_and_named(tmp_path: Path) -> None:
+    dataset = columns_of(tmp_path / "data", unequal_columns())
+    run = tmp_path / "run"
+    train(dataset, run, method="primal", max_passes=3, tol=0.0, plan=PAGED)
+    path = run / "rows" / "part-00000.bin"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(CheckpointError, match=str(path)):
+        resume(run, max_passes=5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The plan, and the memory
+
+
+def planned(dataset: Dataset, budget: int, **options: Any) -> Plan:
+    """The plan that a training would have."""
+    asked = make_options("squared_hinge", "primal", 1.0, -1.0, None, None, 0) | options
+    config = make_config(dataset, asked, stop_rule(None, None, 10), budget, 60.0, None, Listener())
+    return Plan(**config["plan"])
+
+
+def test_scores_are_paged_where_they_do_not_fit(tmp_path: Path) -> None:
+    """18 bytes a row with one lane; refused with the arithmetic only where no window and no page fits."""
+    dataset = columns_of(tmp_path / "data", unequal_columns())
+    assert planned(dataset, 10**9).page_rows == 0
+    dataset.n_rows = 10**9
+    assert planned(dataset, 20 * 10**9).page_rows == 0
+    plan = planned(dataset, 18 * 10**9)
+    assert plan.page_rows > 0
+    assert not plan.resident
+    assert planned(dataset, 10**9).page_rows == plan.page_rows
+    with pytest.raises(UsageError, match=r"pages of scores .* needed"):
+        planned(dataset, RESERVED_BYTES + 25_000_000)
+
+
+def write_many_rows(path: Path, n_chunks: int, chunk_rows: int = 1 << 16) -> None:
+    """Rows of four entries: one of a feature of all rows, one of a feature of half of them, two of 200 others."""
+    writer = DatasetWriter(
+        path, index_dtype=np.int32, value_dtype=np.float32, row_dtype=np.int32, shard_bytes=1 << 28
+    )
+    counts = np.zeros(2, dtype=np.int64)
+    occurs = np.zeros(203, dtype=np.int64)
+    for chunk in range(n_chunks):
+        rng = np.random.default_rng([3, chunk])
+        feature = np.empty((chunk_rows, 4), dtype=np.int32)
+        feature[:, 0], feature[:, 1] = 0, rng.integers(1, 3, chunk_rows)
+        feature[:, 2] = rng.integers(3, 103, chunk_rows)
+        feature[:, 3] = rng.integers(103, 203, chunk_rows)
+        value = rng.standard_normal((chunk_rows, 4), dtype=np.float32)
+        label = (value[:, 0] + value[:, 1] + value[:, 3] * (feature[:, 3] - 150) / 50 > 0).astype(float)
+        counts += np.bincount(label.astype(int), minlength=2)
+        occurs += np.bincount(feature.reshape(-1), minlength=203)
+        source = np.arange(chunk * chunk_rows, (chunk + 1) * chunk_rows)
+        indptr = np.arange(chunk_rows + 1, dtype=np.int64) * 4
+        writer.write_chunk(source, label, None, indptr, feature.reshape(-1), value.reshape(-1))
+    zeros = np.zeros(203)
+    names = ("min", "max", "mean", "mean_square")
+    writer.write_features([{"feature": np.arange(203), "n_entries": occurs, **dict.fromkeys(names, zeros)}])
+    writer.close(
+        n_features=203, index_base=1, classes=[0, 1], class_counts=counts.tolist(), label_kind="integer", seed=0,
+        source=[],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n_chunks", [40, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_paged_training_stays_within_its_budget(tmp_path: Path, n_chunks: int) -> None:
+    """More rows than fit (2.6 and 6.6 million: 47 and 118 MB), a feature of all of them, 46 MB beside the interpreter.
+
+    What the interpreter's reserve leaves would hide the smaller, not the larger.
+    """
+    write_many_rows(tmp_path / "data", n_chunks)
+    make_columns(tmp_path / "data")
+    budget = RESERVED_BYTES + 46_000_000
+    dataset = open_dataset(tmp_path / "data")
+    assert 18 * dataset.n_rows > 46_000_000
+    peak, result = peak_of_training(
+        tmp_path / "data", tmp_path / "run", method="primal", bias=1.0, memory=budget, max_passes=1, tol=1e-9,
+        checkpoint_every=1.0,
+    )  # fmt: skip
+    plan = Plan(**json.loads((tmp_path / "run" / "config.json").read_text())["plan"])
+    assert plan.page_rows > 0
+    assert plan.window_entries < dataset.n_rows, "the feature of all rows is read in pieces"
+    assert_within(peak, budget)
+    assert result["passes"] == 1
