@@ -562,8 +562,11 @@ def test_a_session_that_was_killed_leaves_no_partition_behind(
     assert (weights(tmp_path / "run") == weights(tmp_path / "made")).all()
 
 
-def test_workers_that_lost_w_are_sent_the_whole(client: Any, data: Dataset, tmp_path: Path) -> None:
+def test_workers_that_lost_w_are_sent_the_whole(client: Any, tmp_path: Path) -> None:
     """They used to be sent the changes again and again."""
+    x, y = random_rows(300, 12, seed=3)
+    x.resize((300, 400))  # so that sending what changed pays
+    data = write_dataset(tmp_path / "wide", (x, y), n_chunks=8, n_shards=4)
     run, struck = tmp_path / "run", []
 
     def forget() -> int | None:
