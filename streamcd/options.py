@@ -156,7 +156,7 @@ def refused_option(name: str, advice: str) -> Callable[[Command], Command]:
         if value is not None:
             raise UsageError(f"{name} is not for {context.command.name}: {advice}")
 
-    return click.option(name, hidden=True, expose_value=False, callback=refuse)
+    return click.option(name, hidden=True, expose_value=False, callback=refuse, help=f"Refused: {advice}.")
 
 
 def quiet_option(command: Command) -> Command:
