@@ -62,7 +62,7 @@ def test_groups_of_lanes_end_where_all_lanes_together_end(
     group = train_module._group_lanes
 
     def two(*arguments: Any, **options: Any) -> Any:
-        return 2, group(*arguments, **options)[1]
+        return 2, *group(*arguments, **options)[1:]
 
     monkeypatch.setattr(train_module, "_group_lanes", two)
     apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
