@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,10 @@ import scipy.sparse as sp
 from streamcd.dataset import Dataset, DatasetWriter, open_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell starts what it puts in the background with Ctrl-C ignored, which processes hand down: those that tests interrupt
+# would not notice.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

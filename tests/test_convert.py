@@ -527,7 +527,7 @@ def test_an_interrupted_conversion_cleans_up(
     conversion_in_progress: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     conversion_in_progress.send_signal(signal.SIGINT)
-    conversion_in_progress.wait()
+    conversion_in_progress.wait(60)
     assert [path.name for path in tmp_path.iterdir()] == ["text.libsvm"]
 
 
