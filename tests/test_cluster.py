@@ -651,7 +651,7 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
     text = str(real_data("imdb.bigram.tfidf"))
     data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
     calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4, client=Simulation(3))
-    moment = 1 + 6 * np.random.default_rng(seed).random()
+    moment = 0.5 + 3 * np.random.default_rng(seed).random()  # it takes some four seconds on two cores
     run = tmp_path / "run"
     with open_client(None, 3) as client:
         victims = list(client.run(os.getpid).values())
@@ -678,7 +678,7 @@ def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
     from streamcd.cluster import open_client
 
     data = write_dataset(tmp_path / "data", random_rows(3000, 40, seed=5), n_chunks=48, n_shards=12)
-    options: dict[str, Any] = {"loss": "log_loss", "C": 0.1, "tol": 1e-4, "max_passes": 3000}
+    options: dict[str, Any] = {"loss": "hinge", "tol": 1e-3, "max_passes": 30_000}
     calm = streamcd.train(data, tmp_path / "calm", client=Simulation(3), **options)
     rng, begun, killed = np.random.default_rng(7), time.monotonic(), []
     moments = begun + 5 + np.cumsum(2 + 3 * rng.random(5))
@@ -697,12 +697,12 @@ def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
 
         with pytest.raises(Interrupted):
             streamcd.train(
-                data, run, client=client, worker_timeout=60, stop_requested=kill, **{**options, "tol": 1e-13}
+                data, run, client=client, worker_timeout=60, stop_requested=kill, **{**options, "tol": 1e-9}
             )
-        result = streamcd.resume(run, client=client, tol=1e-4)
+        result = streamcd.resume(run, client=client, tol=1e-3)
     assert len(killed) == 5
     assert result.converged
-    assert result.primal_objective == pytest.approx(calm.primal_objective, rel=2e-4)
+    assert result.primal_objective == pytest.approx(calm.primal_objective, rel=2e-3)
     kept = [r["objective_estimate"] - r["gap_estimate"] for r in log(run) if r["kind"] == "train"]
     assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in itertools.pairwise(kept))
 
