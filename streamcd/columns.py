@@ -9,7 +9,6 @@ names the dataset's fingerprint, which the layout does not change.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from . import kernels
-from .dataset import MAX_OPEN_PARTS, Dataset, manifest_fingerprint
+from .dataset import MAX_OPEN_PARTS, Dataset, file_problems, manifest_fingerprint
 from .errors import DatasetError
 from .parquet import (
     OpenParts,
@@ -217,7 +216,7 @@ def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
     path = dataset.path / FOLDER
     manifest = _read_manifest(dataset)
     if check_files:
-        for problem in _file_problems(path, manifest):
+        for problem in file_problems(path, _files(manifest)):
             raise DatasetError(f"{problem}; {_AGAIN}")
     chunks_path = path / "chunks.parquet"
     with reading(chunks_path):
@@ -264,18 +263,6 @@ def _files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
             yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
 
 
-def _file_problems(path: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
-    for name, n_bytes, _ in _files(manifest):
-        try:
-            found = os.stat(path / name).st_size
-        except FileNotFoundError:
-            yield f"{path / name}: the file is missing"
-            continue
-        if found != n_bytes:
-            kind = "truncated" if found < n_bytes else "too long"
-            yield f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
-
-
 def verify(dataset: Dataset, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
     """Check a dataset and, where there is one, its column layout against it.
 
@@ -307,7 +294,7 @@ def _column_problems(dataset: Dataset, listener: Listener, *, compare: bool) -> 
         columns = open_columns(dataset, check_files=False)
     except DatasetError as error:
         return [str(error)]
-    problems += _file_problems(columns.path, columns.manifest)
+    problems += file_problems(columns.path, _files(columns.manifest))
     if problems:
         return problems
     for name, _, checksum in _files(columns.manifest):

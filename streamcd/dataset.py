@@ -396,7 +396,7 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     path = Path(path)
     manifest = _read_manifest(path)
     if check_files:
-        for problem in _file_problems(path, manifest):
+        for problem in file_problems(path, _files(manifest)):
             raise DatasetError(problem + "; restore the file or convert the data again")
     chunks_path = path / "chunks.parquet"
     with reading(chunks_path):
@@ -445,9 +445,9 @@ def _files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
             yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
 
 
-def _file_problems(path: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Files that are missing or have another size than the manifest says."""
-    for name, n_bytes, _ in _files(manifest):
+def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator[str]:
+    """Files in a directory that are missing or have other bytes than listed, by name, bytes and checksum; a line each."""
+    for name, n_bytes, _ in files:
         try:
             found = os.stat(path / name).st_size
         except FileNotFoundError:
@@ -556,7 +556,7 @@ def _check_chunk(dataset: Dataset, chunk: int, damaged: set[str]) -> _Checked:
 
 def _problems(dataset: Dataset, checks: _Checks) -> Iterator[str]:
     damaged = set()
-    for problem in _file_problems(dataset.path, dataset.manifest):
+    for problem in file_problems(dataset.path, _files(dataset.manifest)):
         damaged.add(problem.split(": ")[0])
         yield problem
     files = [

@@ -38,7 +38,7 @@ class PrimalSolver:
 
     with_replacement = False
 
-    sums_up_w = False  # there are no warm starts
+    sums_up_w = False  # a warm start brings w alone
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
