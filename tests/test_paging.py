@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashing import CrashingProcess
+from interrupted import ended, resume_by_threes, stopping_after
 from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
@@ -32,15 +33,6 @@ LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")
 PAGED = Plan(60, 90, resident=False, page_rows=7)
 """Of `unequal_columns`: the feature of all rows does not fit in a window, and rows are in 18 pages."""
-
-
-def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """The weights, and the log without times and bytes."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["seconds"], line["bytes_read"]
-    model = run / "model" if (run / "model").exists() else run / "models"
-    return b"".join(path.read_bytes() for path in sorted(model.rglob("weights.npy"))), lines
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -166,11 +158,6 @@ def doomed() -> Iterator[CrashingProcess]:
         yield process
 
 
-def stopping_after(n_windows: int) -> Callable[[], int | None]:
-    left = iter(range(n_windows))
-    return lambda: None if next(left, None) is not None else 15
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_paged_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(
     tmp_path: Path, method: str
@@ -182,12 +169,7 @@ def test_a_paged_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(dataset, run, stop_requested=stopping_after(2), **asked)
-    for _ in range(1000):
-        try:
-            resume(run, stop_requested=stopping_after(3))
-            break
-        except Interrupted:
-            pass
+    resume_by_threes(run)
     assert ended(run) == expected
 
 

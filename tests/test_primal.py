@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashing import CrashingProcess
+from interrupted import ended, resume_by_threes, stopping_after
 from reference import augmented, exact_optimum, liblinear, loss_values, primal_objectives, run_weights
 from small_datasets import (
     NAMED,
@@ -346,18 +347,6 @@ def doomed() -> Iterator[CrashingProcess]:
         yield process
 
 
-def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["seconds"], line["bytes_read"]
-    return (run / "model" / "weights.npy").read_bytes(), lines
-
-
-def stopping_after(n_windows: int) -> Callable[[], int | None]:
-    left = iter(range(n_windows))
-    return lambda: None if next(left, None) is not None else 15
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("resident", [False, True])
 def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
@@ -373,12 +362,7 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(dataset, run, stop_requested=stopping_after(2), **asked)
-    for _ in range(1000):
-        try:
-            resume(run, stop_requested=stopping_after(3))
-            break
-        except Interrupted:
-            pass
+    resume_by_threes(run)
     assert ended(run) == expected
 
 

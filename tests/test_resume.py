@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashing import CrashingProcess
+from interrupted import ended
 from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import label_sorted, multiclass, random_rows, windows_of, write_dataset
 
@@ -42,14 +42,6 @@ def doomed() -> Iterator[CrashingProcess]:
 def dataset(tmp_path: Path) -> Dataset:
     """Two classes, ten chunks, three shards."""
     return write_dataset(tmp_path / "data", random_rows(300, 12, seed=21), n_chunks=10, n_shards=3)
-
-
-def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """What has to be the same, bit for bit: the weights, and the log but for its seconds and bytes."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["seconds"], line["bytes_read"]
-    return (run / "model" / "weights.npy").read_bytes(), lines
 
 
 def options(loss: str = "squared_hinge", **changed: Any) -> dict[str, Any]:

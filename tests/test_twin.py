@@ -15,6 +15,7 @@ import pytest
 import quadprog
 import scipy.sparse as sp
 from crashing import CrashingProcess
+from interrupted import ended
 from reference import augmented, hinge_optimum, loss_values, run_dual, run_weights
 from small_datasets import (
     NAMED,
@@ -256,13 +257,6 @@ def test_out_of_core_is_resident_bit_for_bit(
 def doomed() -> Iterator[CrashingProcess]:
     with CrashingProcess() as process:
         yield process
-
-
-def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["seconds"], line["bytes_read"]
-    return (run / "model" / "weights.npy").read_bytes(), lines
 
 
 @pytest.mark.parametrize(
