@@ -26,6 +26,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 class CrashingProcess:
     """The test's end of the line; a context manager."""
@@ -64,14 +66,16 @@ class DoomedFiles:
     """Counts operations on files and dies at one of them; keeps what a power cut would take back.
 
     A write to a slot, a rename and the log's last lines are taken back unless a sync of the file (of the directory, for a
-    rename) came between them and the end: the worst that a disk may do.
+    rename) came between them and the end: the worst that a disk may do. Of what an earlier process left, the log is safe as
+    far as the last checkpoint knows it.
     """
 
-    def __init__(self, at: int, half: bool, power: bool) -> None:
+    def __init__(self, run: Path, at: int, half: bool, power: bool) -> None:
         self.at, self.half, self.power, self.count = at, half, power, 0
         self.unsynced: list[tuple[int, int, bytes]] = []  # descriptor, offset, bytes before
         self.renames: list[tuple[str, str | None]] = []  # name, copy of the file before
-        self.synced_bytes: dict[str, int] = {}
+        self.log = run.resolve() / "log.jsonl"
+        self.synced_bytes = {str(self.log): _log_bytes(run / "state.npz")}
         self._pwritev, self._fsync, self._replace = os.pwritev, os.fsync, os.replace
 
     def install(self) -> None:
@@ -125,10 +129,17 @@ class DoomedFiles:
                     os.unlink(target)
                 else:
                     self._replace(copy, target)
-            for log in {Path(name).parent / "log.jsonl" for name in self.synced_bytes}:
-                if log.exists():
-                    os.truncate(log, min(self.synced_bytes.get(str(log), 0), log.stat().st_size))
+            if self.log.exists():
+                os.truncate(self.log, min(self.synced_bytes[str(self.log)], self.log.stat().st_size))
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _log_bytes(state: Path) -> int:
+    """Of the log, what the last checkpoint vouches for."""
+    if not state.exists():
+        return 0
+    with np.load(state) as arrays:
+        return int(arrays["log_bytes"])
 
 
 def _work(order: dict[str, Any], ready: int, report: int) -> None:
@@ -138,7 +149,9 @@ def _work(order: dict[str, Any], ready: int, report: int) -> None:
     from streamcd.train import train
 
     die, arguments = order["die"], order["arguments"]
-    files = DoomedFiles(die.get("at", 0), die.get("half", False), die.get("power", False))
+    files = DoomedFiles(
+        Path(arguments["run"]), die.get("at", 0), die.get("half", False), die.get("power", False)
+    )
     files.install()
 
     def first_window() -> None:

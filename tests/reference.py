@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,15 @@ def run_dual(run: Path, dataset: Dataset, alpha_width: int, n_flags: int) -> tup
 
 def liblinear(
     loss: str, x: sp.csr_array, y: np.ndarray, *, C: float = 1.0, bias: float = -1.0, eps: float = 1e-8,
-    options: str = "",
+    options: str = "", seed: int = 1,
 ) -> np.ndarray:  # fmt: skip
-    """Weights that LIBLINEAR ends with, shape (d [+ 1], vectors), classes ascending, of two the larger positive."""
+    """Weights that LIBLINEAR ends with, shape (d [+ 1], vectors), classes ascending, of two the larger positive.
+
+    It draws from the C library's generator, which is shared by all that the process did before: `seed` sets that.
+    """
     from liblinear import liblinearutil
 
+    ctypes.CDLL(None).srand(seed)
     arguments = f"-s {LIBLINEAR_NUMBERS[loss]} -c {C!r} -e {eps!r} -B {bias!r} -q {options}"
     matrix = sp.csr_matrix(x)
     model = liblinearutil.train(liblinearutil.problem(y, matrix, bias), liblinearutil.parameter(arguments))

@@ -96,7 +96,8 @@ def peak_of_training(
     assert process.stdout is not None
     last, result = json.loads(process.stdout.read())
     assert process.returncode == 0
-    assert result["peak_memory_bytes"] <= last
+    # the kernel's counters of a process are summed up by processor, and may go back by some pages from one look to the next
+    assert result["peak_memory_bytes"] <= last + 4_000_000
     return max(peak, last), result
 
 

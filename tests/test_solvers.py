@@ -406,7 +406,7 @@ def test_balanced_classes_weigh_the_same(fit: Callable[..., Result], tmp_path: P
 def test_eps_rule_ends_as_near_to_the_optimum_as_liblinears(
     fit: Callable[..., Result], tmp_path: Path, loss: str, eps: float
 ) -> None:
-    """The same rule on the same problem: both stop at violations of the same size, in about as many passes."""
+    """The same rule on the same problem: both stop at violations of the same size; LIBLINEAR's luck varies by its seed."""
     rows = random_rows(300, 15, seed=12)
     C = 0.1
     dataset = write_dataset(tmp_path / "data", rows)
@@ -416,9 +416,9 @@ def test_eps_rule_ends_as_near_to_the_optimum_as_liblinears(
     # measured at the end at fixed weights; the rule saw each row at its own moment of the last pass
     assert result.violation <= 3 * eps
     best = optimum(loss, rows, C=C).sum()
-    peer = primal_objectives(
-        loss, augmented(rows[0], -1), rows[1], liblinear(loss, *rows, C=C, eps=eps), C
-    ).sum()
+    weights = [liblinear(loss, *rows, C=C, eps=eps, seed=seed) for seed in range(9)]
+    peers = [primal_objectives(loss, augmented(rows[0], -1), rows[1], w, C).sum() for w in weights]
+    peer = np.median(peers)
     assert result.primal_objective - best <= 10 * (peer - best) + 1e-9 * best
 
 
