@@ -84,6 +84,10 @@ class _Shards:
         """The scaling, with its divisors."""
         return self.scaling if self.scales is None else replace(self.scaling, scales=np.load(self.scales))
 
+    def reader(self) -> RunReader:
+        """What reads the runs."""
+        return RunReader(self.form, self.n_runs, self.sort_bytes, self.wide)
+
     def part(self, number: int, row0: int) -> PartWriter:
         """What writes a shard."""
         return PartWriter(
@@ -189,9 +193,8 @@ def _merge_distinct(directory: Path, n_pieces: int, n_bytes: int, out: Path) -> 
 
 def _plan_buckets(shards: _Shards, start: int, stop: int, lengths: Path) -> list[Cell]:
     """Cut buckets into cells, and write the entries of their rows in final order."""
-    reader = RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide)
-    cells = [cell for bucket in range(start, stop) for cell in reader.cells(bucket)]
-    with open(lengths, "wb") as file:
+    with shards.reader() as reader, open(lengths, "wb") as file:
+        cells = [cell for bucket in range(start, stop) for cell in reader.cells(bucket)]
         for cell in cells:
             reader.lengths(cell).tofile(file)
     return cells
@@ -206,9 +209,9 @@ def _write_shard(shards: _Shards, shard: _Shard) -> _Written:
     shape = shards.shape
     if shards.original is not None:
         shape = replace(shape, original=np.load(shards.original, mmap_mode="r"))
-    reader = RunReader(shards.form, shards.n_runs, shards.sort_bytes, shards.wide)
-    chunks = (shape.numbered(chunk) for chunk in _chunks(reader, shard))
-    return _encode(shards, shard.number, shards.part(shard.number, shard.row0), chunks)
+    with shards.reader() as reader:
+        chunks = (shape.numbered(chunk) for chunk in _chunks(reader, shard))
+        return _encode(shards, shard.number, shards.part(shard.number, shard.row0), chunks)
 
 
 def _rescale_shard(shards: _Shards, unscaled: Path, number: int) -> _Written:

@@ -9,29 +9,24 @@ which run.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from .shuffle import (
-    ROW_BYTES,
-    Arena,
-    Rows,
-    _read_header,
-    _read_segment,
-    _write_segment,
-    row_keys,
-)
+from .shuffle import ROW_BYTES, Arena, Rows, fill_with_segment, row_keys, segment_columns
 
 MAX_BITS = 12
-_MOST_INDICES = 32  # of runs, in memory: some 100 kB each, where there are as many buckets as can be
+_MOST_OPEN = 128  # runs, of two files each; a process commonly may have 1,024
 _SPLIT_LIMIT = 40  # bits at which buckets are not split further: by then no two rows share them
 
-_SEGMENT = np.dtype([("offset", np.int64), ("n_rows", np.int64), ("n_entries", np.int64)])
-_HEADER_BYTES = 24
+_SEGMENT = struct.Struct("=4q")
 
 
 @dataclass(frozen=True)
@@ -69,6 +64,15 @@ class RunFormat:
         return place.astype(np.uint64) if self.seed is None else row_keys(place, self.seed)
 
 
+class Segment(NamedTuple):
+    """Rows of a bucket, one after the other in a run's file."""
+
+    offset: int
+    n_rows: int
+    n_entries: int
+    index_bytes: int
+
+
 class RunWriter:
     """Writes one run.
 
@@ -84,10 +88,10 @@ class RunWriter:
         self._form, self._memory_bytes = form, memory_bytes
         self._segment_bytes = max(memory_bytes // 32, 1 << 16)
         self._path = form.path(number)
-        self._file: BinaryIO = open(self._path, "wb", buffering=0)  # noqa: SIM115 - closed in close()
+        self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - closed in close()
         self._offset = 0
         self._arena: Arena | None = None
-        self._segments: list[list[tuple[int, int, int]]] = [[] for _ in range(form.n_buckets)]
+        self._segments: list[list[Segment]] = [[] for _ in range(form.n_buckets)]
 
     def append(self, rows: Rows, wide: bool) -> None:
         """Take the next rows of the source; `wide` where there are indices that need 64 bits."""
@@ -106,10 +110,10 @@ class RunWriter:
         self._spill()
         self._file.close()
         starts = np.cumsum([0, *(len(bucket) for bucket in self._segments)])
-        segments = np.array([segment for bucket in self._segments for segment in bucket], dtype=_SEGMENT)
         with open(_index_path(self._path), "wb") as file:
             starts.astype(np.int64).tofile(file)
-            segments.tofile(file)
+            for segment in (segment for bucket in self._segments for segment in bucket):
+                file.write(_SEGMENT.pack(*segment))
 
     def _spill(self) -> None:
         if self._arena is None or not self._arena.n_rows:
@@ -127,7 +131,7 @@ class RunWriter:
             start = end
         self._arena.clear()
 
-    def _write(self, segments: list[tuple[int, int, int]], rows: Rows, order: np.ndarray) -> None:
+    def _write(self, segments: list[Segment], rows: Rows, order: np.ndarray) -> None:
         assert self._arena is not None
         size = np.cumsum((rows.indptr[order + 1] - rows.indptr[order]) * self._arena.entry_bytes + ROW_BYTES)
         start = 0
@@ -135,24 +139,50 @@ class RunWriter:
             limit = self._segment_bytes + (int(size[start - 1]) if start else 0)
             stop = max(int(np.searchsorted(size, limit, side="right")), start + 1)
             taken = rows.take(order[start:stop])
-            _write_segment(self._file, taken)
-            segments.append((self._offset, taken.n_rows, taken.n_entries))
-            self._offset = self._file.tell()
+            columns = segment_columns(taken)
+            segments.append(Segment(self._offset, taken.n_rows, taken.n_entries, taken.index.itemsize))
+            self._offset += sum(column.nbytes for column in columns)
+            _write_columns(self._file.fileno(), columns)
             start = stop
 
 
+def _write_columns(descriptor: int, columns: Sequence[np.ndarray]) -> None:
+    """Append arrays to a file; one call to the system is enough unless the disk is nearly full."""
+    left = [column.data.cast("B") for column in columns]
+    while left:
+        left = _without(left, os.writev(descriptor, left))
+
+
+def _read_columns(descriptor: int, name: Path, offset: int, columns: Sequence[np.ndarray]) -> None:
+    """Fill arrays from a place in a file on."""
+    left = [column.data.cast("B") for column in columns]
+    while left:
+        n_bytes = os.preadv(descriptor, left, offset)
+        if not n_bytes:
+            raise OSError(f"{name}: a temporary file is shorter than what was written to it")
+        left, offset = _without(left, n_bytes), offset + n_bytes
+
+
+def _without(buffers: list[memoryview], n_bytes: int) -> list[memoryview]:
+    """What is left of buffers after so many bytes."""
+    while buffers and n_bytes >= len(buffers[0]):
+        n_bytes -= len(buffers[0])
+        buffers = buffers[1:]
+    return [buffers[0][n_bytes:], *buffers[1:]] if buffers else []
+
+
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+_fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
 
 
-def _give_back(file: BinaryIO, start: int, stop: int) -> None:
+def _give_back(descriptor: int, start: int, n_bytes: int) -> None:
     """Free the blocks, and the cached pages, of a part of a file; where the file system cannot, nothing happens.
 
     What is read and written at that moment takes their place: less disk, and no waiting for pages to be found.
     """
-    fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
-    if fallocate is not None:
-        arguments = ctypes.c_int64(start), ctypes.c_int64(stop - start)
-        fallocate(ctypes.c_int(file.fileno()), ctypes.c_int(_PUNCH_HOLE), *arguments)
+    if _fallocate is not None:
+        place = ctypes.c_int64(start), ctypes.c_int64(n_bytes)
+        _fallocate(ctypes.c_int(descriptor), ctypes.c_int(_PUNCH_HOLE), *place)
 
 
 def _index_path(path: Path) -> Path:
@@ -178,8 +208,30 @@ class Cell:
     segment: int | None = None
 
 
+class _Run:
+    """A run's files, open for reading; what is read of the index is read for the occasion, and not kept."""
+
+    def __init__(self, path: Path, n_buckets: int) -> None:
+        self.path, self._n_buckets = path, n_buckets
+        self.descriptor = os.open(path, os.O_RDWR)  # to give back what was read
+        self._index = os.open(_index_path(path), os.O_RDONLY)
+
+    def segments(self, bucket: int) -> list[Segment]:
+        first, stop = struct.unpack("=2q", os.pread(self._index, 16, 8 * bucket))
+        offset = 8 * (self._n_buckets + 1) + _SEGMENT.size * first
+        found = os.pread(self._index, _SEGMENT.size * (stop - first), offset)
+        return [Segment(*fields) for fields in _SEGMENT.iter_unpack(found)]
+
+    def read(self, offset: int, columns: Sequence[np.ndarray]) -> None:
+        _read_columns(self.descriptor, self.path, offset, columns)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        os.close(self._index)
+
+
 class RunReader:
-    """Reads buckets from all runs.
+    """Reads buckets from all runs; a context, which closes their files.
 
     Parameters
     ----------
@@ -196,21 +248,28 @@ class RunReader:
         self._index_dtype = np.dtype(np.int64 if wide else np.int32)
         self._entry_bytes = self._index_dtype.itemsize + form.value_dtype.itemsize
         self._arena: Arena | None = None
-        self._indices: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._open: OrderedDict[int, _Run] = OrderedDict()
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for run in self._open.values():
+            run.close()
+        self._open.clear()
 
     def cells(self, bucket: int) -> list[Cell]:
         """Cut a bucket into cells, in their order."""
         if self._form.seed is None:
-            segments = self._segments(bucket, bucket)
+            segments = self._run(bucket).segments(0)
             return [
-                Cell(bucket, int(segment["n_rows"]), int(segment["n_entries"]), segment=number)
+                Cell(bucket, segment.n_rows, segment.n_entries, segment=number)
                 for number, segment in enumerate(segments)
             ]
         depth, n_rows, n_entries = self._form.bits, np.zeros(1, np.int64), np.zeros(1, np.int64)
-        for run in range(self._n_runs):
-            segments = self._segments(bucket, run)
-            n_rows += segments["n_rows"].sum()
-            n_entries += segments["n_entries"].sum()
+        for _, segment in self._segments(bucket, None):
+            n_rows += segment.n_rows
+            n_entries += segment.n_entries
         while (self._n_bytes(n_rows, n_entries) > self._memory_bytes).any() and depth < _SPLIT_LIMIT:
             depth += 2
             n_rows, n_entries = self._histogram(bucket, depth)
@@ -242,35 +301,41 @@ class RunReader:
                 self._memory_bytes, self._index_dtype, self._form.value_dtype, self._form.weighted
             )
         self._arena.clear()
-        for file, number in self._files(cell.bucket, cell.segment, "r+b" if last else "rb"):
-            self._read(file, number, cell)
+        for run, segment in self._segments(cell.bucket, cell.segment):
+            self._read(run, segment, cell)
             if last and self._is_whole(cell):
-                _give_back(file, int(number["offset"]), file.tell())
+                _give_back(run.descriptor, segment.offset, self._n_file_bytes(segment))
         rows = self._arena.rows()
         return rows, np.argsort(self._form.keys(rows.place))
 
-    def _read(self, file: BinaryIO, segment: np.void, cell: Cell) -> None:
+    def _read(self, run: _Run, segment: Segment, cell: Cell) -> None:
         assert self._arena is not None
-        file.seek(int(segment["offset"]))
-        header = _read_header(file)
-        assert header is not None
-        n_rows, n_entries, index_dtype = header
         if self._is_whole(cell):
-            entry0 = self._arena.n_entries
-            _read_segment(file, self._arena.reserve(n_rows, n_entries), index_dtype, entry0)
+            self._read_into(self._arena, run, segment)
             return
         # a part of a bucket that is too large as a whole: the segment is read, what belongs to the part is kept
         segment_arena = Arena(
-            n_rows * ROW_BYTES + n_entries * self._entry_bytes + ROW_BYTES,
+            segment.n_rows * ROW_BYTES + segment.n_entries * self._entry_bytes + ROW_BYTES,
             self._index_dtype,
             self._form.value_dtype,
             self._form.weighted,
         )
-        _read_segment(file, segment_arena.reserve(n_rows, n_entries), index_dtype, 0)
+        self._read_into(segment_arena, run, segment)
         rows = segment_arena.rows()
         chosen = np.flatnonzero(self._chosen(cell, self._form.keys(rows.place)))
         if chosen.size:
             self._arena.append(rows.take(chosen))
+
+    def _read_into(self, arena: Arena, run: _Run, segment: Segment) -> None:
+        entry0 = arena.n_entries
+        room = arena.reserve(segment.n_rows, segment.n_entries)
+        dtype = np.dtype(f"i{segment.index_bytes}")
+        fill_with_segment(room, dtype, entry0, partial(run.read, segment.offset))
+
+    def _n_file_bytes(self, segment: Segment) -> int:
+        per_row = 8 * (4 if self._form.weighted else 3)
+        per_entry = segment.index_bytes + self._form.value_dtype.itemsize
+        return segment.n_rows * per_row + segment.n_entries * per_entry
 
     def _is_whole(self, cell: Cell) -> bool:
         """Whether a cell is all of its segments."""
@@ -295,33 +360,25 @@ class RunReader:
         return n_rows, n_entries
 
     def _keys_and_counts(self, bucket: int, segment: int | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for file, found in self._files(bucket, segment):
-            n_rows = int(found["n_rows"])
-            file.seek(int(found["offset"]) + _HEADER_BYTES)
-            place, counts = np.fromfile(file, np.int64, 2 * n_rows).reshape(2, n_rows)
+        for run, found in self._segments(bucket, segment):
+            place, counts = np.empty((2, found.n_rows), np.int64)
+            run.read(found.offset, [place, counts])
             yield self._form.keys(place), counts
 
-    def _files(self, bucket: int, only: int | None, mode: str = "rb") -> Iterator[tuple[BinaryIO, np.void]]:
-        """The open file and the index's entry of every segment of a bucket, run by run."""
-        for run in range(self._n_runs) if self._form.seed is not None else (bucket,):
-            segments = self._segments(bucket, run)
-            if segments.size:
-                with open(self._form.path(run), mode, buffering=0) as opened:
-                    file = cast(BinaryIO, opened)
-                    yield from ((file, found) for n, found in enumerate(segments) if only in (None, n))
+    def _segments(self, bucket: int, only: int | None) -> Iterator[tuple[_Run, Segment]]:
+        """Every segment of a bucket, or one alone, and the run that holds it, run by run."""
+        if self._form.seed is None:  # runs are buckets
+            run = self._run(bucket)
+            yield from ((run, segment) for n, segment in enumerate(run.segments(0)) if only in (None, n))
+            return
+        for number in range(self._n_runs):
+            run = self._run(number)
+            yield from ((run, segment) for segment in run.segments(bucket))
 
-    def _segments(self, bucket: int, run: int) -> np.ndarray:
-        place = 0 if self._form.seed is None else bucket
-        starts, segments = self._index(run)
-        return segments[starts[place] : starts[place + 1]]
-
-    def _index(self, run: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where the segments of a run's buckets begin among its segments, and these; a bounded number is kept."""
-        if run not in self._indices:
-            path = _index_path(self._form.path(run))
-            n_starts = self._form.n_buckets + 1
-            found = np.fromfile(path, np.int64, n_starts), np.fromfile(path, _SEGMENT, offset=8 * n_starts)
-            if len(self._indices) >= _MOST_INDICES:
-                self._indices.pop(next(iter(self._indices)))
-            self._indices[run] = found
-        return self._indices[run]
+    def _run(self, number: int) -> _Run:
+        """An open run; a bounded number stays open."""
+        if number not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            self._open[number] = _Run(self._form.path(number), self._form.n_buckets)
+        return self._open[number]

@@ -7,12 +7,14 @@ A bucket that turns out too large is scattered again by the next bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numba import njit
 
 ROW_BYTES = 72
 """What a row takes in memory besides its entries: place, label, weight, offset, key, and its part of the sort."""
@@ -70,19 +72,37 @@ class Rows:
 
     def take(self, rows: np.ndarray) -> Rows:
         """Copy the given rows, in the given order."""
-        start = self.indptr[rows]
-        counts = self.indptr[rows + 1] - start
         indptr = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(counts, out=indptr[1:])
-        entries = np.arange(indptr[-1]) + np.repeat(start - indptr[:-1], counts)
+        np.cumsum(self.indptr[rows + 1] - self.indptr[rows], out=indptr[1:])
+        index = np.empty(indptr[-1], self.index.dtype)
+        value = np.empty(indptr[-1], self.value.dtype)
+        _gather(rows, self.indptr, self.index, self.value, index, value)
         return Rows(
             self.place[rows],
             self.label[rows],
             None if self.weight is None else self.weight[rows],
             indptr,
-            self.index[entries],
-            self.value[entries],
+            index,
+            value,
         )
+
+
+@njit(cache=True, nogil=True)
+def _gather(
+    rows: np.ndarray,
+    indptr: np.ndarray,
+    index: np.ndarray,
+    value: np.ndarray,
+    out_index: np.ndarray,
+    out_value: np.ndarray,
+) -> None:
+    """Copy the entries of rows, one after the other."""
+    end = 0
+    for row in rows:
+        for entry in range(indptr[row], indptr[row + 1]):
+            out_index[end] = index[entry]
+            out_value[end] = value[entry]
+            end += 1
 
 
 def concatenate(pieces: list[Rows]) -> Rows:
@@ -183,13 +203,16 @@ class Arena:
 # Bucket files: segments of rows, each a header and its columns
 
 
+def segment_columns(rows: Rows) -> list[np.ndarray]:
+    """What is written of rows; what decides the order and the cut into chunks comes first, to be read alone."""
+    columns = (rows.place, np.diff(rows.indptr), rows.label, rows.weight, rows.index, rows.value)
+    return [column for column in columns if column is not None and column.size]
+
+
 def _write_segment(file: BinaryIO, rows: Rows) -> None:
     header = np.array([rows.n_rows, rows.n_entries, rows.index.itemsize], dtype=np.int64)
-    # what decides the order and the cut into chunks comes first, to be read alone
-    columns = [rows.place, np.diff(rows.indptr), rows.label, rows.weight, rows.index, rows.value]
-    for column in (header, *columns):
-        if column is not None and column.size:
-            _write_all(file, column.data.cast("B"))
+    for column in (header, *segment_columns(rows)):
+        _write_all(file, column.data.cast("B"))
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:
@@ -205,18 +228,32 @@ def _read_header(file: BinaryIO) -> tuple[int, int, np.dtype] | None:
     return n_rows, n_entries, np.dtype(f"i{index_bytes}")
 
 
-def _read_column(file: BinaryIO, column: np.ndarray) -> None:
-    if column.size and file.readinto(column) != column.nbytes:  # type: ignore[attr-defined]
-        raise OSError(f"{file.name}: a temporary file is shorter than what was written to it")
+def _read_columns(file: BinaryIO, columns: list[np.ndarray]) -> None:
+    for column in columns:
+        if file.readinto(column) != column.nbytes:  # type: ignore[attr-defined]
+            raise OSError(f"{file.name}: a temporary file is shorter than what was written to it")
 
 
-def _read_segment(file: BinaryIO, room: Rows, index_dtype: np.dtype, entry0: int) -> None:
-    """Fill reserved room with a segment whose header was read."""
+def fill_with_segment(
+    room: Rows, index_dtype: np.dtype, entry0: int, read: Callable[[list[np.ndarray]], None]
+) -> None:
+    """Fill reserved room with a segment.
+
+    Parameters
+    ----------
+    room : Rows
+        Of an arena.
+    index_dtype : dtype
+        Of the indices in the segment.
+    entry0 : int
+        Entries in the arena before the room.
+    read : callable
+        Reads arrays, as `segment_columns` has them, one after the other.
+    """
     counts = np.empty(room.n_rows, np.int64)
     index = room.index if room.index.dtype == index_dtype else np.empty(room.n_entries, index_dtype)
-    for column in (room.place, counts, room.label, room.weight, index, room.value):
-        if column is not None:
-            _read_column(file, column)
+    columns = (room.place, counts, room.label, room.weight, index, room.value)
+    read([column for column in columns if column is not None and column.size])
     np.cumsum(counts, out=room.indptr)
     room.indptr += entry0
     if index is not room.index:
@@ -401,7 +438,8 @@ class Sorter:
                     yield arena.rows()
                     arena.clear()
                 entry0 = arena.n_entries
-                _read_segment(file, arena.reserve(n_rows, n_entries), segment_dtype, entry0)
+                room = arena.reserve(n_rows, n_entries)
+                fill_with_segment(room, segment_dtype, entry0, partial(_read_columns, file))
         if arena.n_rows:
             yield arena.rows()
 

@@ -24,7 +24,7 @@ from .errors import DataError, UsageError
 from .memory import format_size
 
 STANDARD_INPUT = "-"
-LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 1 << 20, 32 << 20
+LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 1 << 20, 128 << 20
 """Of pieces that several processes read."""
 
 PADDING = 16

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 VERSION = {"__version__"}
 
 DOORS = {
-    "numba": {"kernels", "primal_kernels", "boxqp_kernels", "svmlight", "features", "transpose"},
+    "numba": {"kernels", "primal_kernels", "boxqp_kernels", "svmlight", "features", "shuffle", "transpose"},
     "llvmlite": {"kernels", "svmlight"},
     "pyarrow": {"parquet", "dataset", "columns", "convert", "sources", "svmlight"},
     "rich": {"console"},
