@@ -7,7 +7,6 @@ and then replaces ``state.npz``, whose slot bits point to it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,12 +15,13 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from .dataset import sync_directory, write_file_atomically
 from .errors import CheckpointError, LockError
+from .locks import release_lock, take_lock
 
 FORMAT = "streamcd-run"
 FORMAT_VERSION = 1
@@ -250,7 +250,8 @@ class Run:
     def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:
-            self._lock.close()
+            release_lock(self._lock)
+            self._lock = None
 
     def __enter__(self) -> Run:
         return self
@@ -298,14 +299,11 @@ def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarr
             yield np.frombuffer(file.read(count * dtype.itemsize), dtype=dtype).reshape(-1, n_columns)
 
 
-def _lock(path: Path) -> BinaryIO:
-    file = open(path / "lock", "ab")  # noqa: SIM115 - held open as long as the run
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise LockError(f"{path}: another process is using this run; wait for it to end or stop it") from None
-    return file
+def _lock(path: Path) -> int:
+    lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT)
+    if lock is None:
+        raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
+    return lock
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -364,11 +362,15 @@ def create_run(path: Path, *, force: bool) -> Run:
         )
     run = Run(path)
     # the configuration goes last: what an interrupted removal leaves is still known as a run, and --force removes it
-    for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+    try:
+        for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    except BaseException:
+        run.close()
+        raise
     return run
 
 

@@ -8,7 +8,6 @@ source is spread over files of the same order.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from .features import (
     in_groups,
     sorted_distinct,
 )
+from .locks import release_lock, take_lock
 from .memory import RESERVED_BYTES, format_size, parse_size, require
 from .parallel import Workers, checked_workers, memory_per_worker
 from .progress import Listener, Progress
@@ -371,22 +371,19 @@ def _locked(work: Path) -> Iterator[None]:
     """Hold the lock file in a directory, which is made where it is not there."""
     while True:
         work.mkdir(exist_ok=True)
-        lock = os.open(work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the one who held it may have removed the file after we opened it
-            if _same_file(lock, work / "lock"):
-                break
-        except BlockingIOError:
-            os.close(lock)
+        lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT)
+        if lock is None:
             raise EnvironmentFailure(
                 f"{work}: another conversion writes this dataset; wait for it or stop it"
-            ) from None
-        os.close(lock)
+            )
+        # the one who held it may have removed the file after we opened it
+        if _same_file(lock, work / "lock"):
+            break
+        release_lock(lock)
     try:
         yield
     finally:
-        os.close(lock)
+        release_lock(lock)
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

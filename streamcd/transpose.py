@@ -12,7 +12,6 @@ options of the format, not of the memory. What was done is kept in checkpoints: 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ from numba import njit
 from .columns import FOLDER, Columns, ColumnsWriter, has_columns, open_columns
 from .dataset import Dataset, open_dataset
 from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
+from .locks import release_lock, take_lock
 from .memory import parse_size, require
 from .parallel import Workers, checked_workers, memory_per_worker
 from .parquet import sync_directory, write_file_atomically
@@ -239,17 +239,13 @@ def _record_bytes(dataset: Dataset) -> int:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDONLY)
+    lock = take_lock(path)
+    if lock is None:
+        raise LockError(f"{path}: another process makes its column layout; wait for it to end or stop it")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LockError(
-                f"{path}: another process makes its column layout; wait for it to end or stop it"
-            ) from None
         yield
     finally:
-        os.close(descriptor)
+        release_lock(lock)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -247,7 +248,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that a process has started and that run Python's worker code."""
+    """Workers of a process: those that it has started, but for the one that looks after semaphores."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -256,7 +257,7 @@ def descendants(pid: int) -> list[int]:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == pid and b"spawn_main" in line and fields[0] != "Z":
+            if int(fields[1]) == pid and b"resource_tracker" not in line and fields[0] != "Z":
                 found.append(int(entry.name))
     return found
 
@@ -295,6 +296,39 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: P
     assert "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_workers_end_with_a_process_that_is_killed(text_file: Path, tmp_path: Path) -> None:
+    with open(tmp_path / "large", "wb") as large:
+        for _ in range(200):
+            large.write(text_file.read_bytes())
+    process = subprocess.Popen(
+        command("convert", tmp_path / "large", tmp_path / "data", "--workers", 3, "--memory", "1500MB"),
+        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT,
+    )  # fmt: skip
+    workers = eventually(lambda: len(found := descendants(process.pid)) == 3 and found)
+    process.kill()
+    process.wait()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_a_process_with_threads_is_not_copied() -> None:
+    """Its workers are started from nothing, and give the same answers."""
+    told = threading.Event()
+    thread = threading.Thread(target=told.wait)
+    before = descendants(os.getpid())
+    thread.start()
+    try:
+        with Workers(2, Listener(), "streamcd.parallel") as workers:
+            spawned = workers.run(os.getppid, [()])
+            started = set(descendants(os.getpid())).difference(before)
+            lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in started]
+    finally:
+        told.set()
+        thread.join()
+    assert spawned == [os.getpid()]
+    assert len(lines) == 2
+    assert all(b"spawn_main" in line for line in lines)
 
 
 def test_progress_covers_all_workers(text_file: Path, tmp_path: Path, lend: Callable[[int], int]) -> None:
