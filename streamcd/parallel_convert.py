@@ -256,7 +256,7 @@ def _chunks(reader: RunReader, shard: _Shard) -> Iterator[Rows]:
     for row0, cell in shard.cells:
         start = max(shard.row0 - row0, 0)
         end = min(shard.row0 + shard.n_rows - row0, cell.n_rows)
-        rows, order = reader.load(cell, last=end - start == cell.n_rows)  # else a neighbour reads it too
+        rows, order = reader.load(cell)
         while start < end:
             stop = min(start + missing, end)
             pending.append(rows.take(order[start:stop]))

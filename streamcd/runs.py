@@ -8,7 +8,6 @@ which run.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from collections import OrderedDict
@@ -171,20 +170,6 @@ def _without(buffers: list[memoryview], n_bytes: int) -> list[memoryview]:
     return [buffers[0][n_bytes:], *buffers[1:]] if buffers else []
 
 
-_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-_fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
-
-
-def _give_back(descriptor: int, start: int, n_bytes: int) -> None:
-    """Free the blocks, and the cached pages, of a part of a file; where the file system cannot, nothing happens.
-
-    What is read and written at that moment takes their place: less disk, and no waiting for pages to be found.
-    """
-    if _fallocate is not None:
-        place = ctypes.c_int64(start), ctypes.c_int64(n_bytes)
-        _fallocate(ctypes.c_int(descriptor), ctypes.c_int(_PUNCH_HOLE), *place)
-
-
 def _index_path(path: Path) -> Path:
     return path.with_name(path.name + ".index")
 
@@ -213,7 +198,7 @@ class _Run:
 
     def __init__(self, path: Path, n_buckets: int) -> None:
         self.path, self._n_buckets = path, n_buckets
-        self.descriptor = os.open(path, os.O_RDWR)  # to give back what was read
+        self._data = os.open(path, os.O_RDONLY)
         self._index = os.open(_index_path(path), os.O_RDONLY)
 
     def segments(self, bucket: int) -> list[Segment]:
@@ -223,10 +208,10 @@ class _Run:
         return [Segment(*fields) for fields in _SEGMENT.iter_unpack(found)]
 
     def read(self, offset: int, columns: Sequence[np.ndarray]) -> None:
-        _read_columns(self.descriptor, self.path, offset, columns)
+        _read_columns(self._data, self.path, offset, columns)
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        os.close(self._data)
         os.close(self._index)
 
 
@@ -291,11 +276,8 @@ class RunReader:
         counts: np.ndarray = np.concatenate([counts for _, counts in found])
         return counts[np.argsort(keys)]
 
-    def load(self, cell: Cell, last: bool = False) -> tuple[Rows, np.ndarray]:
-        """A cell's rows, and their order; the memory is used again for the next one's.
-
-        With `last`, nobody reads the cell any more: its place on the disk is given back.
-        """
+    def load(self, cell: Cell) -> tuple[Rows, np.ndarray]:
+        """A cell's rows, and their order; the memory is used again for the next one's."""
         if self._arena is None:
             self._arena = Arena(
                 self._memory_bytes, self._index_dtype, self._form.value_dtype, self._form.weighted
@@ -303,8 +285,6 @@ class RunReader:
         self._arena.clear()
         for run, segment in self._segments(cell.bucket, cell.segment):
             self._read(run, segment, cell)
-            if last and self._is_whole(cell):
-                _give_back(run.descriptor, segment.offset, self._n_file_bytes(segment))
         rows = self._arena.rows()
         return rows, np.argsort(self._form.keys(rows.place))
 
@@ -331,11 +311,6 @@ class RunReader:
         room = arena.reserve(segment.n_rows, segment.n_entries)
         dtype = np.dtype(f"i{segment.index_bytes}")
         fill_with_segment(room, dtype, entry0, partial(run.read, segment.offset))
-
-    def _n_file_bytes(self, segment: Segment) -> int:
-        per_row = 8 * (4 if self._form.weighted else 3)
-        per_entry = segment.index_bytes + self._form.value_dtype.itemsize
-        return segment.n_rows * per_row + segment.n_entries * per_entry
 
     def _is_whole(self, cell: Cell) -> bool:
         """Whether a cell is all of its segments."""

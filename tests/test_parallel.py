@@ -476,25 +476,6 @@ def test_runs_give_the_order_of_the_sorter_however_little_memory(
         assert np.array_equal(joined, getattr(held.take(order), name))
 
 
-def test_runs_that_were_read_give_their_place_on_the_disk_back(tmp_path: Path) -> None:
-    form = RunFormat(tmp_path, seed=3, bits=2, value_dtype=np.dtype(np.float64), weighted=False)
-    indptr = np.arange(0, 300_001, 100)
-    rows = Rows(np.arange(3000), np.ones(3000), None, indptr, np.tile(np.arange(100), 3000), np.ones(300_000))
-    writer = RunWriter(form, 0, 1 << 24)
-    writer.append(rows, wide=False)
-    writer.close()
-    reader, before = RunReader(form, 1, 1 << 24, wide=False), form.path(0).stat()
-    cells = [cell for bucket in range(4) for cell in reader.cells(bucket)]
-    total = sum(reader.load(cell)[0].n_rows for cell in cells)
-    assert form.path(0).stat().st_blocks == before.st_blocks
-    again = sum(reader.load(cell, last=True)[0].n_rows for cell in cells)
-    assert total == again == 3000
-    assert form.path(0).stat().st_size == before.st_size
-    if form.path(0).stat().st_blocks == before.st_blocks:
-        pytest.skip("this file system cannot give back parts of a file")
-    assert form.path(0).stat().st_blocks < before.st_blocks // 10
-
-
 def test_every_worker_keeps_to_processors_of_its_own() -> None:
     assert processor_shares([0, 1, 2, 5, 6], 2) == [[0, 1], [2, 5, 6]]
     assert processor_shares([0, 1], 2) == [[0], [1]]

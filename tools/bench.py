@@ -9,7 +9,8 @@ limit is the memory budget (both need root; without it the table says that the d
     python tools/bench.py DATASET --memory 400MB --rounds 3
 
 With ``--convert``, seconds of a conversion instead, by one process and by several in turn; all have to end at the same
-fingerprint. Processor time is shown beside them: what the machine does for others meanwhile does not count there.
+fingerprint. Processor time is shown beside them: what the machine does for others meanwhile does not count there. The last
+line is the machine's own limit: as many conversions by one process each at the same time, which have nothing to wait for.
 
     python tools/make_data.py text --rows 500000 --features 1000000 --entries 90 big.txt --as text
     python tools/bench.py big.txt --convert 1,2 --memory 1GB
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,35 +97,58 @@ def main(
 
 
 def _time_conversions(source: str, workers: list[int], memory: str, rounds: int, as_json: bool) -> None:
-    seconds: dict[int, list[float]] = {number: [] for number in workers}
-    processor: dict[int, list[float]] = {number: [] for number in workers}
-    fingerprints = set()
+    # processes of each conversion, for every contestant
+    contestants = [[number] for number in workers] + [[1] * max(workers)]
+    seconds: list[list[float]] = [[] for _ in contestants]
+    processor: list[list[float]] = [[] for _ in contestants]
+    fingerprints: set[str] = set()
     with tempfile.TemporaryDirectory(dir=Path(source).resolve().parent) as scratch:
         for turn in range(rounds + 1):  # the first compiles, and brings the text into the page cache
-            for number in workers:
-                command = [sys.executable, "-m", "streamcd", "convert", source, f"{scratch}/data", "--force"]
-                command += ["--workers", str(number), "--memory", memory, "--quiet", "--json"]
+            for place, contestant in enumerate(contestants):
                 before, started = os.times(), time.perf_counter()
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+                fingerprints |= _convert(source, Path(scratch), contestant, memory)
                 elapsed, after = time.perf_counter() - started, os.times()
-                fingerprints.add(json.loads(done.stdout)["fingerprint"])
                 if turn:
-                    seconds[number].append(elapsed)
+                    seconds[place].append(elapsed)
                     used = after.children_user + after.children_system
-                    processor[number].append(used - before.children_user - before.children_system)
+                    processor[place].append(used - before.children_user - before.children_system)
     if len(fingerprints) > 1:
         raise click.ClickException(f"the fingerprints differ: {sorted(fingerprints)}")
+    names = [f"{number} workers" for number in workers] + [f"{max(workers)} conversions at once"]
     if as_json:
-        click.echo(json.dumps({"seconds": seconds, "processor_seconds": processor}))
+        named = (dict(zip(names, figures, strict=True)) for figures in (seconds, processor))
+        click.echo(json.dumps(dict(zip(("seconds", "processor_seconds"), named, strict=True))))
         return
     click.echo(f"{source}: {format_size(os.path.getsize(source))}, budget {memory}, one fingerprint")
-    first = statistics.median(seconds[workers[0]])
-    for number in workers:
-        shown = ", ".join(f"{figure:.2f}" for figure in seconds[number])
-        median, used = statistics.median(seconds[number]), statistics.median(processor[number])
+    first = statistics.median(seconds[0])
+    for name, contestant, elapsed_each, used_each in zip(names, contestants, seconds, processor, strict=True):
+        shown = ", ".join(f"{figure:.2f}" for figure in elapsed_each)
+        median = statistics.median(elapsed_each)
         click.echo(
-            f"  {number} workers: {median:6.2f} s ({shown}), {used:.1f} s of processors, {first / median:.2f} times as fast"
+            f"  {name}: {median:6.2f} s ({shown}), {statistics.median(used_each):.1f} s of processors, "
+            f"{len(contestant) * first / median:.2f} times as fast"
         )
+
+
+def _convert(source: str, scratch: Path, workers: Sequence[int], memory: str) -> set[str]:
+    """Convert at the same time with so many workers each; returns the fingerprints."""
+    started = []
+    for place, number in enumerate(workers):
+        command = [
+            sys.executable,
+            "-m",
+            "streamcd",
+            "convert",
+            source,
+            str(scratch / f"data-{place}"),
+            "--force",
+        ]
+        command += ["--workers", str(number), "--memory", memory, "--quiet", "--json"]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+    said = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise click.ClickException("a conversion failed")
+    return {json.loads(text)["fingerprint"] for text in said}
 
 
 def _show(
