@@ -32,7 +32,7 @@ from .errors import EnvironmentFailure, StreamcdError, UsageError
 from .memory import format_size
 from .partition import DASK_BYTES, Answer, Assignment, Order, Partition, Superseded, open_same
 from .progress import Listener
-from .rounds import Change, add_changes, assign_shards, deal_shards
+from .rounds import Change, add_changes, deal_shards
 
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between looks at which workers the scheduler knows
@@ -270,6 +270,7 @@ class DaskEngine:
         self._accepted: set[str] = set()
         self._asked: set[str] = set()  # those that have streamcd, and were asked what they see
         self._owners: dict[str, list[int]] = {}
+        self._told: list[str] = []  # who had shards when that was last told
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         self._started = False
         client.subscribe_topic(self.topic, self._hear)
@@ -475,12 +476,9 @@ class DaskEngine:
                 )
             time.sleep(_POLL_SECONDS)
         self._started = True
-        before = self._owners
-        if order.deal is not None:
-            self._owners = deal_shards(self.shard_entries, sorted(admitted), order.deal)
-        else:
-            self._owners = assign_shards(self.shard_entries, sorted(admitted), before)
-        if set(before) != set(self._owners):
+        self._owners = deal_shards(self.shard_entries, sorted(admitted)[: order.n_workers], order.deal)
+        if order.n_workers is None and set(self._told) != set(self._owners):
+            self._told = list(self._owners)
             self._tell(len(admitted))
         return self._owners
 

@@ -11,7 +11,7 @@ import numpy as np
 from .dataset import Dataset
 from .kernels import VIOLATION_MAX, VIOLATION_MIN
 from .partition import Answer, Assignment, Order, Partition, open_same
-from .rounds import Change, add_direction, add_in_tree, assign_shards, deal_shards
+from .rounds import Change, add_direction, add_in_tree, deal_shards
 
 
 class WorkersLost(Exception):
@@ -123,10 +123,7 @@ class SerialEngine:
         return join_answers(list(self._shards), answers, change, w.nbytes * len(answers))
 
     def _deal(self, order: Order) -> None:
-        if order.deal is not None:
-            shards = deal_shards(self._entries, self._workers, order.deal)
-        else:
-            shards = self._shards or assign_shards(self._entries, self._workers)
+        shards = deal_shards(self._entries, self._workers[: order.n_workers], order.deal)
         if shards != self._shards:
             self.close()
             self._shards = shards

@@ -103,8 +103,10 @@ class Order:
         Reads of the data, each with a number of its own. A partition alone makes one, whatever is asked for.
     lanes : dict of str to ndarray
         The per-lane arrays of the state, ``stiffness`` among them (see `rounds`).
-    deal : uint64 or None
-        The key by which shards are dealt for this round; None where they stay.
+    deal : uint64
+        The key by which shards are dealt; that of the last round where they stay, in memory perhaps.
+    n_workers : int or None
+        Among how many of the workers they are dealt; None: among all.
     """
 
     token: str
@@ -113,7 +115,8 @@ class Order:
     read: int
     n_passes: int
     lanes: dict[str, np.ndarray]
-    deal: np.uint64 | None = None
+    deal: np.uint64
+    n_workers: int | None = None
 
     def phase(self, *phases: int) -> np.ndarray:
         """Lanes in one of these phases."""

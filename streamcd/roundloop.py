@@ -36,8 +36,9 @@ from .rounds import (
     quadratic_step,
 )
 from .solvers import CERTIFY, DONE, START, TRAIN, new_totals, violation
-from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen
+from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen, restore
 from .stream import random_key
+from .turns import Turns
 
 WORKER_TIMEOUT = 300.0
 """Seconds without a sign of a worker, after which its shards go to others."""
@@ -105,6 +106,8 @@ class RoundLoop:
         self.seconds_before, self.bytes_before, self.bytes_read = 0.0, 0, 0
         self.round, self.attempts = 0, 0
         self.passes_made: int | None = None  # in the last training round: one where a worker is alone
+        self.dealt = 0  # the round for which shards were dealt last
+        self.turns = Turns()
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
@@ -159,6 +162,9 @@ class RoundLoop:
 
     def _order(self) -> Order:
         training = self.state.phase(TRAIN).size > 0
+        alone = training and self.turns.alone
+        if alone and not self.turns.was_alone:  # several workers know no thresholds for shrinking
+            restore(self.state, self.state.phase(TRAIN))
         token = f"{self.round + 1:06d}-{os.urandom(4).hex()}"
         if training:
             (self._folder / token).mkdir()
@@ -169,8 +175,9 @@ class RoundLoop:
             read=self.state.read,
             n_passes=self.local_passes if training else 1,
             lanes={name: array.copy() for name, array in self.state.lanes.items()},
-            # a read at fixed w leaves the shards where they are, in memory perhaps
-            deal=random_key(self.task.seed, _DEALING, self.round) if training else None,
+            # a read at fixed w leaves the shards where they are
+            deal=random_key(self.task.seed, _DEALING, self.round if training else self.dealt),
+            n_workers=1 if alone else None,
         )
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -208,15 +215,18 @@ class RoundLoop:
         trained, certified = order.phase(TRAIN), order.phase(START, CERTIFY)
         self._move(joint, step, trained, certified)
         state.totals[:] = joint.totals
-        state.totals[trained, GAP] *= state.lanes["understated"][trained]
+        if not order.n_workers:
+            state.totals[trained, GAP] *= state.lanes["understated"][trained]
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
         state.lanes["restore"][:] = False
         state.lanes["passes"][trained] += joint.n_passes - 1  # `judge` counts the last one
         state.lanes["stiffness"][:] = step.stiffness
         judge(state, rule, self.task.solver)
-        if joint.w is None:
+        if joint.w is None and not self.turns.was_alone:
             self._learn_from_failures(certified)
+        if np.isin(state.phase(TRAIN), certified).any():
+            self.turns.certificate_failed()
         self._doubt_violations(certified)
         self.task.solver.end_read(state, trained)
         reopen(state, rule)
@@ -225,6 +235,8 @@ class RoundLoop:
         self.round += 1
         if trained.size:
             self.committed, self.eta, self.passes_made = order.token, step.eta, joint.n_passes
+            self.dealt = self.round - 1
+            self.turns.trained(len(joint.seconds), self.local_passes)
         return {
             "round": self.round,
             "read": state.read,
@@ -281,7 +293,8 @@ class RoundLoop:
     def _commit(self, order: Order) -> None:
         arrays = self.state.to_arrays()
         arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
-        arrays["round"] = np.array(self.round)
+        arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.dealt)
+        arrays["turns"] = self.turns.to_array()
         arrays["seconds"] = np.array(self._seconds())
         arrays["bytes_read"] = np.array(self.bytes_before + self.bytes_read)
         sync_directory(self._folder)
@@ -295,11 +308,14 @@ class RoundLoop:
         if arrays is None:
             self._begin()
             self._drop_others()
-            self._commit(Order("", "", self.eta, 0, 0, {}))
+            self._commit(Order("", "", self.eta, 0, 0, {}, np.uint64(0)))
             return
         try:
             self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
             self.round = int(arrays.pop("round"))
+            if "turns" in arrays:  # runs begun before workers took turns have none
+                self.turns = Turns.from_array(arrays.pop("turns"))
+                self.dealt = int(arrays.pop("dealt"))
             self.seconds_before = float(arrays.pop("seconds"))
             self.bytes_before = int(arrays.pop("bytes_read"))
             stiffness = self.state.lanes["stiffness"]

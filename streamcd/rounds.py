@@ -23,7 +23,7 @@ ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -442,42 +442,23 @@ def deal_shards(entries: np.ndarray, workers: Sequence[str], key: np.uint64) -> 
     return {worker: sorted(shards) for worker, shards in dealt.items() if shards}
 
 
-def assign_shards(
-    entries: np.ndarray, workers: Sequence[str], before: Mapping[str, Sequence[int]] | None = None
-) -> dict[str, list[int]]:
-    """Deal shards to workers, about as many entries to each, and as few shards as can be to another than before.
+def assign_shards(entries: np.ndarray, workers: Sequence[str]) -> dict[str, list[int]]:
+    """Share out shards, about as many entries to each worker.
 
     Parameters
     ----------
     entries : ndarray of int, shape (shards,)
     workers : sequence of str
-    before : mapping of worker to shards, optional
-        Who had which; shards of workers that are gone go to those with the least to do.
 
     Returns
     -------
     dict of str to list of int
         Ascending shards of every worker that has any, in the order of `workers`.
     """
-    owned: dict[str, list[int]] = {worker: list((before or {}).get(worker, [])) for worker in workers}
-    load = {worker: int(entries[shards].sum()) for worker, shards in owned.items()}
-    kept = {shard for shards in owned.values() for shard in shards}
-    orphans = [shard for shard in range(entries.size) if shard not in kept]
-    for shard in sorted(orphans, key=lambda shard: (-int(entries[shard]), shard)):
+    owned: dict[str, list[int]] = {worker: [] for worker in workers}
+    load = dict.fromkeys(workers, 0)
+    for shard in sorted(range(entries.size), key=lambda shard: (-int(entries[shard]), shard)):
         worker = min(workers, key=lambda worker: load[worker])
         owned[worker].append(shard)
         load[worker] += int(entries[shard])
-    while True:  # a worker that has joined takes over what evens out
-        most, least = max(workers, key=lambda w: load[w]), min(workers, key=lambda w: load[w])
-        spread = load[most] - load[least]
-        fitting = [shard for shard in owned[most] if 0 < entries[shard] < spread]
-        if not fitting:
-            break
-        shard = max(fitting, key=lambda shard: (min(entries[shard], spread - entries[shard]), -shard))
-        if min(int(entries[shard]), spread - int(entries[shard])) * 10 < max(load[most], 1):
-            break  # not worth reading a shard anew
-        owned[most].remove(shard)
-        owned[least].append(shard)
-        load[most] -= int(entries[shard])
-        load[least] += int(entries[shard])
     return {worker: sorted(shards) for worker, shards in owned.items() if shards}

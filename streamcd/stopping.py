@@ -87,7 +87,7 @@ def reopen(state: State, rule: StopRule) -> bool:
     lanes["reason"][again] = 0
     lanes["converged"][again] = False
     lanes["caution"][again] = 1.0
-    _restore(state, np.flatnonzero(again))
+    restore(state, np.flatnonzero(again))
     return bool(again.any())
 
 
@@ -98,7 +98,7 @@ def _satisfied(state: State, rule: StopRule) -> np.ndarray:
     return lanes["converged"] & (lanes["seen_violation"] <= rule.eps)
 
 
-def _restore(state: State, lanes: np.ndarray) -> None:
+def restore(state: State, lanes: np.ndarray) -> None:
     """Every row of these lanes is active again in the next read, and no threshold of an older one applies."""
     state.lanes["restore"][lanes] = True
     state.lanes["shrunk"][lanes] = False
@@ -125,7 +125,7 @@ def _take_certificates(state: State, rule: StopRule, solver: Solver) -> None:
         lanes["phase"][lane] = TRAIN
         lanes["caution"][lane] = max(0.5 * lanes["caution"][lane], 0.05)
         if lanes["shrunk"][lane] and lanes["gap"][lane] > _OUTSIDE * lanes["estimate"][lane]:
-            _restore(state, np.array([lane]))
+            restore(state, np.array([lane]))
 
 
 def _judge_training(state: State, rule: StopRule, solver: Solver, lane: int) -> None:
@@ -145,7 +145,7 @@ def _judge_training(state: State, rule: StopRule, solver: Solver, lane: int) -> 
             lanes["phase"][lane] = CERTIFY
     elif rule.eps is not None and lanes["seen_violation"][lane] <= rule.eps:
         if was_shrunk:
-            _restore(state, np.array([lane]))
+            restore(state, np.array([lane]))
         else:
             lanes["phase"][lane], lanes["reason"][lane] = CERTIFY, BY_VIOLATION
     if lanes["passes"][lane] >= rule.max_passes and lanes["phase"][lane] == TRAIN:

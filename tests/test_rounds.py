@@ -115,7 +115,7 @@ def partition_after(
         state.lanes["inner_tolerance"][:] = 1e-12
     w = 0.1 * np.random.default_rng(1).standard_normal(state.w.shape)
     w[-1] = 0.0
-    order = Order("token", "", np.ones(problem.n_lanes), 1, n_passes, state.lanes)
+    order = Order("token", "", np.ones(problem.n_lanes), 1, n_passes, state.lanes, np.uint64(0))
     return partition, partition.run(order, w), w
 
 
@@ -189,7 +189,7 @@ def test_the_stiffness_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_pat
     )
     lanes = SOLVERS["hinge", "dual"](problem).new_state().lanes
     lanes |= {**new_lane_arrays(2), "stiffness": np.array([1.0, 2.0])}
-    order = Order("token", "", np.ones(2), 1, 1, lanes)
+    order = Order("token", "", np.ones(2), 1, 1, lanes, np.uint64(0))
     change = both.run(order, np.hstack([w, w])).change.dense()
     np.testing.assert_allclose(change[:, :1], answer.change.dense(), atol=1e-12)
     assert np.abs(change[:, 1] - change[:, 0]).max() > 1e-3
@@ -208,6 +208,9 @@ def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
     loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many rows of few features: every worker sees all there is to learn. Measured: 30 against > 200, 6 against 16."""
+    monkeypatch.setattr(
+        "streamcd.turns.Turns.certificate_failed", lambda turns: None
+    )  # no worker comes to their aid
     data = write_dataset(tmp_path / "data", random_rows(600, 6, seed=3), n_chunks=16, n_shards=16)
     options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "max_passes": 300, "client": Simulation(4)}
     streamcd.train(data, tmp_path / "dealt", **options)
@@ -234,7 +237,7 @@ def test_shards_are_dealt_for_training_and_stay_for_certificates(
     streamcd.train(data, tmp_path / "run", loss="squared_hinge", client=Simulation(2), tol=1e-4)
     assert not dealt[-1][0]
     for (_, before), (training, after) in itertools.pairwise(dealt):
-        if not training:
+        if not training and len(before) > 1:
             assert before == after
     training_deals = {str(shards) for training, shards in dealt if training}
     assert len(training_deals) > 3
@@ -263,9 +266,6 @@ def test_wide_data_gets_one_pass_a_round(tmp_path: Path) -> None:
 # Real sets
 
 SHARD_SIZES = {"imdb.bigram.tfidf": "4.5MB", "ijcnn1": "340KB", "a9a": "240KB"}
-SLOW_TO_CERTIFY = {("imdb.bigram.tfidf", "hinge"): 1e-4}
-"""One process reaches 1e-5 in 53 passes, 2 workers in 192, 4 have a gap of 3.7e-5 after 138: the dual is there long before
-the w of a round is (docs/cluster.md)."""
 FEW = 100
 """Passes within which one process has to reach 1e-5 for workers to be held to it."""
 
@@ -286,7 +286,7 @@ def test_1_2_and_4_workers_end_at_the_same_objective(
     tmp_path_factory: pytest.TempPathFactory,
     tmp_path: Path,
 ) -> None:
-    """Within 1e-3; within 1e-5 where one process reaches that in 100 passes, but for `SLOW_TO_CERTIFY`."""
+    """Within 1e-3; within 1e-5 where one process reaches that in 100 passes."""
     if name not in real_sets:
         folder = tmp_path_factory.mktemp("real") / name
         size = SHARD_SIZES[name]
@@ -294,7 +294,7 @@ def test_1_2_and_4_workers_end_at_the_same_objective(
     data = real_sets[name]
     assert data.n_shards >= 12
     alone = streamcd.train(data, tmp_path / "alone", loss=loss, method="dual", tol=1e-5, max_passes=FEW)
-    tol = SLOW_TO_CERTIFY.get((name, loss), 1e-5) if alone.converged else 1e-3
+    tol = 1e-5 if alone.converged else 1e-3
     if not alone.converged:
         alone = streamcd.train(data, tmp_path / "longer", loss=loss, method="dual", tol=tol, max_passes=1000)
     for workers in (1, 2, 4):
