@@ -226,7 +226,7 @@ class RoundLoop:
         if joint.w is None and not self.turns.was_alone:
             self._learn_from_failures(certified)
         if np.isin(state.phase(TRAIN), certified).any():
-            self.turns.certificate_failed()
+            self.turns.certificate_failed(self.local_passes)
         self._doubt_violations(certified)
         self.task.solver.end_read(state, trained)
         reopen(state, rule)

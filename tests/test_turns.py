@@ -18,33 +18,35 @@ from streamcd.resume import resume
 from streamcd.turns import _PATIENCE, Turns
 
 
-def turns_of(n_workers: int, local_passes: int, n_rounds: int) -> list[tuple[bool, int]]:
-    """(alone, rounds) of every turn after a certificate failed."""
+def turns_of(n_workers: int, local_passes: int, n_rounds: int, failure: int | None = None) -> list[int]:
+    """Rounds of every turn, all workers' first, where the certificate after round number `failure` fails."""
     turns, taken = Turns(), []
-    turns.trained(n_workers, local_passes)
-    turns.certificate_failed()
-    for _ in range(n_rounds):
+    for number in range(n_rounds):
         turns = Turns.from_array(turns.to_array())
         taken.append(turns.alone)
         turns.trained(1 if turns.alone else n_workers, local_passes)
-    return [(alone, len(list(rounds))) for alone, rounds in itertools.groupby(taken)]
+        if number + 1 == failure:
+            turns.certificate_failed(local_passes)
+    return [len(list(rounds)) for _, rounds in itertools.groupby(taken)]
 
 
 def test_turns_grow_and_share_the_time_equally() -> None:
-    assert turns_of(4, 1, 35) == [(True, 1), (False, 4), (True, 2), (False, 8), (True, 4), (False, 16)]
+    assert turns_of(4, 1, 16 + 35, failure=16) == [16, 1, 4, 2, 8, 4, 16]
     # three passes a round take three quarters of what a pass of one of four workers takes
-    assert turns_of(4, 3, 11)[:4] == [(True, 1), (False, 2), (True, 2), (False, 3)]
+    assert turns_of(4, 3, 20 + 11, failure=20)[:5] == [20, 1, 2, 2, 3]
 
 
-def test_all_work_together_at_first_and_a_worker_without_others_always() -> None:
-    turns, only = Turns(), Turns()
-    for _ in range(_PATIENCE):
-        assert not turns.alone
-        turns.trained(4, 1)
-        only.trained(1, 1)
-        only.certificate_failed()
-    assert turns.alone
-    assert only == Turns()
+def test_the_first_turn_of_one_worker_is_short_beside_what_went_before() -> None:
+    """A pass of one of 256 takes the time of 86 rounds of three: 342 have to have been made."""
+    assert turns_of(256, 3, 400, failure=5)[0] == 342
+    assert turns_of(4, 1, 100, failure=5)[0] == 16
+    assert turns_of(4, 1, 100, failure=40)[0] == 40
+    assert turns_of(4, 1, 100)[0] == _PATIENCE
+    assert turns_of(256, 3, 400)[0] == 342
+
+
+def test_a_worker_without_others_has_no_turns() -> None:
+    assert turns_of(1, 1, 200, failure=20) == [200]
 
 
 def log_of(run: Path) -> list[dict[str, Any]]:
@@ -69,8 +71,7 @@ def test_workers_that_are_slow_together_are_helped_by_one(
     assert found.primal_objective == pytest.approx(alone.primal_objective, rel=1e-4)
     log = log_of(tmp_path / "run")
     first_turn = next(n for n, line in enumerate(log) if line["workers"] == 1)
-    rounds_before = [line for line in log[:first_turn] if line["kind"] == "train"]
-    assert len(rounds_before) == _PATIENCE or log[first_turn - 1]["kind"] == "certify"
+    assert 0 < first_turn <= _PATIENCE + 1
     assert {line["workers"] for line in log if line["kind"] == "certify"} == {4}
     monkeypatch.setattr("streamcd.turns.Turns.trained", lambda turns, n_workers, local_passes: None)
     together = streamcd.train(data, tmp_path / "together", client=Simulation(4), **options)

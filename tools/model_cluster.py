@@ -93,15 +93,18 @@ def measure(
             )
             records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         steps = [record["eta"] for record in records if record["eta"]]
-        rounds = sum(record["kind"] == "train" for record in records)
+        trained = [record for record in records if record["kind"] == "train"]
+        alone = sum(record["workers"] < min(n_workers, 2) for record in trained)
+        rounds = len(trained) - alone
         found.append(
             {
                 "dataset": Path(dataset).name,
                 "loss": loss,
                 "workers": n_workers,
-                "local_passes": round(result.passes / max(rounds, 1)),
+                "local_passes": round((result.passes - alone) / max(rounds, 1)),
                 "tol": tol,
                 "rounds": rounds,
+                "alone": alone,
                 "certificates": sum(record["kind"] == "certify" for record in records),
                 "smallest_step": min(low for low, _ in steps),
                 "seconds": result.seconds,
@@ -122,6 +125,9 @@ def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[st
         work, rest = round_seconds(hardware, n_workers, record["local_passes"], dealt=True)
         read, rest_of_read = round_seconds(hardware, n_workers, 1, dealt=False)
         seconds = record["rounds"] * (work + rest) + record["certificates"] * (read + rest_of_read)
+        seconds += record.get("alone", 0) * sum(
+            round_seconds(hardware, 1, 1, dealt=False)
+        )  # turns of one worker
         if n_workers == 1 and 8 * hardware.n_entries <= hardware.memory:
             seconds += 8 * hardware.n_entries / hardware.disk  # read once, kept from then on
         sent = (record["rounds"] + record["certificates"]) * sent_bytes(hardware, n_workers)
@@ -137,6 +143,7 @@ def table(hardware: Hardware, measured: list[dict[str, Any]]) -> str:
     ]
     for row in modelled(hardware, measured):
         rounds = f"{row['rounds']:,}" if row["converged"] else f"> {row['rounds']:,} (gap {row['gap']:.1e})"
+        rounds += f" and {row['alone']} of one" if row.get("alone") else ""
         lines.append(
             f"| {row['dataset']}, {row['loss']} | {row['workers']} | {rounds} | "
             f"{row['rounds'] * row['local_passes']} | {row['certificates']} | {row['seconds']:,.0f} | "
