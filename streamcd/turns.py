@@ -13,8 +13,8 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-_PATIENCE = 64
-"""Rounds of all workers before the first turn of one: 1e-3 took 4 to 51 for most sets and losses (docs/cluster.md)."""
+_PATIENCE = 128
+"""Rounds of all workers before the first turn of one: 1e-3 took 2 to 103 for most sets and losses (docs/cluster.md)."""
 
 _WARRANT = 4
 """Reads of all data in whose time all workers have come to no certificate before: the first turn is short beside it."""

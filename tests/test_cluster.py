@@ -437,6 +437,33 @@ def test_dask_does_what_the_simulation_does(loss: str, client: Any, data: Datase
     assert record["eta"]
 
 
+def test_dask_takes_turns_as_the_simulation_does(
+    client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of all, passes of one worker, certificates of all."""
+    monkeypatch.setattr("streamcd.turns._PATIENCE", 3)
+    monkeypatch.setattr("streamcd.turns._WARRANT", 1)
+    options: dict[str, Any] = {"loss": "hinge", "max_passes": 20, "tol": 1e-9}
+    streamcd.train(data, tmp_path / "dask", client=client, **options)
+    streamcd.train(data, tmp_path / "made", client=Simulation(2), **options)
+    assert (weights(tmp_path / "dask") == weights(tmp_path / "made")).all()
+    for run in ("dask", "made"):
+        taken = [record["workers"] for record in log(tmp_path / run) if record["kind"] == "train"]
+        assert taken[:6] == [2, 2, 2, 1, 2, 1]
+        assert log(tmp_path / run)[-1]["workers"] == 2
+
+
+@pytest.mark.parametrize(("n_shards", "warned"), [(3, True), (4, False)])
+def test_too_few_shards_to_be_dealt_anew_are_warned_of(
+    n_shards: int, warned: bool, client: Any, tmp_path: Path
+) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(60, 5, seed=3), n_chunks=16, n_shards=n_shards)
+    assert data.n_shards == n_shards
+    heard = _Heard()
+    streamcd.train(data, tmp_path / "run", client=client, max_passes=2, listener=heard)
+    assert any("with fewer than two for each" in text for text in heard.warnings) == warned
+
+
 def test_a_worker_that_comes_late_is_used_and_one_that_leaves_is_not_missed(
     cluster: Any, client: Any, data: Dataset, tmp_path: Path
 ) -> None:
