@@ -14,11 +14,9 @@ from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, DatasetError, Interrupted
 from .kernels import DUAL, GAP, LOSS
-from .primal import PrimalSolver
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome
-from .rowscores import PagedRows
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .stopping import StopRule, judge, new_lane_arrays, reopen
 from .stream import Plan, Stream, Window, random_key
@@ -84,7 +82,7 @@ class Loop:
         self.last_checkpoint = self.started
         self.seconds_before, self.bytes_before = 0.0, 0
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
-        self.paged = _page_rows(task, directory.path / "rows")
+        self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)
         self.slots = self.paged.slots if self.paged else _chunk_slots(task, directory.path / "dual")
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
@@ -206,25 +204,28 @@ class Loop:
             ) from None
 
     def _begin(self, start: WarmStart) -> None:
-        """Take the dual variables of another run, chunk by chunk, and their w (or leave it to a read); or w alone."""
-        task, state = self.task, self.state
-        if isinstance(task.solver, PrimalSolver):
+        """Take over what the solver asks for of another run."""
+        state, brings = self.state, self.task.solver.warm_start
+        if brings != "alpha":
             start.fill_weights(state.w)
+        if brings == "w":
             # a read at this w gives its scores; that it fails as a certificate is no reason for later ones to be late
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
             return
-        row_start = task.dataset.row_start
+        self._take_alpha(start, sum_up=brings == "alpha and w")
+        if brings == "alpha and w":
+            state.lanes["phase"][:] = TRAIN
+
+    def _take_alpha(self, start: WarmStart, *, sum_up: bool) -> None:
+        """Write the dual variables of another run to the slots, chunk by chunk; with the sum of the dual's terms."""
+        task, row_start = self.task, self.task.dataset.row_start
         for chunk in range(task.dataset.n_chunks):
             n_rows = int(row_start[chunk + 1] - row_start[chunk])
             alpha = start.chunk_alpha(chunk, n_rows)
             active = np.ones((n_rows, task.solver.layout.n_flags), dtype=np.uint8)
             self.slots.save(chunk, [alpha, active])
-            if not task.solver.sums_up_w:
-                state.lanes["dual_sum"] += start.dual_terms(chunk, alpha)
-        if task.solver.sums_up_w:
-            return
-        start.fill_weights(state.w)
-        state.lanes["phase"][:] = TRAIN
+            if sum_up:
+                self.state.lanes["dual_sum"] += start.dual_terms(chunk, alpha)
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -269,14 +270,6 @@ def _chunk_slots(task: Task, folder: Path) -> checkpoint.SlotStore:
     return checkpoint.SlotStore(
         folder, dataset.chunk_part[:n_chunks], np.diff(dataset.row_start)[:n_chunks], layout.state_bytes
     )
-
-
-def _page_rows(task: Task, folder: Path) -> PagedRows | None:
-    """Where a primal method keeps its scores, if not in memory."""
-    if not task.plan.page_rows:
-        return None
-    assert isinstance(task.solver, PrimalSolver)
-    return task.solver.page_rows(folder, task.plan.page_rows)
 
 
 def lane_figures(state: State, scale: float) -> dict[str, Any]:

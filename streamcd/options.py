@@ -102,28 +102,12 @@ class CodeFile(click.ParamType):
         """The matrix, as a list of rows."""
         if not isinstance(value, str):
             return value
+        from .training_options import read_code
+
         try:
-            with open(value, encoding="utf-8") as file:
-                rows = [
-                    [int(token) for token in line.replace(",", " ").split()] for line in file if line.strip()
-                ]
+            return read_code(value)
         except FileNotFoundError:
             self.fail(f"no such file: {value}.", param, ctx)
-        except ValueError as error:
-            self.fail(
-                f"{value}: expected lines of -1, 0 and 1, a line per class, found something else ({error}).",
-                param,
-                ctx,
-            )
-        if (
-            not rows
-            or len({len(row) for row in rows}) != 1
-            or not {x for row in rows for x in row} <= {-1, 0, 1}
-        ):
-            self.fail(
-                f"{value}: expected lines of -1, 0 and 1, all equally long, a line per class.", param, ctx
-            )
-        return rows
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ certificate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from .kernels import DUAL, GAP, VIOLATION_MAX
 from .primal_kernels import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM
 from .problems import Problem
 from .rowscores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
-from .solvers import CERTIFY, TRAIN, State, all_rows, new_lanes, new_totals
+from .solvers import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
 from .stream import RESIDENT_WINDOW_ENTRIES, ColumnLayout, Paging, RowArena, Window, random_key
 
 _BIAS = -1  # the place of the bias in an order of columns
@@ -37,8 +39,8 @@ class PrimalSolver:
     """
 
     with_replacement = False
-
-    sums_up_w = False  # a warm start brings w alone
+    more_memory: Mapping[str, Any] = MappingProxyType({})
+    warm_start: Start = "w"
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
@@ -55,8 +57,10 @@ class PrimalSolver:
         self._losses: np.ndarray | None = None
         self._signed = _signed_costs(problem)
 
-    def page_rows(self, folder: Path, page_rows: int) -> PagedRows:
-        """Keep what there is of all rows in a file, from before `new_state` on."""
+    def page_rows(self, folder: Path, page_rows: int) -> PagedRows | None:
+        """Keep what there is of all rows in a file, from before `new_state` on; in memory where `page_rows` is 0."""
+        if not page_rows:
+            return None
         self._paged = PagedRows(folder, self._dataset, self.problem, self._seed, page_rows)
         return self._paged
 

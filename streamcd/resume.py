@@ -7,20 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint
+from .configuration import check_workers, same_dataset, versions
+from .lane_groups import shared_out_anew
 from .loop import StopRequested
 from .memory import format_size
 from .progress import Listener
 from .result import Result
 from .stopping import StopRule
-from .train import (
-    carry_out,
-    check_positive,
-    check_workers,
-    same_dataset,
-    shared_out_anew,
-    stop_rule,
-    versions,
-)
+from .train import carry_out
+from .training_options import check_positive, stop_rule
 from .tune import carry_out_search
 
 

@@ -7,10 +7,12 @@ window is done. A new algorithm is a kernel, a class like these, and a line in `
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -18,10 +20,13 @@ from . import kernels, relaxation
 from .errors import UsageError
 from .kernels import DUAL, GAP, LOSS, N_STEPS, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
 from .problems import Problem
-from .stream import RowArena, RowLayout, Window
+from .stream import Paging, RowArena, RowLayout, Window
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """What a lane does during a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at a fixed w, or rest."""
+
+Start = Literal["alpha", "alpha and w", "w"]
+"""What a warm start brings: alpha, from which the first read makes w; alpha and the w that belongs to it; or w alone."""
 
 
 @dataclass
@@ -122,8 +127,28 @@ class Solver(Protocol):
         ...
 
     @property
-    def sums_up_w(self) -> bool:
-        """Whether its first read makes w from the dual variables that a warm start brings; else it brings w, too."""
+    def more_memory(self) -> Mapping[str, Any]:
+        """What else it takes, as ``needs`` and ``advice`` of `stream.make_plan`."""
+        ...
+
+    @property
+    def paging(self) -> Paging | None:
+        """What it takes to keep in a file what is kept of all rows; None where that is nothing."""
+        ...
+
+    @property
+    def warm_start(self) -> Start:
+        """What it begins with after another run."""
+        ...
+
+    def page_rows(self, folder: Path, page_rows: int) -> Any:
+        """Keep what is kept of all rows in pages of so many in a file, from before `new_state` on.
+
+        Returns
+        -------
+        rowscores.PagedRows or None
+            None where `page_rows` is 0: in memory, or nothing is kept.
+        """
         ...
 
     def new_state(self) -> State:
@@ -167,7 +192,12 @@ class _RowSolver:
     """What solvers over rows have in common: w is ``w(alpha)``, and alpha is on disk."""
 
     rows_bytes = 0
-    sums_up_w = False  # from alpha, in the first read; else a warm start brings the w that belongs to it
+    more_memory: Mapping[str, Any] = MappingProxyType({})
+    paging = None
+    warm_start: Start = "alpha and w"
+
+    def page_rows(self, folder: Path, page_rows: int) -> None:
+        """Nothing is kept of all rows."""
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """See `certificate`."""
@@ -361,7 +391,7 @@ class TwinSorSolver(_RowSolver):
     omega : float or "auto"
     """
 
-    sums_up_w = True
+    warm_start: Start = "alpha"
 
     def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
         self.problem, self.omega, self.loss = problem, omega, problem.loss_code

@@ -5,6 +5,7 @@ The training on all rows begins from where the folds ended (`warmstart`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,27 +14,19 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint, kernels
+from .configuration import make_config, refuse_existing
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
+from .lane_groups import lane_groups
 from .loop import StopRequested
 from .model import plane_distances
+from .parquet import write_file_atomically
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
 from .stream import Plan, RowLayout, Stream, Window, make_plan
-from .train import (
-    carry_out,
-    lane_groups,
-    make_config,
-    make_lanes,
-    make_options,
-    make_solver,
-    refuse_existing,
-    stop_rule,
-    train_groups,
-    warn_of_ridge,
-    write_json,
-)
+from .train import carry_out, train_groups
+from .training_options import make_lanes, make_options, make_solver, stop_rule, warn_of_ridge
 
 _SCORE_BYTES = 1 << 22  # of decisions at a time
 
@@ -122,7 +115,8 @@ def carry_out_search(
     outcome = train_groups(folds, fold_config, dataset, listener, stop_requested, run=run, stage="folds: ")
     scores = _score(folds.path, fold_config, dataset, problem, listener)
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
-    write_json(directory.path / "scores.json", {"scores": _as_json(scores), "best_C": best})
+    content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
+    write_file_atomically(directory.path / "scores.json", (content + "\n").encode())
     listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
     result = _train_best(directory, config, dataset, best, listener, stop_requested)
     return TuneResult(

@@ -39,7 +39,7 @@ from streamcd.rounds import (
     quadratic_step,
     settle,
 )
-from streamcd.train import make_lanes, make_options
+from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 BINARY = LOSSES[:3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,12 @@ import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
+from streamcd import configuration
 from streamcd.errors import ModelError, UsageError
 from streamcd.problems import make_problem
 from streamcd.stream import deal_folds
-from streamcd.train import read_code, train
+from streamcd.train import train
+from streamcd.training_options import read_code
 from streamcd.tune import tune
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -58,13 +59,12 @@ def test_groups_of_lanes_end_where_all_lanes_together_end(
 ) -> None:
     data = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
     together = train(data, tmp_path / "together", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
-    train_module = sys.modules["streamcd.train"]
-    group = train_module._group_lanes
+    group = configuration.group_lanes
 
     def two(*arguments: Any, **options: Any) -> Any:
         return 2, *group(*arguments, **options)[1:]
 
-    monkeypatch.setattr(train_module, "_group_lanes", two)
+    monkeypatch.setattr(configuration, "group_lanes", two)
     apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
     assert apart.n_lanes == together.n_lanes
     assert apart.primal_objective == pytest.approx(together.primal_objective, rel=2e-6)
@@ -129,13 +129,19 @@ def test_a_code_matrix_that_cannot_work_is_refused(code: list[list[int]], messag
 def test_a_code_file_is_read_or_its_line_named(tmp_path: Path) -> None:
     path = tmp_path / "code.txt"
     path.write_text("+1 -1\n-1, 1\n")
-    np.testing.assert_array_equal(read_code(path, 2), [[1, -1], [-1, 1]])
+    assert read_code(path) == [[1, -1], [-1, 1]]
     path.write_text("1 -1\n-1 2\n")
-    with pytest.raises(UsageError, match="line 2"):
-        read_code(path, 2)
-    path.write_text("1 -1\n-1 1\n")
-    with pytest.raises(UsageError, match="each of the 3 classes"):
-        read_code(path, 3)
+    with pytest.raises(UsageError, match=r"line 2: expected 2 entries of -1, 0, \+1 .*found '-1 2'"):
+        read_code(path)
+    path.write_text("1 -1\n\n-1\n")
+    with pytest.raises(UsageError, match="line 3"):
+        read_code(path)
+    path.write_bytes(b"\x1f\x8b\xff\n")
+    with pytest.raises(UsageError, match="line 1"):
+        read_code(path)
+    path.write_text("\n")
+    with pytest.raises(UsageError, match="found none"):
+        read_code(path)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

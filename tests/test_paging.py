@@ -17,6 +17,7 @@ from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
 from streamcd.columns import open_columns
+from streamcd.configuration import make_config
 from streamcd.dataset import Dataset, DatasetWriter, open_dataset
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.kernels import N_STEPS
@@ -26,7 +27,8 @@ from streamcd.primal_kernels import compact_rows
 from streamcd.progress import Listener
 from streamcd.resume import resume
 from streamcd.stream import ColumnLayout, Plan, Stream
-from streamcd.train import make_config, make_lanes, make_options, stop_rule, train
+from streamcd.train import train
+from streamcd.training_options import make_lanes, make_options, stop_rule
 from streamcd.transpose import make_columns
 
 LOSSES = ("squared_hinge", "log_loss")

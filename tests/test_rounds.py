@@ -22,7 +22,7 @@ from streamcd.rounds import LINEAR, assign_shards, deal_shards, next_stiffness
 from streamcd.solvers import DONE, SOLVERS, TRAIN
 from streamcd.stopping import new_lane_arrays
 from streamcd.stream import random_key
-from streamcd.train import make_lanes, make_options
+from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
