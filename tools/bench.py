@@ -168,13 +168,13 @@ def _show(
         f"{data.path.name}: {data.n_rows:,} rows, {data.n_features:,} features, {data.n_entries:,} entries, {size}"
     )
     click.echo(f"out of core: budget {memory}, peak {format_size(streamed['peak'])}, {', '.join(remarks)}")
-    slowest = medians.get(_LIBLINEAR, medians[_STREAMED])
+    peer = next(name for name in (_LIBLINEAR, _DISK, _STREAMED) if name in medians)
     for name, figures in seconds.items():
         shown = ", ".join(f"{figure:.3f}" for figure in figures)
         rate = data.n_entries / medians[name] / 1e6
         click.echo(
             f"  {name:24} {medians[name]:7.3f} s a pass ({shown}), {rate:4.0f} M entries/s, "
-            f"{medians[name] / slowest:.2f} of LIBLINEAR's time"
+            f"{medians[name] / medians[peer]:.2f} of {peer.split(',')[0]}'s time"
         )
 
 
