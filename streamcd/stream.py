@@ -21,7 +21,7 @@ from .columns import Columns, open_columns
 from .dataset import MAX_OPEN_PARTS, Dataset
 from .errors import DatasetError, UsageError
 from .kernels import shuffle
-from .memory import RESERVED_BYTES, format_size, require
+from .memory import RESERVED_BYTES, format_size, page_cache_room, require
 from .readahead import AHEAD_BYTES
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
@@ -843,44 +843,7 @@ class _ColumnDecoder:
 
 def _page_cache_too_small(table: Table) -> bool:
     """Whether the page cache cannot hold the data; changes speed alone, never results."""
-    return table.bytes_on_disk() > 0.6 * _page_cache_room()
-
-
-def _page_cache_room() -> float:
-    room = float("inf")
-    try:
-        with open("/proc/meminfo", encoding="ascii") as meminfo:
-            for line in meminfo:
-                if line.startswith("MemAvailable:"):
-                    room = int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return min(room, _cgroup_limit() - RESERVED_BYTES)
-
-
-def _cgroup_limit() -> float:
-    """The memory limit of this process's control group; infinite where there is none."""
-    limit = float("inf")
-    try:
-        with open("/proc/self/cgroup", encoding="ascii") as groups:
-            lines = [line.strip().split(":", 2) for line in groups]
-    except OSError:
-        return limit
-    for _, controllers, path in lines:
-        if controllers == "":
-            name = f"/sys/fs/cgroup{path}/memory.max"
-        elif "memory" in controllers.split(","):
-            name = f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"
-        else:
-            continue
-        try:
-            with open(name, encoding="ascii") as file:
-                text = file.read().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limit = min(limit, int(text))
-    return limit
+    return table.bytes_on_disk() > 0.6 * page_cache_room()
 
 
 def describe_plan(plan: Plan, dataset: Dataset, budget: int) -> str:
