@@ -17,11 +17,12 @@ from .kernels import DUAL, GAP, LOSS
 from .primal import PrimalSolver
 from .problems import Problem
 from .progress import Listener, Progress
+from .randomness import random_key
 from .result import Outcome
 from .rowscores import PagedRows
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .stopping import StopRule, judge, new_lane_arrays, reopen
-from .stream import Plan, Stream, Window, random_key
+from .stream import Plan, Stream, Window
 from .warmstart import WarmStart
 
 StopRequested = Callable[[], int | None]

@@ -22,6 +22,7 @@ from .dataset import MAX_OPEN_PARTS, Dataset
 from .errors import DatasetError, UsageError
 from .kernels import shuffle
 from .memory import RESERVED_BYTES, format_size, page_cache_room, require
+from .randomness import deal_folds, random_key
 from .readahead import AHEAD_BYTES
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
@@ -32,19 +33,6 @@ NO_FOLD = 255  # fold of every row where no folds are dealt
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
 _ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the order of a whole read
-_GOLDEN = 0x9E3779B97F4A7C15
-_WORD = 2**64 - 1
-
-
-def random_key(*parts: int) -> np.uint64:
-    """A 64-bit key for `shuffle` as a function of integers such as (seed, read, window)."""
-    key = 0
-    for part in parts:
-        key = (key ^ (part & _WORD)) * _GOLDEN & _WORD
-        key ^= key >> 32
-        key = key * 0xD6E8FEB86659FD93 & _WORD
-        key ^= key >> 29
-    return np.uint64(key)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -687,14 +675,6 @@ def _window_size(table: Table, plan: Plan) -> tuple[int, int]:
         max(plan.window_rows, int(items[whole].max(initial=chunk_items))),
         max(plan.window_entries, int(entries[whole].max(initial=chunk_entries))),
     )
-
-
-def deal_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
-    """The fold of rows, by a hash of the seed and their place in the source; uint8."""
-    key = source.astype(np.uint64) ^ random_key(seed, n_folds)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
-    return ((key >> np.uint64(32)) * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)
 
 
 class _ResidentMap:

@@ -16,7 +16,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd.errors import ModelError, UsageError
 from streamcd.problems import make_problem
-from streamcd.stream import deal_folds
+from streamcd.randomness import deal_folds
 from streamcd.train import read_code, train
 from streamcd.tune import tune
 

@@ -78,7 +78,7 @@ def test_imports_point_downwards(module: str) -> None:
     assert module not in reached(module, own_imports())
 
 
-@pytest.mark.parametrize("module", ["errors", "progress", "kernels"])
+@pytest.mark.parametrize("module", ["errors", "progress", "randomness", "kernels"])
 def test_the_lowest_layer_stands_by_itself(module: str) -> None:
     assert not own_imports()[module]
 

@@ -15,7 +15,8 @@ from streamcd import stream as stream_module
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, UsageError
 from streamcd.memory import RESERVED_BYTES
-from streamcd.stream import Plan, RowLayout, Stream, Window, chunk_order, cut_windows, make_plan, random_key
+from streamcd.randomness import random_key
+from streamcd.stream import Plan, RowLayout, Stream, Window, chunk_order, cut_windows, make_plan
 
 LAYOUT = RowLayout(alpha_width=1, n_flags=1)
 
