@@ -14,6 +14,7 @@ from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, DatasetError, Interrupted
 from .kernels import DUAL, GAP, LOSS
+from .plan import Plan
 from .primal import PrimalSolver
 from .problems import Problem
 from .progress import Listener, Progress
@@ -22,7 +23,7 @@ from .result import Outcome
 from .rowscores import PagedRows
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .stopping import StopRule, judge, new_lane_arrays, reopen
-from .stream import Plan, Stream, Window
+from .stream import Stream, Window
 from .warmstart import WarmStart
 
 StopRequested = Callable[[], int | None]

@@ -17,8 +17,9 @@ import numpy as np
 from . import kernels, relaxation
 from .errors import UsageError
 from .kernels import DUAL, GAP, LOSS, N_STEPS, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+from .layouts import RowArena, RowLayout
 from .problems import Problem
-from .stream import RowArena, RowLayout, Window
+from .stream import Window
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """What a lane does during a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at a fixed w, or rest."""
@@ -108,7 +109,7 @@ class Solver(Protocol):
 
     @property
     def layout(self) -> Any:
-        """A `stream.Layout`: what is read, and what is kept of every row."""
+        """A `plan.Layout`: what is read, and what is kept of every row."""
         ...
 
     @property

@@ -22,6 +22,7 @@ from .memory import RESERVED_BYTES, format_size, parse_size
 from .model import Model, path_directory, stored_certificate
 from .parallel import memory_per_worker
 from .partition import DASK_BYTES, model_bytes, paired_layout
+from .plan import Plan, describe_plan, make_plan
 from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS, PrimalSolver
 from .problems import Problem, make_problem
 from .progress import Listener
@@ -30,7 +31,6 @@ from .result import Outcome, Result, join_outcomes, make_result
 from .roundloop import ROUND_SOLVERS, WORKER_TIMEOUT, RoundLoop, make_round_loop
 from .solvers import SOLVERS, Solver
 from .stopping import StopRule
-from .stream import Plan, describe_plan, make_plan
 from .warmstart import WarmStart, combination
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly

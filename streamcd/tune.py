@@ -15,12 +15,14 @@ import numpy as np
 from . import checkpoint, kernels
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
+from .layouts import RowLayout
 from .loop import StopRequested
 from .model import plane_distances
+from .plan import Plan, make_plan
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
-from .stream import Plan, RowLayout, Stream, Window, make_plan
+from .stream import Stream, Window
 from .train import (
     carry_out,
     lane_groups,
