@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import checkpoint, kernels
+from . import checkpoint, margin_kernels
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
 from .layouts import RowLayout
@@ -223,7 +223,7 @@ def _count_correct(
     """Add to `correct` how many rows of each fold are classified rightly by the lanes that left it out."""
     arena = window.arena
     decisions = np.empty((stop - start, w.shape[1]))
-    kernels.margins(arena.indptr[start : stop + 1], arena.feature, arena.value, w[:-1], decisions)
+    margin_kernels.margins(arena.indptr[start : stop + 1], arena.feature, arena.value, w[:-1], decisions)
     decisions += lanes.bias * w[-1]
     code, fold = arena.code[start:stop], arena.fold[start:stop]
     columns = lanes.block_lanes * lanes.lane_vectors
