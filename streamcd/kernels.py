@@ -1,4 +1,4 @@
-"""What kernels of several families share: constants, random orders, one row against one lane of weights.
+"""What kernels of several families share: constants, random orders and hashes, one row against one lane of weights.
 
 Kernels are numba functions over arrays, and nothing else. A loss is an integer constant and an `if`: as fast as a function
 argument, and the only form the compile cache serves. A kernel that needs anything of another file is a `compiling.kernel`.
@@ -185,6 +185,7 @@ def row_dot(feature, value, w, start, stop):
 
 @njit(cache=True, inline="always")
 def add_row(feature, value, w, start, stop, step):
+    """Add `step` times the row with entries ``start:stop`` to `w`, in place."""
     for k in range(start, stop):
         w[feature[k]] += step * value[k]
 
