@@ -18,8 +18,8 @@ from .boxqp_matrices import Matrix, make_matrix
 from .errors import UsageError
 from .kernels import shuffle
 from .memory import parse_size
+from .randomness import random_key
 from .relaxation import omega_number, young
-from .stream import random_key
 
 _FIRST_TRIAL, _LEAST_TRIAL = 5, 5  # passes before the first trial of an omega, and passes of a trial
 _MAX_TRIALS = 5

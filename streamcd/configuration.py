@@ -16,10 +16,10 @@ from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .lane_groups import group_lanes
 from .memory import format_size, parse_size
+from .plan import Plan, describe_plan
 from .primal import PRIMAL_METHODS
 from .progress import Listener
 from .stopping import StopRule
-from .stream import Plan, describe_plan
 from .training_options import check_positive, make_lanes
 
 

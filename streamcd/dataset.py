@@ -42,7 +42,7 @@ MAX_CLASSES = 65_536
 """Above so many distinct labels the labels are no classes, and the manifest lists none."""
 
 MAX_OPEN_PARTS = 64
-"""Footers kept open; where shards outnumber it the order of a pass visits them in groups (`stream.chunk_order`)."""
+"""Footers kept open; where shards outnumber it the order of a pass visits them in groups (`read_order.chunk_order`)."""
 
 _SCALES_GROUP = 1 << 16
 """Features to a row group of ``scaling.parquet``."""
@@ -168,7 +168,7 @@ class Dataset:
 
     @property
     def n_items(self) -> int:
-        """Of the row layout the rows (see `stream.Table`)."""
+        """Of the row layout the rows (see `plan.Table`)."""
         return self.n_rows
 
     @property
@@ -689,7 +689,7 @@ class PartWriter:
         value: np.ndarray,
     ) -> None:
         """Append a chunk, as `DatasetWriter.write_chunk`."""
-        from .kernels import add_row_norms  # numba: only where rows are written
+        from .scaling_kernels import add_row_norms  # numba: only where rows are written
 
         n_rows, n_entries = label.size, feature.size
         value = np.ascontiguousarray(value, dtype=self._value_dtype)

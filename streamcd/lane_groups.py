@@ -13,9 +13,9 @@ from .errors import UsageError
 from .memory import RESERVED_BYTES
 from .parallel import memory_per_worker
 from .partition import DASK_BYTES, model_bytes, paired_layout
+from .plan import Plan, make_plan
 from .problems import Problem
 from .solvers import Solver
-from .stream import Plan, make_plan
 from .training_options import make_lanes, make_solver
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly

@@ -14,8 +14,8 @@ import numpy as np
 
 from . import primal_kernels
 from .kernels import N_STEPS, N_VISITED
+from .layouts import ColumnArena
 from .rowscores import PagedRows, Rows, RowsInMemory, place_of
-from .stream import ColumnArena
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, DatasetError, Interrupted
 from .kernels import DUAL, GAP, LOSS
+from .plan import Plan
 from .problems import Problem
 from .progress import Listener, Progress
+from .randomness import random_key
 from .result import Outcome
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .stopping import StopRule, judge, new_lane_arrays, reopen
-from .stream import Plan, Stream, Window, random_key
+from .stream import Stream, Window
 from .warmstart import WarmStart
 
 StopRequested = Callable[[], int | None]

@@ -1,4 +1,4 @@
-"""The user's memory budget: sizes as people write them, and the arithmetic that a refusal shows."""
+"""The user's memory budget: sizes as people write them, the arithmetic that a refusal shows, and what the kernel says."""
 
 from __future__ import annotations
 
@@ -113,3 +113,41 @@ def peak_memory_bytes() -> int:
 def current_memory_bytes() -> int:
     """Resident memory of this process now (VmRSS), in bytes."""
     return _status_bytes("VmRSS")
+
+
+def page_cache_room() -> float:
+    """Bytes of files that the page cache can hold beside this process, as far as the kernel says; else infinite."""
+    room = float("inf")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as meminfo:
+            for line in meminfo:
+                if line.startswith("MemAvailable:"):
+                    room = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return min(room, _cgroup_limit() - RESERVED_BYTES)
+
+
+def _cgroup_limit() -> float:
+    """The memory limit of this process's control group; infinite where there is none."""
+    limit = float("inf")
+    try:
+        with open("/proc/self/cgroup", encoding="ascii") as groups:
+            lines = [line.strip().split(":", 2) for line in groups]
+    except OSError:
+        return limit
+    for _, controllers, path in lines:
+        if controllers == "":
+            name = f"/sys/fs/cgroup{path}/memory.max"
+        elif "memory" in controllers.split(","):
+            name = f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"
+        else:
+            continue
+        try:
+            with open(name, encoding="ascii") as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limit = min(limit, int(text))
+    return limit

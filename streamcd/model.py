@@ -165,7 +165,7 @@ class Model:
         n_ignored : int
             Entries of features beyond the model's width.
         """
-        from .kernels import margins  # numba: only where rows are met
+        from .margin_kernels import margins  # numba: only where rows are met
 
         out = np.empty((indptr.size - 1, self.n_vectors))
         n_ignored = int(margins(indptr, feature, value, self.weights, out))

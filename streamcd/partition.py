@@ -21,7 +21,10 @@ from .checkpoint import SlotStore
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, DatasetError
 from .kernels import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
+from .layouts import RowArena, RowLayout
+from .plan import make_plan
 from .problems import LOSSES, Problem
+from .randomness import random_key
 from .rounds import (
     APART,
     Change,
@@ -37,7 +40,7 @@ from .rounds import (
     settle,
 )
 from .solvers import CERTIFY, DONE, SOLVERS, START, TRAIN, Solver, State, new_totals
-from .stream import RowArena, RowLayout, Stream, Window, make_plan, random_key
+from .stream import Stream, Window
 
 WEIGHT_COPIES = 8
 """Arrays of the shape of w that a worker, and the coordinating process, hold at most: the common and the local w, its

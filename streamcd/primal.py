@@ -18,11 +18,14 @@ import numpy as np
 from . import kernels, longcolumns, primal_kernels
 from .dataset import Dataset
 from .kernels import DUAL, GAP, VIOLATION_MAX
+from .layouts import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
+from .plan import Paging
 from .primal_kernels import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM
 from .problems import Problem
+from .randomness import random_key
 from .rowscores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
 from .solvers import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
-from .stream import RESIDENT_WINDOW_ENTRIES, ColumnLayout, Paging, RowArena, Window, random_key
+from .stream import Window
 
 _BIAS = -1  # the place of the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one that the bias is visited in

@@ -1,4 +1,4 @@
-"""Coordinate updates over columns: numba functions over arrays for the primal methods (see `kernels` for the dual ones).
+"""Coordinate updates over columns: numba functions over arrays for the primal methods (the dual ones are `dual_kernels`).
 
 Arrays that all kernels here share
 ----------------------------------
@@ -25,6 +25,7 @@ import math
 import numpy as np
 from numba import njit
 
+from .compiling import kernel
 from .kernels import DUAL, GAP, LOG_LOSS, N_ACTIVE, N_STEPS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN, prefetch
 
 PHI, LOSS_SUM, DUAL_SUM, ALPHA_SUM, QUADRATIC_SUM = range(5)
@@ -238,7 +239,7 @@ def _solve(
         step *= 0.5
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def primal_visit(
     order,
     indptr,
@@ -325,7 +326,7 @@ def _tell_difference(own, v, lane, totals):
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def primal_certify(
     order,
     indptr,
@@ -404,7 +405,7 @@ def _x_log_x(x):
     return x * math.log(x) if x > 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def row_terms(score, fresh, first, kind, weight, signed, loss, side, lanes, sums):
     """Add the terms of rows to `sums` (lanes, 5): margins from `fresh`, alpha from `score` and `side`.
 
@@ -438,7 +439,7 @@ def row_terms(score, fresh, first, kind, weight, signed, loss, side, lanes, sums
             sums[lane, QUADRATIC_SUM] += quadratic
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def side_sums(score, first, kind, weight, signed, loss, lanes, sums):
     """Add alpha of rows with y < 0 and with y > 0 to `sums` (2, lanes); `score` as for `row_terms`."""
     n_lanes = sums.shape[1]
@@ -461,7 +462,7 @@ def side_sums(score, first, kind, weight, signed, loss, lanes, sums):
 # score, kind, weight : of the rows of the block
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def piece_slopes(
     start, stop, dense, row, value, bias, score, kind, weight, signed, loss, begins, lanes, sums
 ):  # fmt: skip
@@ -518,7 +519,7 @@ def piece_slopes(
         sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = slope, curve, bound, at_zero
 
 
-@njit(cache=True)
+@kernel
 def begin_steps(sums, own, ridge, loss, begins, lanes, totals, steps):
     """What `_solve` does between its sweeps: fills `steps` (lanes, 3) with gradient, step (0 for none) and free share.
 
@@ -530,7 +531,7 @@ def begin_steps(sums, own, ridge, loss, begins, lanes, totals, steps):
         steps[lane, 0], steps[lane, 1], steps[lane, 2] = gradient, step, free
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def piece_changes(
     start, stop, dense, row, value, bias, score, kind, weight, signed, loss, lanes, steps, changes
 ):  # fmt: skip
@@ -547,13 +548,13 @@ def piece_changes(
             )  # fmt: skip
 
 
-@njit(cache=True)
+@kernel
 def is_enough(change, own, ridge, gradient, step, loss):
     """Whether a step is accepted that changes the loss by `change`."""
     return _is_sufficient(ridge * (own * step + 0.5 * step * step) + change, gradient, step, loss)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def piece_moves(start, stop, dense, row, value, bias, score, lanes, steps):
     """Add the steps (lanes,) along the column to `score`, in place."""
     for lane in lanes:
@@ -563,7 +564,7 @@ def piece_moves(start, stop, dense, row, value, bias, score, lanes, steps):
             _move(start, stop, False, bias, row, value, lane, steps.size, score, steps[lane])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def piece_dual_sums(
     start, stop, dense, row, value, bias, score, kind, weight, signed, loss, side, lanes, sums
 ):  # fmt: skip
@@ -608,14 +609,14 @@ def piece_dual_sums(
             )
 
 
-@njit(cache=True)
+@kernel
 def tell_differences(own, sums, lanes, totals):
     """The end of a coordinate of `primal_certify`; `own` (lanes,) holds the weights, `sums` those of w(alpha)."""
     for lane in lanes:
         _tell_difference(own[lane], sums[lane], lane, totals)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
     """Number the rows that occur in columns, ascending, and put these numbers in place of the rows.
 

@@ -24,6 +24,7 @@ from .kernels import DUAL, GAP
 from .loop import StopRequested, Task, lane_figures, relative_estimate
 from .partition import Assignment, Order, line_search_is_closed, paired_layout
 from .progress import Listener, Progress
+from .randomness import random_key
 from .result import Outcome
 from .rounds import (
     APART,
@@ -37,7 +38,6 @@ from .rounds import (
 )
 from .solvers import CERTIFY, DONE, START, TRAIN, new_totals, violation
 from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen, restore
-from .stream import random_key
 from .turns import Turns
 
 WORKER_TIMEOUT = 300.0

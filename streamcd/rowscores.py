@@ -19,9 +19,11 @@ import numpy as np
 from .checkpoint import SlotStore
 from .dataset import Dataset
 from .errors import DatasetError
+from .layouts import ColumnArena
 from .primal_kernels import compact_rows
 from .problems import Problem
-from .stream import ColumnArena, Window, deal_folds
+from .randomness import deal_folds
+from .stream import Window
 
 PAGE_BYTES = 1 << 19
 """Scores of a page: so large that the disk gives them at full speed, so small that a few are nothing in a budget."""

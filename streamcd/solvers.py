@@ -16,11 +16,13 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from . import kernels, relaxation
+from . import crammer_singer_kernels, dual_kernels, kernels, relaxation, twin_kernels
 from .errors import UsageError
 from .kernels import DUAL, GAP, LOSS, N_STEPS, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+from .layouts import RowArena, RowLayout
+from .plan import Paging
 from .problems import Problem
-from .stream import Paging, RowArena, RowLayout, Window
+from .stream import Window
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """What a lane does during a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at a fixed w, or rest."""
@@ -113,7 +115,7 @@ class Solver(Protocol):
 
     @property
     def layout(self) -> Any:
-        """A `stream.Layout`: what is read, and what is kept of every row."""
+        """A `plan.Layout`: what is read, and what is kept of every row."""
         ...
 
     @property
@@ -128,7 +130,7 @@ class Solver(Protocol):
 
     @property
     def more_memory(self) -> Mapping[str, Any]:
-        """What else it takes, as ``needs`` and ``advice`` of `stream.make_plan`."""
+        """What else it takes, as ``needs`` and ``advice`` of `plan.make_plan`."""
         ...
 
     @property
@@ -223,7 +225,7 @@ class _RowSolver:
 
 
 class DualSolver(_RowSolver):
-    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`kernels.dual_visit`).
+    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`dual_kernels.dual_visit`).
 
     Parameters
     ----------
@@ -294,18 +296,18 @@ class DualSolver(_RowSolver):
         rows = (order, *row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
         steering = (kept["high"], kept["low"], kept["inner_tolerance"], kept["omega"], state.totals)
         if self.problem.n_lanes == 1:
-            kernels.dual_visit(*rows, self.loss, *steering)
+            dual_kernels.dual_visit(*rows, self.loss, *steering)
         else:
-            kernels.dual_visit_lanes(*rows, self.loss, *steering, lanes, self._dots, self._live)
+            dual_kernels.dual_visit_lanes(*rows, self.loss, *steering, lanes, self._dots, self._live)
 
     def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         arena = window.arena
         rows = (order, *row_arrays(arena), arena.alpha, state.w.reshape(-1), *self._costs())
         sums = (state.w_alpha.reshape(-1), state.totals)
         if self.problem.n_lanes == 1:
-            kernels.dual_certify(*rows, self.loss, *sums)
+            dual_kernels.dual_certify(*rows, self.loss, *sums)
         else:
-            kernels.dual_certify_lanes(*rows, self.loss, *sums, lanes, self._dots, self._live)
+            dual_kernels.dual_certify_lanes(*rows, self.loss, *sums, lanes, self._dots, self._live)
 
     def _costs(self) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
         problem = self.problem
@@ -313,7 +315,7 @@ class DualSolver(_RowSolver):
 
 
 class CrammerSingerSolver(_RowSolver):
-    """Sequential dual method for the multiclass SVM of Crammer and Singer (`kernels.crammer_singer_visit`)."""
+    """Sequential dual method for the multiclass SVM of Crammer and Singer (`crammer_singer_kernels`)."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -347,7 +349,7 @@ class CrammerSingerSolver(_RowSolver):
         for lane in state.phase(START, CERTIFY).tolist():
             rows = (all_rows(window, order), *row_arrays(arena), arena.alpha, state.w.reshape(-1), *costs)
             place = (lane, self._columns(lane).start, self.n_columns)
-            kernels.crammer_singer_certify(
+            crammer_singer_kernels.crammer_singer_certify(
                 *rows, *place, state.w_alpha.reshape(-1), state.totals, self._margin
             )
         for lane in state.phase(TRAIN).tolist():
@@ -355,7 +357,9 @@ class CrammerSingerSolver(_RowSolver):
             chosen = shuffled_active_rows(window, np.arange(columns.start, columns.stop), order, key)
             rows = (chosen, *row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *costs)
             place = (lane, columns.start, self.n_columns)
-            kernels.crammer_singer_visit(*rows, *place, state.totals, self._margin, self._target, self._step)
+            crammer_singer_kernels.crammer_singer_visit(
+                *rows, *place, state.totals, self._margin, self._target, self._step
+            )
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Restore what was shrunk where the rest is solved to the shrink tolerance, which is then halved."""
@@ -378,7 +382,7 @@ _SCIPY_BYTES = 60_000_000  # scipy.linalg and its buffers, which no other solver
 
 
 class TwinSorSolver(_RowSolver):
-    """Twin planes by SOR with the inverse of a matrix of features × features (`kernels.twin_sor_visit`).
+    """Twin planes by SOR with the inverse of a matrix of features × features (`twin_kernels.twin_sor_visit`).
 
     The first read sums up ``H = I + Σ C_i x_i x_iᵀ`` over the rows that a plane hugs, and Bᵀa of the dual variables that a
     warm start brings. The inverse of H is kept, and the visits change the dual variables of the other rows alone. It is
@@ -456,14 +460,14 @@ class TwinSorSolver(_RowSolver):
     def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = (order, *row_arrays(window.arena), window.arena.alpha)
         sums = (state.w_alpha.reshape(-1), state.totals, lanes, state.matrices["pulled"])
-        kernels.twin_sor_certify(*rows, state.w.reshape(-1), *self._costs(), self.loss, *sums)
+        twin_kernels.twin_sor_certify(*rows, state.w.reshape(-1), *self._costs(), self.loss, *sums)
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         n_parts = min(4, os.cpu_count() or 1)
         rows = (order, *row_arrays(window.arena), *self._costs(), lanes)
 
         def part(number: int) -> None:
-            kernels.gram_visit(*rows, number, n_parts, state.matrices["inverse"])
+            twin_kernels.gram_visit(*rows, number, n_parts, state.matrices["inverse"])
 
         with ThreadPoolExecutor(n_parts) as pool:
             list(pool.map(part, range(n_parts)))
@@ -474,7 +478,7 @@ class TwinSorSolver(_RowSolver):
         before = _half_squares(state.w)
         rows = (order, *row_arrays(arena), arena.alpha, arena.active, state.w.reshape(-1), *self._costs())
         steering = (self.loss, kept["high"], kept["low"], kept["omega"], state.totals, lanes)
-        kernels.twin_sor_visit(*rows, *steering, state.matrices["inverse"], self._column)
+        twin_kernels.twin_sor_visit(*rows, *steering, state.matrices["inverse"], self._column)
         # `stopping` takes ½‖w‖² off the sum of DUAL; here the quadratic term is in that sum already
         state.totals[lanes, DUAL] += (_half_squares(state.w) - before)[lanes]
 
@@ -500,7 +504,7 @@ def _invert(matrix: np.ndarray, ridge: float) -> None:
         raise UsageError(
             f"ridge {ridge:g} is too small for these rows: their matrix is singular in double precision; give a larger one"
         )
-    kernels.mirror(matrix)
+    twin_kernels.mirror(matrix)
 
 
 def set_thresholds(state: State, trained: np.ndarray) -> None:

@@ -19,13 +19,13 @@ from .loop import Loop, StopRequested, Task
 from .memory import parse_size
 from .model import stored_certificate
 from .partition import DASK_BYTES
+from .plan import Plan
 from .problems import Problem
 from .progress import Listener
 from .result import Outcome, Result, join_outcomes, make_result
 from .roundloop import RoundLoop, make_round_loop
 from .run_models import planned_models, save_model
 from .stopping import StopRule
-from .stream import Plan
 from .training_options import make_lanes, make_options, make_solver, round_options, stop_rule, warn_of_ridge
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from .dataset import Dataset
 from .errors import UsageError
+from .plan import Plan
 from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
 from .problems import Problem, make_problem
 from .progress import Listener
@@ -17,7 +18,6 @@ from .relaxation import check_omega
 from .roundloop import ROUND_SOLVERS, WORKER_TIMEOUT
 from .solvers import SOLVERS, Solver
 from .stopping import StopRule
-from .stream import Plan
 
 
 def stop_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:

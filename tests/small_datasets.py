@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from streamcd.dataset import Dataset, DatasetWriter, open_dataset
-from streamcd.stream import Plan
+from streamcd.plan import Plan
 from streamcd.transpose import make_columns
 
 SMALL_COLUMNS = {"chunk_size": 200, "shard_size": 1500}

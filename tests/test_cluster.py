@@ -280,7 +280,7 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
 @pytest.mark.parametrize("loss", BINARY)
 def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_path: Path) -> None:
     """Windows of two chunks, read from disk in every pass, against all rows in memory: the same optimum."""
-    from streamcd.stream import Plan
+    from streamcd.plan import Plan
 
     def small_plan(*_: Any) -> Plan:
         return Plan(window_entries=400, window_rows=60, resident=False)

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from reference import Twin, crammer_singer_subproblem, kernel_rows, new_totals, slow_margins, slow_shuffle
 from small_datasets import multiclass, random_rows
 
-from streamcd import kernels
+from streamcd import crammer_singer_kernels, dual_kernels, kernels, margin_kernels
 from streamcd.kernels import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
 from streamcd.problems import LOSSES, crammer_singer_primal, dual_objective, primal_objective
 
@@ -71,18 +71,18 @@ class Lanes:
         problem = (self.bias, self.sign, self.cost, self.lane_fold, LOSSES[self.loss])
         arguments = (order, *self.rows, self.alpha, self.active, self.w, *problem, *thresholds, self.totals)
         if self.n_lanes == 1:
-            kernels.dual_visit(*arguments)
+            dual_kernels.dual_visit(*arguments)
         else:
-            kernels.dual_visit_lanes(*arguments, *self.scratch)
+            dual_kernels.dual_visit_lanes(*arguments, *self.scratch)
 
     def certify(self, order: np.ndarray) -> np.ndarray:
         problem = (self.bias, self.sign, self.cost, self.lane_fold, LOSSES[self.loss])
         w_alpha = np.zeros_like(self.w)
         arguments = (order, *self.rows, self.alpha, self.w, *problem, w_alpha, self.totals)
         if self.n_lanes == 1:
-            kernels.dual_certify(*arguments)
+            dual_kernels.dual_certify(*arguments)
         else:
-            kernels.dual_certify_lanes(*arguments, *self.scratch)
+            dual_kernels.dual_certify_lanes(*arguments, *self.scratch)
         return w_alpha
 
     def assert_same(self, tolerance: float) -> None:
@@ -238,7 +238,7 @@ def test_logistic_steps_stay_finite_and_keep_their_digits_at_both_bounds(C: floa
     signs, active = np.array([[-1.0], [1.0]]), np.ones((30, 1), dtype=np.uint8)
     w = np.append(x.T @ (y * alpha[:, 0]), 0.0)
     for _ in range(30):
-        kernels.dual_visit(
+        dual_kernels.dual_visit(
             np.arange(30), *rows, alpha, active, w, 0.0, signs, cost, NO_FOLD, kernels.LOG_LOSS,
             np.array([np.inf]), np.array([-np.inf]), np.array([1e-10]), np.ones(1), new_totals(1),
         )  # fmt: skip
@@ -272,14 +272,14 @@ class Classes:
         self.totals = new_totals(n_columns // 4)
 
     def visit(self, order: np.ndarray) -> None:
-        kernels.crammer_singer_visit(
+        crammer_singer_kernels.crammer_singer_visit(
             order, *self.rows, self.alpha, self.active, self.w, self.bias, self.cost, self.lane_fold,
             self.first // 4, self.first, self.n_columns, self.totals, *np.empty((3, 4)),
         )  # fmt: skip
 
     def certify(self) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
-        kernels.crammer_singer_certify(
+        crammer_singer_kernels.crammer_singer_certify(
             np.arange(50), *self.rows, self.alpha, self.w, self.bias, self.cost, self.lane_fold,
             self.first // 4, self.first, self.n_columns, w_alpha, self.totals, np.empty(4),
         )  # fmt: skip
@@ -406,6 +406,6 @@ def test_margins_are_products_and_unknown_features_are_counted() -> None:
     w = np.random.default_rng(0).standard_normal((5, 3))
     indptr, feature, value = kernel_rows(x, np.zeros(20))[:3]
     out = np.empty((20, 3))
-    ignored = kernels.margins(indptr, feature, value, w, out)
+    ignored = margin_kernels.margins(indptr, feature, value, w, out)
     assert ignored == (feature >= 5).sum()
     np.testing.assert_allclose(out, slow_margins(x.toarray()[:, :5], w), rtol=1e-12, atol=1e-12)

@@ -16,7 +16,7 @@ import streamcd
 from streamcd import configuration
 from streamcd.errors import ModelError, UsageError
 from streamcd.problems import make_problem
-from streamcd.stream import deal_folds
+from streamcd.randomness import deal_folds
 from streamcd.train import train
 from streamcd.training_options import read_code
 from streamcd.tune import tune

@@ -21,12 +21,14 @@ from streamcd.configuration import make_config
 from streamcd.dataset import Dataset, DatasetWriter, open_dataset
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.kernels import N_STEPS
+from streamcd.layouts import ColumnLayout
 from streamcd.memory import RESERVED_BYTES
+from streamcd.plan import Plan
 from streamcd.primal import PrimalSolver
 from streamcd.primal_kernels import compact_rows
 from streamcd.progress import Listener
 from streamcd.resume import resume
-from streamcd.stream import ColumnLayout, Plan, Stream
+from streamcd.stream import Stream
 from streamcd.train import train
 from streamcd.training_options import make_lanes, make_options, stop_rule
 from streamcd.transpose import make_columns

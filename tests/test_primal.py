@@ -29,13 +29,14 @@ from streamcd.columns import open_columns
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
 from streamcd.kernels import GAP, N_VISITED, VIOLATION_MAX
+from streamcd.plan import Plan
 from streamcd.predict import evaluate
 from streamcd.primal import PRIMAL_SOLVERS, OnlineSolver, PrimalSolver
 from streamcd.problems import make_problem
 from streamcd.progress import Listener
 from streamcd.resume import resume
 from streamcd.solvers import CERTIFY, State
-from streamcd.stream import Plan, Stream
+from streamcd.stream import Stream
 from streamcd.train import train
 from streamcd.transpose import make_columns
 from streamcd.tune import tune

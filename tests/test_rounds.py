@@ -18,10 +18,10 @@ from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation
 from streamcd.kernels import GAP
 from streamcd.partition import Answer, Assignment, Order, Partition
+from streamcd.randomness import random_key
 from streamcd.rounds import LINEAR, assign_shards, deal_shards, next_stiffness
 from streamcd.solvers import DONE, SOLVERS, TRAIN
 from streamcd.stopping import new_lane_arrays
-from streamcd.stream import random_key
 from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from streamcd import rowscores
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.stream import Plan
+from streamcd.plan import Plan
 from streamcd.train import train
 
 

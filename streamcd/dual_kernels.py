@@ -1,0 +1,493 @@
+"""Hinge, squared hinge, logistic loss and twin planes by dual coordinate descent: visits and certificates.
+
+Arrays and their shapes are those at the head of `kernels`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from .compiling import kernel
+from .kernels import (
+    DUAL,
+    GAP,
+    HINGE,
+    LOG_LOSS,
+    LOSS,
+    N_ACTIVE,
+    N_SHRUNK,
+    N_STEPS,
+    N_VISITED,
+    NO_STEP,
+    SQUARED_HINGE,
+    TWIN_HINGE,
+    TWIN_SQUARED_HINGE,
+    VIOLATION_MAX,
+    VIOLATION_MIN,
+    add_row,
+    fetch_ahead,
+    row_cost,
+    row_dot,
+)
+
+_SQUARE = 6  # beside the losses of `kernels`
+"""Loss ½ t² of the rows that a twin plane hugs, those with ``y = -1`` (`loss_of_row`)."""
+
+_TINY = 1e-290  # smallest dual variable of the logistic loss; its logarithm is finite
+_SHRINK_NEWTON = 0.1  # what a Newton step that leaves the interval is replaced by: Z becomes this times Z
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One dual variable: its gradient, its step, its terms of the objectives. t = y w·x, q = x·x, both with the bias
+
+
+@njit(cache=True, inline="always")
+def loss_of_row(loss, y):
+    """The loss of one row: a twin plane hugs the rows with y = -1, and keeps the others at a distance."""
+    if loss == TWIN_HINGE:
+        return _SQUARE if y < 0.0 else HINGE
+    if loss == TWIN_SQUARED_HINGE:
+        return _SQUARE if y < 0.0 else SQUARED_HINGE
+    return loss
+
+
+@njit(cache=True, inline="always")
+def _svc_diagonal(loss, cost):
+    """D_ii and U_i of hinge, squared hinge and square (whose lower bound is -U_i)."""
+    if loss == SQUARED_HINGE:
+        return 0.5 / cost, np.inf
+    if loss == _SQUARE:
+        return 1.0 / cost, np.inf
+    return 0.0, cost
+
+
+@njit(cache=True, inline="always")
+def _svc_terms(loss, t, cost, alpha):
+    """Row's terms of gap, primal loss and dual objective: phi, C xi(t), alpha - D alpha²/2 (of a square: - D alpha²/2)."""
+    diagonal, _ = _svc_diagonal(loss, cost)
+    if loss == _SQUARE:
+        primal = 0.5 * cost * t * t
+        return 0.5 * cost * (t + diagonal * alpha) ** 2, primal, -0.5 * diagonal * alpha * alpha
+    slack = max(1.0 - t, 0.0)
+    primal = cost * slack * slack if loss == SQUARED_HINGE else cost * slack
+    quadratic = 0.5 * diagonal * alpha * alpha
+    return primal + quadratic - alpha * (1.0 - t), primal, alpha - quadratic
+
+
+@njit(cache=True, inline="always")
+def svc_projected_gradient(loss, t, cost, alpha):
+    """G, and G projected: 0 where the bound at which alpha stands keeps it from moving."""
+    diagonal, upper = _svc_diagonal(loss, cost)
+    if loss == _SQUARE:
+        return t + diagonal * alpha, t + diagonal * alpha
+    gradient = t - 1.0 + diagonal * alpha
+    if alpha <= 0.0:
+        return gradient, min(gradient, 0.0)
+    if alpha >= upper:
+        return gradient, max(gradient, 0.0)
+    return gradient, gradient
+
+
+@njit(cache=True, inline="always")
+def _svc_step(loss, gradient, q, cost, alpha, omega):
+    """Omega times the way to the minimiser of the dual over this one variable, as far as its bounds allow."""
+    diagonal, upper = _svc_diagonal(loss, cost)
+    curvature = q + diagonal
+    if curvature <= 0.0:  # an empty row under hinge: the dual falls all the way to the bound
+        return upper
+    lower = -np.inf if loss == _SQUARE else 0.0
+    return min(max(alpha - omega * gradient / curvature, lower), upper)
+
+
+@njit(cache=True, inline="always")
+def _x_log_x(x):
+    return x * math.log(x) if x > 0.0 else 0.0
+
+
+@njit(cache=True, inline="always")
+def _log_terms(t, cost, alpha, rest):
+    """As `_svc_terms` for the logistic loss; `rest` is C - alpha."""
+    primal = cost * (math.log1p(math.exp(-t)) if t > 0.0 else math.log1p(math.exp(t)) - t)
+    dual = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(rest)
+    return primal - dual + alpha * t, primal, dual
+
+
+@njit(cache=True, inline="always")
+def _log_gradient(t, alpha, rest):
+    """Derivative of the dual; 0 where alpha stands at the smallest number kept and would go on falling."""
+    gradient = math.log(alpha / rest) + t
+    if (alpha <= _TINY and gradient > 0.0) or (rest <= _TINY and gradient < 0.0):
+        return 0.0
+    return gradient
+
+
+@njit(cache=True, inline="always")
+def _log_step(t, q, cost, alpha, rest, tolerance):
+    """Minimise the logistic dual over one variable by Newton's method, in the variable that is nearer to a bound.
+
+    Returns alpha, C - alpha, the change of alpha (free of cancellation), and the Newton steps taken.
+    Source: Yu, Huang, Lin, Machine Learning 85 (2011), Algorithms 4 and 5. No line search is needed.
+    """
+    if q <= 0.0:
+        return 0.5 * cost, 0.5 * cost, 0.5 * cost - alpha, 0
+    first = 0.5 * q * (rest - alpha) + t >= 0.0
+    centre, slope = (alpha, t) if first else (rest, -t)
+    z = centre if centre < 0.5 * cost else _SHRINK_NEWTON * centre
+    steps = 0
+    while steps < 1000:
+        gradient = math.log(z / (cost - z)) + q * (z - centre) + slope
+        if abs(gradient) <= tolerance:
+            break
+        candidate = z - gradient / (q + cost / (z * (cost - z)))
+        z = candidate if candidate > 0.0 else _SHRINK_NEWTON * z
+        steps += 1
+        if z < _TINY:
+            z = _TINY
+            break
+    if first:
+        return z, cost - z, z - alpha, steps
+    return cost - z, z, rest - z, steps
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One row in one lane, and the visits of hinge, squared hinge and logistic loss
+
+
+@njit(cache=True, inline="always")
+def solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolerance, omega, totals):
+    """Minimise the dual over the row's variable in one lane; returns the change of alpha.
+
+    `alpha`, `active` and the lane's row of `totals` are changed in place. The row leaves the active set where it stands at
+    a bound with a gradient beyond the threshold (Hsieh et al. 2008, section 3.2).
+    """
+    old = alpha[i, lane]
+    totals[lane, N_VISITED] += 1
+    if loss == LOG_LOSS:
+        rest = alpha[i, n_lanes + lane]
+        phi, _, dual_old = _log_terms(t, c, old, rest)
+        gradient = projected = abs(_log_gradient(t, old, rest))  # its largest size is what LIBLINEAR stops by
+    else:
+        phi, _, dual_old = _svc_terms(loss, t, c, old)
+        gradient, projected = svc_projected_gradient(loss, t, c, old)
+    totals[lane, GAP] += phi
+    if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
+        active[i, lane] = 0
+        totals[lane, N_SHRUNK] += 1
+        return 0.0
+    totals[lane, N_ACTIVE] += 1
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
+    if abs(projected) <= NO_STEP:
+        return 0.0
+    if loss == LOG_LOSS:
+        new, new_rest, change, steps = _log_step(t, q, c, old, alpha[i, n_lanes + lane], tolerance)
+        alpha[i, n_lanes + lane] = new_rest
+        totals[lane, N_STEPS] += steps
+        _, _, dual_new = _log_terms(t, c, new, new_rest)
+    else:
+        new = _svc_step(loss, gradient, q, c, old, omega)
+        change = new - old
+        _, _, dual_new = _svc_terms(loss, t, c, new)
+    alpha[i, lane] = new
+    totals[lane, DUAL] += dual_new - dual_old
+    return change
+
+
+@kernel
+def dual_visit(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    active,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    high,
+    low,
+    tolerance,
+    omega,
+    totals,
+):
+    """Visit rows once in the given order: dual coordinate descent for one lane.
+
+    Problem: ``min f(a) = ½ aᵀ(Q + D)a - Σ a`` over ``0 <= a_i <= U_i`` (hinge, squared hinge), or
+    ``½ aᵀQa + Σ a log a + (C - a) log(C - a)`` (logistic), ``Q_ij = y_i y_j x_i·x_j``, with ``w = Σ y_i a_i x_i`` kept.
+    Of a twin plane, rows with y = 1 are of hinge or squared hinge, and those with y = -1 have the term ``½ a_i²/C_i`` and no
+    bounds: their primal loss is ``½ C_i (w·x_i)²``.
+
+    Parameters
+    ----------
+    high, low : ndarray of float64, shape (1,)
+        Shrinking thresholds: rows at 0 with a gradient above `high` and at U with one below `low` leave the active set.
+    tolerance : ndarray of float64, shape (1,)
+        Inner tolerance of Newton's method (logistic).
+    omega : ndarray of float64, shape (1,)
+        Over-relaxation; no part of the logistic loss's step, which is not closed.
+    alpha, active, w, totals
+        Changed in place; shapes as at the head of `kernels` with one lane, but `w` of shape (d + 1,).
+
+    Notes
+    -----
+    Cost: two passes over the entries of each row. Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
+    """
+    last = w.size - 1
+    for p in range(order.size):
+        fetch_ahead(order, p, indptr, feature, value, w, 1)
+        i = order[p]
+        c = row_cost(i, 0, code, weight, fold, cost, lane_fold)
+        if c <= 0.0:
+            continue
+        y = sign[code[i], 0]
+        start, stop = indptr[i], indptr[i + 1]
+        dot, q = row_dot(feature, value, w, start, stop)
+        t = y * (dot + bias * w[last])
+        q += bias * bias
+        kind = loss_of_row(loss, y)
+        change = solve_row(
+            i, 0, 1, t, q, c, alpha, active, kind, high[0], low[0], tolerance[0], omega[0], totals
+        )
+        if change != 0.0:
+            add_row(feature, value, w, start, stop, change * y)
+            w[last] += change * y * bias
+
+
+@kernel
+def dual_visit_lanes(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    active,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    high,
+    low,
+    tolerance,
+    omega,
+    totals,
+    lanes,
+    dots,
+    live,
+):
+    """As `dual_visit` for several lanes at once: a row is decoded and its lines of `w` are fetched once for all of them.
+
+    Parameters
+    ----------
+    w : ndarray of float64, shape ((d + 1) * n_lanes,)
+        Row-major: the weights of a feature in all lanes are neighbours.
+    high, low, tolerance, omega : ndarray of float64, shape (n_lanes,)
+    lanes : ndarray of int64
+        The lanes to train.
+    dots : ndarray of float64, shape (n_lanes,); live : ndarray of int64, shape (n_lanes,)
+        Scratch.
+    """
+    n_lanes = totals.shape[0]
+    last = w.size - n_lanes
+    for p in range(order.size):
+        fetch_ahead(order, p, indptr, feature, value, w, n_lanes)
+        i = order[p]
+        n_live = 0
+        for lane in lanes:
+            if active[i, lane] and row_cost(i, lane, code, weight, fold, cost, lane_fold) > 0.0:
+                live[n_live] = lane
+                n_live += 1
+        if n_live == 0:
+            continue
+        start, stop = indptr[i], indptr[i + 1]
+        _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots)
+        q = bias * bias
+        for k in range(start, stop):
+            q += np.float64(value[k]) * np.float64(value[k])
+        n_changed = 0
+        for position in range(n_live):
+            lane = live[position]
+            y = sign[code[i], lane]
+            c = row_cost(i, lane, code, weight, fold, cost, lane_fold)
+            t = y * (dots[lane] + bias * w[last + lane])
+            change = solve_row(
+                i,
+                lane,
+                n_lanes,
+                t,
+                q,
+                c,
+                alpha,
+                active,
+                loss_of_row(loss, y),
+                high[lane],
+                low[lane],
+                tolerance[lane],
+                omega[lane],
+                totals,
+            )
+            if change != 0.0:
+                live[n_changed] = lane
+                dots[n_changed] = change * y
+                n_changed += 1
+                w[last + lane] += change * y * bias
+        _add_row_lanes(feature, value, w, n_lanes, start, stop, live, dots, n_changed)
+
+
+@njit(cache=True, inline="always")
+def _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots):
+    """x·w of a row in the first `n_live` of `live` lanes, into `dots` at the lane's place; four lanes a sweep."""
+    position = 0
+    while position + 4 <= n_live:
+        a, b, c, d = live[position], live[position + 1], live[position + 2], live[position + 3]
+        dot_a = dot_b = dot_c = dot_d = 0.0
+        for k in range(start, stop):
+            v = np.float64(value[k])
+            first = feature[k] * n_lanes
+            dot_a += w[first + a] * v
+            dot_b += w[first + b] * v
+            dot_c += w[first + c] * v
+            dot_d += w[first + d] * v
+        dots[a], dots[b], dots[c], dots[d] = dot_a, dot_b, dot_c, dot_d
+        position += 4
+    while position < n_live:
+        lane = live[position]
+        dot_a = 0.0
+        for k in range(start, stop):
+            dot_a += w[feature[k] * n_lanes + lane] * np.float64(value[k])
+        dots[lane] = dot_a
+        position += 1
+
+
+@njit(cache=True, inline="always")
+def _add_row_lanes(feature, value, w, n_lanes, start, stop, lanes, steps, n):
+    """Add ``steps[p]`` times the row to lane ``lanes[p]``, for the first `n`."""
+    if n == 0:
+        return
+    for k in range(start, stop):
+        v = np.float64(value[k])
+        first = feature[k] * n_lanes
+        for position in range(n):
+            w[first + lanes[position]] += steps[position] * v
+
+
+@njit(cache=True, inline="always")
+def certify_row(i, lane, n_lanes, t, c, alpha, loss, totals):
+    """Add the row's terms at fixed w to `totals`; returns its alpha."""
+    a = alpha[i, lane]
+    if loss == LOG_LOSS:
+        phi, primal, dual = _log_terms(t, c, a, alpha[i, n_lanes + lane])
+        projected = abs(_log_gradient(t, a, alpha[i, n_lanes + lane]))
+    else:
+        phi, primal, dual = _svc_terms(loss, t, c, a)
+        _, projected = svc_projected_gradient(loss, t, c, a)
+    totals[lane, GAP] += phi
+    totals[lane, LOSS] += primal
+    totals[lane, DUAL] += dual
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
+    totals[lane, N_VISITED] += 1
+    return a
+
+
+@kernel
+def dual_certify(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    w_alpha,
+    totals,
+):
+    """Add up rows' terms of gap, loss and dual at fixed `w`, and ``w(alpha) = Σ y_i alpha_i x_i`` into `w_alpha`.
+
+    One lane; `w` and `w_alpha` of shape (d + 1,). Changed in place: `w_alpha`, `totals`.
+    """
+    last = w.size - 1
+    for p in range(order.size):
+        fetch_ahead(order, p, indptr, feature, value, w, 1)
+        i = order[p]
+        c = row_cost(i, 0, code, weight, fold, cost, lane_fold)
+        if c <= 0.0:
+            continue
+        y = sign[code[i], 0]
+        start, stop = indptr[i], indptr[i + 1]
+        dot, _ = row_dot(feature, value, w, start, stop)
+        t = y * (dot + bias * w[last])
+        a = certify_row(i, 0, 1, t, c, alpha, loss_of_row(loss, y), totals)
+        if a != 0.0:
+            add_row(feature, value, w_alpha, start, stop, a * y)
+            w_alpha[last] += a * y * bias
+
+
+@kernel
+def dual_certify_lanes(
+    order,
+    indptr,
+    feature,
+    value,
+    code,
+    weight,
+    fold,
+    alpha,
+    w,
+    bias,
+    sign,
+    cost,
+    lane_fold,
+    loss,
+    w_alpha,
+    totals,
+    lanes,
+    dots,
+    live,
+):
+    """As `dual_certify` for the given lanes; `w` and `w_alpha` flat as in `dual_visit_lanes`."""
+    n_lanes = totals.shape[0]
+    last = w.size - n_lanes
+    for p in range(order.size):
+        fetch_ahead(order, p, indptr, feature, value, w, n_lanes)
+        i = order[p]
+        n_live = 0
+        for lane in lanes:
+            if row_cost(i, lane, code, weight, fold, cost, lane_fold) > 0.0:
+                live[n_live] = lane
+                n_live += 1
+        start, stop = indptr[i], indptr[i + 1]
+        _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots)
+        n_changed = 0
+        for position in range(n_live):
+            lane = live[position]
+            y = sign[code[i], lane]
+            c = row_cost(i, lane, code, weight, fold, cost, lane_fold)
+            t = y * (dots[lane] + bias * w[last + lane])
+            a = certify_row(i, lane, n_lanes, t, c, alpha, loss_of_row(loss, y), totals)
+            if a != 0.0:
+                live[n_changed] = lane
+                dots[n_changed] = a * y
+                n_changed += 1
+                w_alpha[last + lane] += a * y * bias
+        _add_row_lanes(feature, value, w_alpha, n_lanes, start, stop, live, dots, n_changed)

@@ -1,0 +1,27 @@
+"""Randomness as a function of integers such as (seed, read, window): no generator whose state would have to be kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = 2**64 - 1
+
+
+def random_key(*parts: int) -> np.uint64:
+    """A 64-bit key for `kernels.shuffle` as a function of integers such as (seed, read, window)."""
+    key = 0
+    for part in parts:
+        key = (key ^ (part & _WORD)) * _GOLDEN & _WORD
+        key ^= key >> 32
+        key = key * 0xD6E8FEB86659FD93 & _WORD
+        key ^= key >> 29
+    return np.uint64(key)
+
+
+def deal_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
+    """The fold of rows, by a hash of the seed and their place in the source; uint8."""
+    key = source.astype(np.uint64) ^ random_key(seed, n_folds)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
+    return ((key >> np.uint64(32)) * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)

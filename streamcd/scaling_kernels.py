@@ -1,0 +1,79 @@
+"""Rows as they are stored: norms and scaling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, inline="always")
+def _row_norm(value, start, stop):
+    """Euclidean norm of ``value[start:stop]``; squares that would leave the range of float64 are avoided."""
+    squares, largest = 0.0, 0.0
+    for k in range(start, stop):
+        v = abs(np.float64(value[k]))
+        squares += v * v
+        largest = max(largest, v)
+    if 1e-280 < squares < 1e300 or largest == 0.0:
+        return math.sqrt(squares)
+    ratios = 0.0
+    for k in range(start, stop):
+        ratio = np.float64(value[k]) / largest
+        ratios += ratio * ratio
+    return largest * math.sqrt(ratios)
+
+
+@njit(cache=True, nogil=True)
+def add_row_norms(indptr, value, sums):
+    """Add rows, one after the other, to what is known of the norms of all.
+
+    Parameters
+    ----------
+    indptr : (rows + 1,) int64
+    value : (entries,) float
+    sums : (4,) float64
+        Least norm above 0, greatest norm, sum of the squared norms, rows of norm 0; changed in place.
+    """
+    for i in range(indptr.size - 1):
+        norm = _row_norm(value, indptr[i], indptr[i + 1])
+        if norm > 0.0:
+            sums[0] = min(sums[0], norm)
+            sums[1] = max(sums[1], norm)
+            sums[2] += norm * norm
+        else:
+            sums[3] += 1.0
+
+
+@njit(cache=True, nogil=True)
+def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
+    """Divide every value by its feature's scale, then every row by its norm.
+
+    Parameters
+    ----------
+    indptr : (rows + 1,) int64
+    feature : (entries,) integer
+    value : (entries,) float
+    scale : (m,) float64
+        Divisors of the features 0 … m - 1; others keep their values.
+    n_features : int
+        Entries of features from here on become 0, and so have no part in the norm.
+    unit_rows : bool
+        Whether rows are divided by their norms; rows of norm 0 stay as they are.
+    out : (entries,) float64
+        Written.
+    """
+    for i in range(indptr.size - 1):
+        start, stop = indptr[i], indptr[i + 1]
+        for k in range(start, stop):
+            j = feature[k]
+            out[k] = np.float64(value[k])
+            if j < 0 or j >= n_features:
+                out[k] = 0.0
+            elif j < scale.size:
+                out[k] /= scale[j]
+        norm = _row_norm(out, start, stop) if unit_rows else 0.0
+        if norm > 0.0:
+            for k in range(start, stop):
+                out[k] /= norm
