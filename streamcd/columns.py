@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from . import kernels
-from .dataset import MAX_OPEN_PARTS, Dataset, file_problems, manifest_fingerprint
+from .dataset import MAX_OPEN_PARTS, Dataset, file_problems
 from .errors import DatasetError
 from .parquet import (
     OpenParts,
+    Schema,
     TableWriter,
     file_checksum,
     read_table,
@@ -30,6 +30,7 @@ from .parquet import (
     write_file_atomically,
 )
 from .progress import Listener, Progress
+from .rowlayout import manifest_fingerprint
 
 FOLDER = "columns"
 FORMAT = "streamcd-columns"
@@ -41,12 +42,12 @@ _CHUNKS_SCHEMA = schema(
 _AGAIN = "make the layout again with 'streamcd columns --force'"
 
 
-def _entries_schema(index_dtype: np.dtype, row_dtype: np.dtype, value_dtype: np.dtype) -> pa.Schema:
+def _entries_schema(index_dtype: np.dtype, row_dtype: np.dtype, value_dtype: np.dtype) -> Schema:
     # `feature` comes first: training skips it, and the two other columns are then one contiguous read
     return schema(feature=index_dtype, row=row_dtype, value=value_dtype)
 
 
-def _index_schema(index_dtype: np.dtype) -> pa.Schema:
+def _index_schema(index_dtype: np.dtype) -> Schema:
     return schema(feature=index_dtype, n_entries=np.int64)
 
 
@@ -542,7 +543,7 @@ class ColumnsWriter:
         self.close_parts()
         table = np.array(self._table, dtype=np.int64).reshape(-1, 5)
         writer = TableWriter(self._path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
-        columns: dict[str, np.ndarray] = {field.name: table[:, k] for k, field in enumerate(_CHUNKS_SCHEMA)}
+        columns: dict[str, np.ndarray] = {name: table[:, k] for k, name in enumerate(_CHUNKS_SCHEMA.names)}
         columns["part"] = table[:, 0].astype(np.int32)
         writer.write(**columns)
         content = {

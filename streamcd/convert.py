@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from .dataset import MAX_CLASSES, Dataset, DatasetWriter, open_dataset, sync_directory
+from .dataset import Dataset, open_dataset
+from .dataset_writer import DatasetWriter
 from .errors import DataError, EnvironmentFailure, UsageError
 from .features import (
     STATISTICS_BYTES,
@@ -32,7 +33,9 @@ from .features import (
 from .locks import release_lock, take_lock
 from .memory import RESERVED_BYTES, format_size, parse_size, require
 from .parallel import Workers, checked_workers, memory_per_worker
+from .parquet import sync_directory
 from .progress import Listener, Progress
+from .rowlayout import MAX_CLASSES
 from .scaling import Scaling, checked_names, feature_means, max_abs_scales, standard_scales
 from .shuffle import Rows, Sorter, concatenate
 from .sources import STANDARD_INPUT, display_name, expand_sources, total_bytes

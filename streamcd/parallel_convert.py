@@ -33,7 +33,8 @@ from .convert import (
     _stored_chunks,
     _Weights,
 )
-from .dataset import PartWriter, open_dataset, shard_is_full
+from .dataset import open_dataset
+from .dataset_writer import PartWriter, shard_is_full
 from .errors import DataError
 from .features import _MAX_RANGES, STATISTICS_BYTES, Entries, RangeStatistics, feature_statistics
 from .parallel import TASKS_PER_WORKER, Workers, in_shares

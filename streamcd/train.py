@@ -848,6 +848,6 @@ def read_code(path: str | Path, n_classes: int) -> np.ndarray:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a small JSON file, whole or not at all."""
-    from .dataset import write_file_atomically
+    from .parquet import write_file_atomically
 
     write_file_atomically(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -294,7 +294,7 @@ def test_verify_finds_entries_that_are_not_those_of_the_rows(dataset: Dataset, t
 
 
 def transpose_fingerprint(manifest: dict[str, Any]) -> str:
-    from streamcd.dataset import manifest_fingerprint
+    from streamcd.rowlayout import manifest_fingerprint
 
     return manifest_fingerprint(manifest)
 

@@ -17,7 +17,8 @@ from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
 from streamcd.columns import open_columns
-from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.kernels import N_STEPS
 from streamcd.memory import RESERVED_BYTES

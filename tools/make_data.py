@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 from streamcd.convert import ChunkCutter, LabelCounts, workplace
-from streamcd.dataset import DatasetWriter
+from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import StreamcdError
 from streamcd.features import RangeStatistics, in_groups
 from streamcd.shuffle import Rows
