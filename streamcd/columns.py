@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import kernels
-from .dataset import MAX_OPEN_PARTS, Dataset, file_problems
+from .dataset import MAX_OPEN_PARTS, Dataset
 from .errors import DatasetError
 from .parquet import (
     OpenParts,
@@ -31,6 +31,7 @@ from .parquet import (
 )
 from .progress import Listener, Progress
 from .rowlayout import manifest_fingerprint
+from .verification import file_problems
 
 FOLDER = "columns"
 FORMAT = "streamcd-columns"

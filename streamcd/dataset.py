@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .errors import DatasetError
-from .parallel import TASKS_PER_WORKER, Workers, checked_workers, in_shares
 from .parquet import OpenParts, file_checksum, read_groups, read_table, reading
-from .progress import Listener, Progress
+from .progress import Listener
+from .rowchecks import row_problems
 from .rowlayout import FORMAT, FORMAT_VERSION, ChunkData, listed_files, manifest_fingerprint
 from .scaling import Scaling
+from .verification import file_problems, readings
 
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`stream.chunk_order`)."""
@@ -256,11 +258,9 @@ class Dataset:
         list of str
             What is wrong, a line each, naming the file; empty where all is well.
         """
-        listener = listener or Listener()
-        if checked_workers(workers) == 1:
-            return list(_problems(self, _Checks(self, listener)))
-        with Workers(workers, listener, __name__) as processes:
-            return list(_problems(self, _SharedChecks(self, listener, processes)))
+        reopen = partial(open_dataset, self.path, check_files=False)
+        with readings(workers, listener, __name__) as ours:
+            return list(row_problems(self, reopen, ours))
 
     def _name(self, table: str, chunk: int) -> str:
         return str(self.manifest["parts"][self.chunk_part[chunk]][table])
@@ -328,196 +328,3 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{manifest_path}: changed since it was written; restore it or convert the data again"
         )
     return manifest
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Verification
-
-
-def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator[str]:
-    """Files in a directory that are missing or have other bytes than listed, by name, bytes and checksum; a line each."""
-    for name, n_bytes, _ in files:
-        try:
-            found = os.stat(path / name).st_size
-        except FileNotFoundError:
-            yield f"{path / name}: the file is missing"
-            continue
-        if found != n_bytes:
-            kind = "truncated" if found < n_bytes else "too long"
-            yield f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
-
-
-@dataclass
-class _Checked:
-    """What was found in some chunks, to be joined with what others hold."""
-
-    problems: list[str] = field(default_factory=list)
-    counts: dict[float, int] = field(default_factory=dict)
-    source_sum: int = 0
-    complete: bool = True
-
-    def join(self, other: _Checked) -> None:
-        self.problems += other.problems
-        self.source_sum += other.source_sum
-        self.complete = self.complete and other.complete
-        for label, count in other.counts.items():
-            self.counts[label] = self.counts.get(label, 0) + count
-
-
-class _Checks:
-    """The two long readings of a verification, in this process."""
-
-    def __init__(self, dataset: Dataset, listener: Listener) -> None:
-        self.dataset, self.listener = dataset, listener
-
-    def changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
-        """For files with their bytes and checksums: whether they have another checksum."""
-        total, done, found = sum(n_bytes for _, n_bytes, _ in files), 0, []
-        for path, n_bytes, checksum in files:
-            found.append(_is_changed(path, checksum))
-            done += n_bytes
-            self.listener.progress(Progress("checksums", done, total, "B"))
-        return found
-
-    def chunks(self, damaged: set[str]) -> _Checked:
-        """Check the chunks outside of files that are damaged."""
-        dataset, checked = self.dataset, _Checked()
-        for chunk in range(dataset.n_chunks):
-            checked.join(_check_chunk(dataset, chunk, damaged))
-            self.listener.progress(
-                Progress("verify", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows")
-            )
-        return checked
-
-
-class _SharedChecks(_Checks):
-    """The same by several processes."""
-
-    def __init__(self, dataset: Dataset, listener: Listener, workers: Workers) -> None:
-        super().__init__(dataset, listener)
-        self._workers = workers
-
-    def changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
-        tasks = [(path, checksum) for path, _, checksum in files]
-        sizes = [n_bytes for _, n_bytes, _ in files]
-        return self._workers.run(_is_changed, tasks, phase="checksums", sizes=sizes)
-
-    def chunks(self, damaged: set[str]) -> _Checked:
-        dataset, checked = self.dataset, _Checked()
-        shares = in_shares(np.diff(dataset.entry_start).tolist(), TASKS_PER_WORKER * self._workers.n_workers)
-        tasks = [(dataset.path, start, stop, damaged) for start, stop in shares]
-        sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
-        for share in self._workers.run(_check_chunks, tasks, phase="verify", unit="rows", sizes=sizes):
-            checked.join(share)
-        return checked
-
-
-def _is_changed(path: Path, checksum: str) -> bool:
-    return file_checksum(path) != checksum
-
-
-def _check_chunks(path: Path, start: int, stop: int, damaged: set[str]) -> _Checked:
-    dataset, checked = open_dataset(path, check_files=False), _Checked()
-    for chunk in range(start, stop):
-        checked.join(_check_chunk(dataset, chunk, damaged))
-    dataset.close()
-    return checked
-
-
-def _check_chunk(dataset: Dataset, chunk: int, damaged: set[str]) -> _Checked:
-    names = [str(dataset.path / dataset._name(table, chunk)) for table in ("rows", "entries")]
-    if damaged.intersection(names):
-        return _Checked(complete=False)
-    place = dataset.place(chunk)
-    try:
-        data = dataset.read(chunk)
-        (row,) = dataset.read_entries(chunk, ("row",))
-        (numbers,) = dataset.read_rows(chunk, ("row",))
-    except DatasetError as error:
-        return _Checked([str(error)], complete=False)
-    problems = [f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row, numbers)]
-    counts = {}
-    if dataset.classes is not None:
-        labels, n_rows = np.unique(data.label, return_counts=True)
-        counts = dict(zip(labels.tolist(), n_rows.tolist(), strict=True))
-    return _Checked(problems, counts, _places_sum(data.source))
-
-
-def _problems(dataset: Dataset, checks: _Checks) -> Iterator[str]:
-    damaged = set()
-    for problem in file_problems(dataset.path, listed_files(dataset.manifest)):
-        damaged.add(problem.split(": ")[0])
-        yield problem
-    files = [
-        (dataset.path / name, n_bytes, checksum)
-        for name, n_bytes, checksum in listed_files(dataset.manifest)
-        if str(dataset.path / name) not in damaged
-    ]
-    for (path, _, _), changed in zip(files, checks.changed(files), strict=True):
-        if changed:
-            damaged.add(str(path))
-            yield f"{path}: checksum differs from the manifest's, the file was changed or damaged"
-    checked = checks.chunks(damaged)
-    yield from checked.problems
-    if checked.complete:
-        yield from _total_problems(dataset, checked.counts, checked.source_sum)
-
-
-def _places_sum(places: np.ndarray) -> int:
-    """Sum of a 64-bit hash of places: two sets of as many places have the same one by a chance of 2⁻⁶⁴."""
-    mixed = places.astype(np.uint64)
-    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return int((mixed ^ (mixed >> np.uint64(32))).sum(dtype=np.uint64))
-
-
-def _chunk_problems(dataset: Dataset, data: ChunkData, row: np.ndarray, numbers: np.ndarray) -> Iterator[str]:
-    n_entries = np.diff(data.indptr)
-    if not np.array_equal(numbers, np.arange(data.row0, data.row0 + n_entries.size)):
-        yield "the rows table's column 'row' does not count the rows"
-    if (n_entries < 0).any() or data.indptr[-1] != data.feature.size:
-        yield f"the rows table counts {int(data.indptr[-1])} entries, there are {data.feature.size}"
-        return
-    expected_row = np.repeat(np.arange(data.row0, data.row0 + n_entries.size), n_entries)
-    if not np.array_equal(row, expected_row):
-        yield "the entries' column 'row' does not follow the rows table"
-        return
-    if data.feature.size and (data.feature.min() < 0 or data.feature.max() >= dataset.n_features):
-        yield f"a feature outside 0 … {dataset.n_features - 1}"
-    same_row = row[1:] == row[:-1]
-    if (np.diff(data.feature)[same_row] <= 0).any():
-        yield "features not in ascending order within a row"
-    if not np.isfinite(data.value).all():
-        yield "a value that is not finite"
-    if not np.isfinite(data.label).all():
-        yield "a label that is not finite"
-    if not (np.isfinite(data.weight).all() and (data.weight >= 0).all()):
-        yield "a weight that is negative or not finite"
-    if data.source.size and (data.source.min() < 0 or data.source.max() >= dataset.n_rows):
-        yield f"a source place outside 0 … {dataset.n_rows - 1}"
-
-
-def _total_problems(dataset: Dataset, counts: Mapping[float, int], source_sum: int) -> Iterator[str]:
-    manifest_path = dataset.path / "manifest.json"
-    for what, start, expected in (
-        ("rows", dataset.row_start, dataset.n_rows),
-        ("entries", dataset.entry_start, dataset.n_entries),
-    ):
-        if int(start[-1]) != expected:
-            yield f"{manifest_path}: says {expected} {what}, the chunks hold {int(start[-1])}"
-    block = 1 << 18
-    starts = range(0, dataset.n_rows, block)
-    expected_sum = sum(_places_sum(np.arange(start, min(start + block, dataset.n_rows))) for start in starts)
-    if (source_sum - expected_sum) % 2**64:
-        yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {dataset.n_rows - 1} once"
-    if dataset.classes is not None and dataset.class_counts is not None:
-        expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
-        if {label: count for label, count in expected_counts.items() if count} != dict(counts):
-            yield f"{manifest_path}: the counts of the classes differ from the rows'"
-    try:
-        n_entries = sum(int(piece["n_entries"].sum()) for piece in dataset.read_features())
-    except DatasetError as error:
-        yield str(error)
-        return
-    if n_entries != dataset.n_entries:
-        yield f"{dataset.path / 'features.parquet'}: counts {n_entries} entries, the dataset has {dataset.n_entries}"

@@ -75,7 +75,7 @@ def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setattr(sources, "LEAST_PIECE_BYTES", 1 << 14)
 
     def use(n_workers: int) -> int:
-        for module in ("convert", "predict", "dataset"):
+        for module in ("convert", "predict", "verification"):
             if n_workers > 1:
                 monkeypatch.setattr(
                     importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]
