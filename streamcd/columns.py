@@ -218,7 +218,7 @@ def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
     path = dataset.path / FOLDER
     manifest = _read_manifest(dataset)
     if check_files:
-        for problem in file_problems(path, _files(manifest)):
+        for _, problem in file_problems(path, _files(manifest)):
             raise DatasetError(f"{problem}; {_AGAIN}")
     chunks_path = path / "chunks.parquet"
     with reading(chunks_path):
@@ -296,7 +296,7 @@ def _column_problems(dataset: Dataset, listener: Listener, *, compare: bool) -> 
         columns = open_columns(dataset, check_files=False)
     except DatasetError as error:
         return [str(error)]
-    problems += file_problems(columns.path, _files(columns.manifest))
+    problems += [problem for _, problem in file_problems(columns.path, _files(columns.manifest))]
     if problems:
         return problems
     for name, _, checksum in _files(columns.manifest):

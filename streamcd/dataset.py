@@ -296,7 +296,7 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     path = Path(path)
     manifest = _read_manifest(path)
     if check_files:
-        for problem in file_problems(path, listed_files(manifest)):
+        for _, problem in file_problems(path, listed_files(manifest)):
             raise DatasetError(problem + "; restore the file or convert the data again")
     chunks_path = path / "chunks.parquet"
     with reading(chunks_path):

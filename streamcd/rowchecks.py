@@ -59,16 +59,16 @@ def row_problems(dataset: RowLayout, reopen: Callable[[], RowLayout], readings: 
         What is wrong, a line each, naming the file.
     """
     damaged = set()
-    for problem in file_problems(dataset.path, listed_files(dataset.manifest)):
-        damaged.add(problem.split(": ")[0])
+    for path, problem in file_problems(dataset.path, listed_files(dataset.manifest)):
+        damaged.add(path)
         yield problem
     files = [
         (dataset.path / name, n_bytes, checksum)
         for name, n_bytes, checksum in listed_files(dataset.manifest)
-        if str(dataset.path / name) not in damaged
+        if dataset.path / name not in damaged
     ]
     for path, problem in readings.changed(files):
-        damaged.add(str(path))
+        damaged.add(path)
         yield problem
     checked = _Checked()
     check = partial(_check_chunks, damaged=damaged)
@@ -98,16 +98,16 @@ class _Checked:
             self.counts[label] = self.counts.get(label, 0) + count
 
 
-def _check_chunks(dataset: RowLayout, start: int, stop: int, damaged: set[str]) -> _Checked:
+def _check_chunks(dataset: RowLayout, start: int, stop: int, damaged: set[Path]) -> _Checked:
     checked = _Checked()
     for chunk in range(start, stop):
         checked.join(_check_chunk(dataset, chunk, damaged))
     return checked
 
 
-def _check_chunk(dataset: RowLayout, chunk: int, damaged: set[str]) -> _Checked:
+def _check_chunk(dataset: RowLayout, chunk: int, damaged: set[Path]) -> _Checked:
     part = dataset.manifest["parts"][dataset.chunk_part[chunk]]
-    if damaged.intersection(str(dataset.path / part[table]) for table in ("rows", "entries")):
+    if damaged.intersection(dataset.path / part[table] for table in ("rows", "entries")):
         return _Checked(complete=False)
     place = dataset.place(chunk)
     try:

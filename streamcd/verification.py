@@ -32,17 +32,24 @@ Opened = TypeVar("Opened", bound=Layout)
 Found = TypeVar("Found")
 
 
-def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator[str]:
-    """Files in a directory that are missing or have other bytes than listed, by name, bytes and checksum; a line each."""
+def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator[tuple[Path, str]]:
+    """Files in a directory that are missing or have other bytes than listed, each with a line that says so.
+
+    Parameters
+    ----------
+    path : Path
+    files : iterable of (str, int, str)
+        Name, bytes and checksum of each.
+    """
     for name, n_bytes, _ in files:
         try:
             found = os.stat(path / name).st_size
         except FileNotFoundError:
-            yield f"{path / name}: the file is missing"
+            yield path / name, f"{path / name}: the file is missing"
             continue
         if found != n_bytes:
             kind = "truncated" if found < n_bytes else "too long"
-            yield f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
+            yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
 
 
 class Readings:

@@ -248,6 +248,16 @@ def test_truncated_or_missing_files_are_named_by_verify_and_train(
                 attempt()
 
 
+def test_verify_names_a_missing_file_whatever_the_directory_is_called(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """The file's name used to be cut out of the line about it, at the first colon: that of the directory."""
+    (tmp_path / "data").rename(tmp_path / "a: b")
+    path = tmp_path / "a: b" / "entries/part-00001.parquet"
+    path.unlink()
+    assert open_dataset(tmp_path / "a: b", check_files=False).verify() == [f"{path}: the file is missing"]
+
+
 def test_a_file_lost_while_training_is_named(dataset: Dataset, tmp_path: Path) -> None:
     """After the dataset was opened, before the file was."""
     path = dataset.path / "entries/part-00001.parquet"
