@@ -26,6 +26,7 @@ from .sources import ByteBlock, Piece, as_array, display_name, expand_sources, r
 
 BLOCK_BYTES = 8 << 20
 MAX_INDEX = 1 << 62
+_INT32_MAX = 2**31 - 1
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Machine instructions that numba does not offer
@@ -549,6 +550,11 @@ class Counts:
     def label_kind(self) -> str:
         """``"integer"`` where every label is one, however it is written, else ``"decimal"``."""
         return "decimal" if self.n_decimal_labels else "integer"
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether an index takes more than 32 bits."""
+        return self.max_index > _INT32_MAX
 
     def add(self, later: Counts) -> None:
         """Take in the counts of text that comes later."""

@@ -19,7 +19,7 @@ import pytest
 import scipy.sparse as sp
 
 from streamcd import convert as convert_function
-from streamcd.convert import _LEAST_BYTES, _Plan
+from streamcd.convert import _LEAST_BYTES, Plan
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
@@ -72,7 +72,7 @@ def with_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             sys.modules["streamcd.convert"],
             "_plan",
-            lambda options: _Plan(**{**plan, "map_bytes": 1 << 20, **changes}),
+            lambda options: Plan(**{**plan, "map_bytes": 1 << 20, **changes}),
         )
 
     return set_plan

@@ -21,7 +21,7 @@ VERSION = {"__version__"}
 DOORS = {
     "numba": {"kernels", "primal_kernels", "boxqp_kernels", "svmlight", "features", "shuffle", "transpose"},
     "llvmlite": {"kernels", "svmlight"},
-    "pyarrow": {"parquet", "convert", "sources", "svmlight"},
+    "pyarrow": {"parquet", "sources", "svmlight"},
     "rich": {"console"},
     "click": {"cli", "options"},
     "scipy": {"solvers"},

@@ -24,7 +24,7 @@ import pytest
 
 from streamcd import convert as convert_function
 from streamcd import evaluate, load_model, predict, sources, train
-from streamcd.convert import ChunkRule
+from streamcd.chunking import ChunkRule
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DataError, UsageError
 from streamcd.memory import RESERVED_BYTES
