@@ -19,8 +19,17 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 VERSION = {"__version__"}
 
 DOORS = {
-    "numba": {"kernels", "primal_kernels", "boxqp_kernels", "svmlight", "features", "shuffle", "transpose"},
-    "llvmlite": {"kernels", "svmlight"},
+    "numba": {
+        "kernels",
+        "primal_kernels",
+        "boxqp_kernels",
+        "decimals",
+        "svmlight",
+        "features",
+        "shuffle",
+        "transpose",
+    },
+    "llvmlite": {"kernels", "decimals"},
     "pyarrow": {"parquet", "sources", "svmlight"},
     "rich": {"console"},
     "click": {"cli", "options"},
