@@ -372,7 +372,6 @@ class ColumnsWriter:
     path : Path
         Made where it is not there. Meant to be a temporary one that is renamed at the end.
     dataset : Dataset
-    row_dtype : dtype
     chunk_bytes, shard_bytes : int
         Decoded bytes of a chunk's entries, and those at which a new part is begun.
     compression : {"lz4", "zstd", "none"}
@@ -388,16 +387,14 @@ class ColumnsWriter:
         path: Path,
         dataset: Dataset,
         *,
-        row_dtype: np.dtype,
         chunk_bytes: int,
         shard_bytes: int,
         compression: str,
         finished: Mapping[str, Any] | None = None,
     ) -> None:
         self._path, self._dataset, self._compression = path, dataset, compression
-        self._row_dtype = row_dtype
         self._chunk_bytes, self._shard_bytes = chunk_bytes, shard_bytes
-        self._entry_bytes = row_dtype.itemsize + dataset.value_dtype.itemsize
+        self._entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
         self.piece_entries = max(chunk_bytes // self._entry_bytes, 1)
         self._parts: list[dict[str, Any]] = list(finished["parts"]) if finished else []
         self._table: list[list[int]] = [list(chunk) for chunk in finished["chunks"]] if finished else []
@@ -518,7 +515,7 @@ class ColumnsWriter:
             part = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
             self._entries = TableWriter(
                 self._path / part["entries"],
-                _entries_schema(dtype, self._row_dtype, self._dataset.value_dtype),
+                _entries_schema(dtype, self._dataset.row_dtype, self._dataset.value_dtype),
                 self._compression,
             )
             self._index = TableWriter(self._path / part["index"], _index_schema(dtype), self._compression)
@@ -554,7 +551,7 @@ class ColumnsWriter:
             "n_features": int(table[table[:, 4] == 0, 2].sum()),
             "n_entries": int(table[:, 3].sum()),
             "index_dtype": self._dataset.index_dtype.name,
-            "row_dtype": self._row_dtype.name,
+            "row_dtype": self._dataset.row_dtype.name,
             "value_dtype": self._dataset.value_dtype.name,
             "chunk_bytes": self._chunk_bytes,
             "shard_bytes": self._shard_bytes,
@@ -576,11 +573,10 @@ class ColumnsOutline(ColumnsWriter):
         The first feature of every part, and which of its pieces the part begins with.
     """
 
-    def __init__(self, dataset: Dataset, *, row_dtype: np.dtype, chunk_bytes: int, shard_bytes: int) -> None:
+    def __init__(self, dataset: Dataset, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
             dataset.path,
             dataset,
-            row_dtype=row_dtype,
             chunk_bytes=chunk_bytes,
             shard_bytes=shard_bytes,
             compression="none",

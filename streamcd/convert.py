@@ -31,6 +31,7 @@ from .memory import RESERVED_BYTES, format_size, parse_size, require
 from .parallel import Workers, checked_workers, memory_per_worker
 from .parquet import read_groups
 from .progress import Listener, Progress
+from .rowlayout import row_dtype
 from .rowweights import RowWeights
 from .scaling import Scaling, checked_names, feature_means, max_abs_scales, standard_scales
 from .shuffle import Rows, Sorter
@@ -575,7 +576,7 @@ class Shape:
 
     @property
     def row_dtype(self) -> np.dtype:
-        return np.dtype(np.int32 if self.n_rows <= _INT32_MAX else np.int64)
+        return row_dtype(self.n_rows)
 
     def feature(self, index: np.ndarray) -> np.ndarray:
         """0-based features of indices of the text."""

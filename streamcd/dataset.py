@@ -17,7 +17,7 @@ from .errors import DatasetError
 from .parquet import OpenParts, file_checksum, read_groups, read_table, reading
 from .progress import Listener
 from .rowchecks import row_problems
-from .rowlayout import FORMAT, FORMAT_VERSION, ChunkData, listed_files, manifest_fingerprint
+from .rowlayout import FORMAT, FORMAT_VERSION, ChunkData, listed_files, manifest_fingerprint, row_dtype
 from .scaling import Scaling
 from .verification import file_problems, readings
 
@@ -95,6 +95,11 @@ class Dataset:
     def entry_bytes(self) -> int:
         """Decoded bytes of one entry."""
         return self.index_dtype.itemsize + self.value_dtype.itemsize
+
+    @property
+    def row_dtype(self) -> np.dtype:
+        """Type of the rows' numbers."""
+        return row_dtype(self.n_rows)
 
     def read_rows(
         self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True

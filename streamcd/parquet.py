@@ -80,6 +80,11 @@ def file_checksum(path: Path) -> str:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
+    sync_file(path)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

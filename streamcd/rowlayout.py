@@ -18,6 +18,7 @@ from .parquet import Schema, schema
 
 FORMAT = "streamcd-dataset"
 FORMAT_VERSION = 1
+_INT32_MAX = 2**31 - 1
 MAX_CLASSES = 65_536
 """Above so many distinct labels the labels are no classes, and the manifest lists none."""
 
@@ -51,6 +52,11 @@ class ChunkData:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tables
+
+
+def row_dtype(n_rows: int) -> np.dtype:
+    """Type of the numbers of so many rows."""
+    return np.dtype(np.int32 if n_rows <= _INT32_MAX else np.int64)
 
 
 def rows_schema(row_dtype: np.dtype, count_dtype: np.dtype) -> Schema:

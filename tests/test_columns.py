@@ -104,7 +104,7 @@ def test_result_does_not_depend_on_the_memory(
 ) -> None:
     """Down to buckets of a feature each, and buckets that are scattered again."""
     expected = files_of(make_columns(dataset, **SMALL))
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(max(gather, 120), sort_bytes))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(max(gather, 120), sort_bytes))
     monkeypatch.setattr(transpose, "_MAX_BUCKETS", 6)
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, **SMALL)) == expected
@@ -116,7 +116,7 @@ def test_result_does_not_depend_on_the_workers(
 ) -> None:
     """Jobs that fit in memory, and jobs that are scattered again; parts that begin within a feature."""
     expected = files_of(make_columns(dataset, **SMALL))
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(gather, sort_bytes))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(gather, sort_bytes))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, workers=2, **SMALL)) == expected
     assert verify(other) == []
@@ -130,7 +130,7 @@ def test_jobs_begin_where_parts_do(tmp_path: Path) -> None:
     dataset = write_dataset(
         tmp_path / "data", (sp.csr_array(dense), np.where(rng.random(400) < 0.5, 1.0, -1.0))
     )
-    options = transpose._Options(200, 1500, "lz4")
+    options = transpose.Options(200, 1500, "lz4")
     jobs = parallel_transpose._jobs(dataset, options, 100)
     columns = make_columns(dataset, **SMALL)
     begins = np.searchsorted(columns.chunk_part, np.arange(columns.n_shards))
@@ -187,7 +187,7 @@ def test_interrupted_work_is_not_done_again(
     """Stopped again and again, with a checkpoint at every step: it goes on, and ends with the same bytes."""
     expected = files_of(make_columns(dataset, **SMALL))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(150, 3_000))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(150, 3_000))
     monkeypatch.setattr(transpose, "_CHECKPOINT_SECONDS", 0.0)
 
     class Stop(Exception):
@@ -225,7 +225,7 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     code = (
         "import sys, time\n"
         "from streamcd import transpose\n"
-        "transpose._make_plan = lambda *_: transpose._Plan(150, 3_000)\n"
+        "transpose._make_plan = lambda *_: transpose.Plan(150, 3_000)\n"
         "transpose._CHECKPOINT_SECONDS = 0.0\n"
         "class Slow(transpose.Listener):\n"
         "    def progress(self, progress):\n"

@@ -27,6 +27,7 @@ DOORS = {
         "svmlight",
         "features",
         "shuffle",
+        "buckets",
         "transpose",
     },
     "llvmlite": {"kernels", "decimals"},
