@@ -63,18 +63,20 @@ class Readings:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
 
-    def changed(self, files: Sequence[tuple[Path, int, str]]) -> Iterator[tuple[Path, str]]:
+    def changed(
+        self, files: Sequence[tuple[Path, int, str]], *, phase: str = "checksums"
+    ) -> Iterator[tuple[Path, str]]:
         """Those of some files, given with bytes and checksums, that have another checksum; each with a line that says so."""
-        for (path, _, _), is_changed in zip(files, self._are_changed(files), strict=True):
+        for (path, _, _), is_changed in zip(files, self._are_changed(files, phase), strict=True):
             if is_changed:
                 yield path, f"{path}: checksum differs from the manifest's, the file was changed or damaged"
 
-    def _are_changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
+    def _are_changed(self, files: Sequence[tuple[Path, int, str]], phase: str) -> list[bool]:
         total, done, found = sum(n_bytes for _, n_bytes, _ in files), 0, []
         for path, n_bytes, checksum in files:
             found.append(_is_changed(path, checksum))
             done += n_bytes
-            self._listener.progress(Progress("checksums", done, total, "B"))
+            self._listener.progress(Progress(phase, done, total, "B"))
         return found
 
     def chunks(
@@ -113,10 +115,10 @@ class SharedReadings(Readings):
         super().__init__(workers.listener)
         self._workers = workers
 
-    def _are_changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
+    def _are_changed(self, files: Sequence[tuple[Path, int, str]], phase: str) -> list[bool]:
         tasks = [(path, checksum) for path, _, checksum in files]
         sizes = [n_bytes for _, n_bytes, _ in files]
-        return self._workers.run(_is_changed, tasks, phase="checksums", sizes=sizes)
+        return self._workers.run(_is_changed, tasks, phase=phase, sizes=sizes)
 
     def chunks(
         self,

@@ -16,8 +16,9 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, random_rows, write_dataset
 
-from streamcd import parallel_transpose, transpose
-from streamcd.columns import Columns, open_columns, verify
+from streamcd import columnchecks, parallel_transpose, transpose
+from streamcd.columnchecks import verify
+from streamcd.columns import Columns, open_columns
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, LockError, UsageError
 from streamcd.transpose import make_columns
@@ -291,6 +292,37 @@ def test_verify_finds_entries_that_are_not_those_of_the_rows(dataset: Dataset, t
     os.rename(dataset.path / "columns", tmp_path / "away")
     os.rename(other.path / "columns", dataset.path / "columns")
     assert any("not those of the rows" in problem for problem in verify(dataset))
+
+
+@pytest.mark.parametrize(
+    ("again", "nan", "word"), [(True, False, "ascending"), (False, True, "finite"), (True, True, "ascending")]
+)
+def test_ranges_of_chunks_are_checked_as_all_at_once(
+    dataset: Dataset, again: bool, nan: bool, word: str
+) -> None:
+    """What is wrong at the border of two ranges is seen by neither, only where they are joined."""
+    columns = make_columns(dataset, **SMALL)
+    bad = int(np.flatnonzero(np.diff(columns.item_start) == 0)[-1])  # goes on with the feature before
+    read = columns.read_entries
+
+    def changed(chunk: int, *arguments: Any, **options: Any) -> list[np.ndarray]:
+        feature, row, value = (column.copy() for column in read(chunk, *arguments, **options))
+        if chunk == bad and again:
+            row[:] = np.arange(row.size)
+        if chunk == bad and nan:
+            value[0] = np.nan
+        return [feature, row, value]
+
+    sound = columnchecks._check_chunks(columns, 0, columns.n_chunks)
+    columns.read_entries = changed  # type: ignore[method-assign]
+    whole = columnchecks._check_chunks(columns, 0, columns.n_chunks)
+    assert not sound.problem
+    assert columns.place(bad) in whole.problem
+    assert word in whole.problem
+    for cut in range(1, columns.n_chunks):
+        joined = columnchecks._check_chunks(columns, 0, cut)
+        joined.join(columnchecks._check_chunks(columns, cut, columns.n_chunks))
+        assert joined.problem == whole.problem
 
 
 def transpose_fingerprint(manifest: dict[str, Any]) -> str:
