@@ -39,6 +39,7 @@ _CHUNKS_SCHEMA = schema(
     part=np.int32, first_feature=np.int64, n_features=np.int64, n_entries=np.int64, piece=np.int64
 )
 AGAIN = "make the layout again with 'streamcd columns --force'"
+"""What to do where a layout is damaged."""
 
 
 def _entries_schema(index_dtype: np.dtype, row_dtype: np.dtype, value_dtype: np.dtype) -> Schema:
