@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from .dataset import sync_directory, write_file_atomically
 from .errors import CheckpointError, LockError
 from .locks import release_lock, take_lock
+from .parquet import sync_directory, write_file_atomically
 
 FORMAT = "streamcd-run"
 FORMAT_VERSION = 1

@@ -388,7 +388,7 @@ def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
     Example:
       streamcd verify data
     """
-    from .columns import verify as verify_layouts
+    from .columnchecks import verify as verify_layouts
     from .dataset import open_dataset
 
     with console.Console(quiet) as listener:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from . import kernels
-from .dataset import MAX_OPEN_PARTS, Dataset, file_problems, manifest_fingerprint
+from .dataset import MAX_OPEN_PARTS, Dataset
 from .errors import DatasetError
 from .parquet import (
     OpenParts,
+    Schema,
     TableWriter,
     file_checksum,
     read_table,
@@ -29,7 +28,8 @@ from .parquet import (
     sync_directory,
     write_file_atomically,
 )
-from .progress import Listener, Progress
+from .rowlayout import manifest_fingerprint
+from .verification import file_problems
 
 FOLDER = "columns"
 FORMAT = "streamcd-columns"
@@ -38,15 +38,16 @@ FORMAT_VERSION = 1
 _CHUNKS_SCHEMA = schema(
     part=np.int32, first_feature=np.int64, n_features=np.int64, n_entries=np.int64, piece=np.int64
 )
-_AGAIN = "make the layout again with 'streamcd columns --force'"
+AGAIN = "make the layout again with 'streamcd columns --force'"
+"""What to do where a layout is damaged."""
 
 
-def _entries_schema(index_dtype: np.dtype, row_dtype: np.dtype, value_dtype: np.dtype) -> pa.Schema:
+def _entries_schema(index_dtype: np.dtype, row_dtype: np.dtype, value_dtype: np.dtype) -> Schema:
     # `feature` comes first: training skips it, and the two other columns are then one contiguous read
     return schema(feature=index_dtype, row=row_dtype, value=value_dtype)
 
 
-def _index_schema(index_dtype: np.dtype) -> pa.Schema:
+def _index_schema(index_dtype: np.dtype) -> Schema:
     return schema(feature=index_dtype, n_entries=np.int64)
 
 
@@ -124,7 +125,7 @@ class Columns:
             or int(n_entries.sum()) != expected
         ):
             raise DatasetError(
-                f"{self.place(chunk)}: the index does not fit the chunk table's {expected} entries; {_AGAIN}"
+                f"{self.place(chunk)}: the index does not fit the chunk table's {expected} entries; {AGAIN}"
             )
         return feature, n_entries
 
@@ -137,7 +138,7 @@ class Columns:
         expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
         if any(array.size != expected for array in arrays):
             raise DatasetError(
-                f"{self.place(chunk)}: holds {arrays[0].size} entries, the chunk table says {expected}; {_AGAIN}"
+                f"{self.place(chunk)}: holds {arrays[0].size} entries, the chunk table says {expected}; {AGAIN}"
             )
         return arrays
 
@@ -216,12 +217,12 @@ def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
     path = dataset.path / FOLDER
     manifest = _read_manifest(dataset)
     if check_files:
-        for problem in file_problems(path, _files(manifest)):
-            raise DatasetError(f"{problem}; {_AGAIN}")
+        for _, problem in file_problems(path, listed_files(manifest)):
+            raise DatasetError(f"{problem}; {AGAIN}")
     chunks_path = path / "chunks.parquet"
     with reading(chunks_path):
         if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
-            raise DatasetError(f"{chunks_path}: checksum differs from the manifest's; {_AGAIN}")
+            raise DatasetError(f"{chunks_path}: checksum differs from the manifest's; {AGAIN}")
     return Columns(dataset, manifest, read_table(chunks_path))
 
 
@@ -234,128 +235,29 @@ def _read_manifest(dataset: Dataset) -> dict[str, Any]:
             f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
         ) from None
     except (ValueError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path}: damaged ({error}); {_AGAIN}") from None
+        raise DatasetError(f"{path}: damaged ({error}); {AGAIN}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DatasetError(f"{path}: expected the manifest of a {FORMAT}, found something else; {_AGAIN}")
+        raise DatasetError(f"{path}: expected the manifest of a {FORMAT}, found something else; {AGAIN}")
     if manifest.get("format_version") != FORMAT_VERSION:
         raise DatasetError(
-            f"{path}: expected format version {FORMAT_VERSION}, found {manifest.get('format_version')}; {_AGAIN}"
+            f"{path}: expected format version {FORMAT_VERSION}, found {manifest.get('format_version')}; {AGAIN}"
         )
     if manifest.get("fingerprint") != manifest_fingerprint(manifest):
-        raise DatasetError(f"{path}: changed since it was written; {_AGAIN}")
+        raise DatasetError(f"{path}: changed since it was written; {AGAIN}")
     if manifest["dataset"] != dataset.fingerprint:
         raise DatasetError(
             f"{path}: made from a dataset with fingerprint {manifest['dataset']}, "
-            f"this one has {dataset.fingerprint}; {_AGAIN}"
+            f"this one has {dataset.fingerprint}; {AGAIN}"
         )
     return manifest
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Verification
-
-
-def _files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+def listed_files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
     """Name, bytes and checksum of every file that the manifest lists."""
     yield "chunks.parquet", manifest["chunks"]["bytes"], manifest["chunks"]["checksum"]
     for part in manifest["parts"]:
         for table in ("entries", "index"):
             yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
-
-
-def verify(dataset: Dataset, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
-    """Check a dataset and, where there is one, its column layout against it.
-
-    The entries of both layouts are compared by sums of a hash of (row, feature, value) over all of them: equal for the
-    same entries in any order, and for others with a chance of 2⁻¹²⁸ only.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    listener : Listener, optional
-    workers : int
-        Processes that share the check of the row layout.
-
-    Returns
-    -------
-    list of str
-        What is wrong, a line each, naming the file; empty where all is well.
-    """
-    listener = listener or Listener()
-    problems = dataset.verify(listener, workers=workers)
-    if (dataset.path / FOLDER).exists():
-        problems += _column_problems(dataset, listener, compare=not problems)
-    return problems
-
-
-def _column_problems(dataset: Dataset, listener: Listener, *, compare: bool) -> list[str]:
-    problems: list[str] = []
-    try:
-        columns = open_columns(dataset, check_files=False)
-    except DatasetError as error:
-        return [str(error)]
-    problems += file_problems(columns.path, _files(columns.manifest))
-    if problems:
-        return problems
-    for name, _, checksum in _files(columns.manifest):
-        if file_checksum(columns.path / name) != checksum:
-            problems.append(
-                f"{columns.path / name}: checksum differs from the manifest's, the file was changed or damaged"
-            )
-    if problems:
-        return problems
-    found = np.zeros(2, dtype=np.uint64)
-    before = -1
-    for chunk in range(columns.n_chunks):
-        try:
-            problem, before = _check_chunk(columns, chunk, before, found)
-        except DatasetError as error:
-            problem = str(error)
-        if problem:
-            return [problem]
-        listener.progress(
-            Progress("verify columns", int(columns.entry_start[chunk + 1]), columns.n_entries, "entries")
-        )
-    if columns.n_entries != dataset.n_entries or int(columns.entry_start[-1]) != dataset.n_entries:
-        return [f"{columns.path}: holds {columns.n_entries} entries, the rows have {dataset.n_entries}"]
-    if compare and not np.array_equal(found, _row_sums(dataset, listener)):
-        return [f"{columns.path}: the entries are not those of the rows; {_AGAIN}"]
-    return []
-
-
-def _check_chunk(columns: Columns, chunk: int, before: int, sums: np.ndarray) -> tuple[str, int]:
-    """The first thing wrong with a chunk, and its last (feature, row) as one number; adds its entries to `sums`."""
-    listed, counts = columns.read_index(chunk)
-    feature, row, value = columns.read_entries(chunk, ("feature", "row", "value"))
-    place, n_rows = columns.place(chunk), columns.dataset.n_rows
-    if not np.array_equal(feature, np.repeat(listed, counts)):
-        return f"{place}: the index does not list the features of the entries", before
-    if listed.size and int(listed[0]) != columns.first_feature[chunk]:
-        return f"{place}: begins with feature {int(listed[0])}, not the chunk table's", before
-    if not feature.size:
-        return f"{place}: no entries in it", before
-    if row.min() < 0 or row.max() >= n_rows:
-        return f"{place}: a row outside 0 … {n_rows - 1}", before
-    ascends = (np.diff(feature) > 0) | ((np.diff(feature) == 0) & (np.diff(row) > 0))
-    if int(feature[0]) * n_rows + int(row[0]) <= before or not ascends.all():
-        return f"{place}: entries not in ascending order of feature, then row", before
-    if not np.isfinite(value).all():
-        return f"{place}: a value that is not finite", before
-    kernels.add_entry_hashes(row, feature, value.astype(np.float64).view(np.uint64), sums)
-    return "", int(feature[-1]) * n_rows + int(row[-1])
-
-
-def _row_sums(dataset: Dataset, listener: Listener) -> np.ndarray:
-    sums = np.zeros(2, dtype=np.uint64)
-    for chunk in range(dataset.n_chunks):
-        row, feature, value = dataset.read_entries(chunk, ("row", "feature", "value"))
-        kernels.add_entry_hashes(row, feature, value.astype(np.float64).view(np.uint64), sums)
-        listener.progress(
-            Progress(
-                "compare with the rows", int(dataset.entry_start[chunk + 1]), dataset.n_entries, "entries"
-            )
-        )
-    return sums
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -370,7 +272,6 @@ class ColumnsWriter:
     path : Path
         Made where it is not there. Meant to be a temporary one that is renamed at the end.
     dataset : Dataset
-    row_dtype : dtype
     chunk_bytes, shard_bytes : int
         Decoded bytes of a chunk's entries, and those at which a new part is begun.
     compression : {"lz4", "zstd", "none"}
@@ -386,16 +287,14 @@ class ColumnsWriter:
         path: Path,
         dataset: Dataset,
         *,
-        row_dtype: np.dtype,
         chunk_bytes: int,
         shard_bytes: int,
         compression: str,
         finished: Mapping[str, Any] | None = None,
     ) -> None:
         self._path, self._dataset, self._compression = path, dataset, compression
-        self._row_dtype = row_dtype
         self._chunk_bytes, self._shard_bytes = chunk_bytes, shard_bytes
-        self._entry_bytes = row_dtype.itemsize + dataset.value_dtype.itemsize
+        self._entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
         self.piece_entries = max(chunk_bytes // self._entry_bytes, 1)
         self._parts: list[dict[str, Any]] = list(finished["parts"]) if finished else []
         self._table: list[list[int]] = [list(chunk) for chunk in finished["chunks"]] if finished else []
@@ -516,7 +415,7 @@ class ColumnsWriter:
             part = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
             self._entries = TableWriter(
                 self._path / part["entries"],
-                _entries_schema(dtype, self._row_dtype, self._dataset.value_dtype),
+                _entries_schema(dtype, self._dataset.row_dtype, self._dataset.value_dtype),
                 self._compression,
             )
             self._index = TableWriter(self._path / part["index"], _index_schema(dtype), self._compression)
@@ -542,7 +441,7 @@ class ColumnsWriter:
         self.close_parts()
         table = np.array(self._table, dtype=np.int64).reshape(-1, 5)
         writer = TableWriter(self._path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
-        columns: dict[str, np.ndarray] = {field.name: table[:, k] for k, field in enumerate(_CHUNKS_SCHEMA)}
+        columns: dict[str, np.ndarray] = {name: table[:, k] for k, name in enumerate(_CHUNKS_SCHEMA.names)}
         columns["part"] = table[:, 0].astype(np.int32)
         writer.write(**columns)
         content = {
@@ -552,7 +451,7 @@ class ColumnsWriter:
             "n_features": int(table[table[:, 4] == 0, 2].sum()),
             "n_entries": int(table[:, 3].sum()),
             "index_dtype": self._dataset.index_dtype.name,
-            "row_dtype": self._row_dtype.name,
+            "row_dtype": self._dataset.row_dtype.name,
             "value_dtype": self._dataset.value_dtype.name,
             "chunk_bytes": self._chunk_bytes,
             "shard_bytes": self._shard_bytes,
@@ -574,11 +473,10 @@ class ColumnsOutline(ColumnsWriter):
         The first feature of every part, and which of its pieces the part begins with.
     """
 
-    def __init__(self, dataset: Dataset, *, row_dtype: np.dtype, chunk_bytes: int, shard_bytes: int) -> None:
+    def __init__(self, dataset: Dataset, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
             dataset.path,
             dataset,
-            row_dtype=row_dtype,
             chunk_bytes=chunk_bytes,
             shard_bytes=shard_bytes,
             compression="none",

@@ -14,8 +14,9 @@ from numba import njit
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
-    """Time and size of all files of kernels: an edit of one compiles all that are marked by `kernel` once more."""
-    files = sorted(Path(__file__).parent.glob("*kernels.py"))
+    """Time and size of all files that others' kernels take from: an edit compiles all marked by `kernel` once more."""
+    here = Path(__file__).parent
+    files = [*sorted(here.glob("*kernels.py")), here / "decimals.py"]
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 

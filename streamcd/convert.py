@@ -7,42 +7,40 @@ source is spread over files of the same order.
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from .dataset import MAX_CLASSES, Dataset, DatasetWriter, open_dataset, sync_directory
-from .errors import DataError, EnvironmentFailure, UsageError
+from .chunking import ChunkCutter
+from .dataset import Dataset, open_dataset
+from .dataset_writer import DatasetWriter
+from .distinct import DistinctFeatures, LabelCounts
+from .errors import DataError, UsageError
 from .features import (
     STATISTICS_BYTES,
     Entries,
     RangeStatistics,
     feature_statistics,
     in_groups,
-    sorted_distinct,
 )
-from .locks import release_lock, take_lock
 from .memory import RESERVED_BYTES, format_size, parse_size, require
 from .parallel import Workers, checked_workers, memory_per_worker
+from .parquet import read_groups
 from .progress import Listener, Progress
+from .rowlayout import row_dtype
+from .rowweights import RowWeights
 from .scaling import Scaling, checked_names, feature_means, max_abs_scales, standard_scales
-from .shuffle import Rows, Sorter, concatenate
+from .shuffle import Rows, Sorter
 from .sources import STANDARD_INPUT, display_name, expand_sources, total_bytes
 from .svmlight import BLOCK_BYTES, Counts, RowBlock, iterate_blocks
+from .workplace import workplace
 
 MAX_FEATURES = 1 << 62
 _INT32_MAX = 2**31 - 1
-_CHUNK_ROW_BYTES = 16
-"""Counted for a row when chunks are cut, so that rows with hardly an entry do not make chunks of a million rows."""
-
 _LEAST_BYTES = 16_000_000
 
 Pieces = Iterable[Mapping[str, np.ndarray]]
@@ -50,7 +48,7 @@ Pieces = Iterable[Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
     """What a conversion was asked for, checked."""
 
     paths: list[str]
@@ -60,7 +58,7 @@ class _Options:
     value_dtype: np.dtype
     index_base: int | None
     n_features: int | None
-    like: _Like | None
+    like: Like | None
     shuffle: bool
     shard_bytes: int
     chunk_bytes: int
@@ -74,7 +72,7 @@ class _Options:
 
 
 @dataclass(frozen=True)
-class _Like:
+class Like:
     """What is taken from the training side."""
 
     name: str
@@ -86,7 +84,7 @@ class _Like:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """How the memory is shared out."""
 
     block_bytes: int
@@ -184,7 +182,7 @@ def convert(
         Where the disk is full, or another conversion writes the same dataset.
     """
     scale, normalize = checked_names(scale, normalize)
-    options = _Options(
+    options = Options(
         paths=expand_sources(sources),
         dest=Path(dest),
         memory_bytes=parse_size(memory),
@@ -212,7 +210,7 @@ def convert(
     plan = _plan(options)
     with workplace(options.dest, options.force) as work:
         if options.workers == 1:
-            _Conversion(options, plan, work, listener).run()
+            Conversion(options, plan, work, listener).run()
         else:
             with Workers(options.workers, listener, f"{__package__}.parallel_convert") as processes:
                 processes.module.ParallelConversion(options, plan, work, listener, processes).run()
@@ -246,7 +244,7 @@ def _width(n_features: int | None) -> int | None:
     return n_features
 
 
-def _load_like(path: Path) -> _Like:
+def _load_like(path: Path) -> Like:
     if (path / "manifest.json").exists():
         dataset = open_dataset(path)
         if dataset.manifest.get("compact"):
@@ -254,18 +252,16 @@ def _load_like(path: Path) -> _Like:
                 f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
             )
         scaling = dataset.read_scaling()
-        return _Like(
+        return Like(
             str(path), dataset.index_base, dataset.n_features, dataset.classes, dataset.label_kind, scaling
         )
     from .model import load_model  # model.py is needed for this only
 
     model = load_model(path)
-    return _Like(
-        str(path), model.index_base, model.n_features, model.classes, model.label_kind, model.scaling
-    )
+    return Like(str(path), model.index_base, model.n_features, model.classes, model.label_kind, model.scaling)
 
 
-def _check(options: _Options) -> None:
+def _check(options: Options) -> None:
     if options.compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected --compression lz4, zstd or none, found {options.compression!r}")
     if options.like is not None:
@@ -301,7 +297,7 @@ def _has_content(path: Path) -> bool:
     return not path.is_dir() or any(path.iterdir())
 
 
-def _plan(options: _Options) -> _Plan:
+def _plan(options: Options) -> Plan:
     """Share out the memory; the shares are fractions of what the interpreter and the writer leave."""
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
@@ -318,7 +314,7 @@ def _plan(options: _Options) -> _Plan:
     # a block takes three buffers of text and up to six times as much for its rows
     block_bytes = min(max(left // 80, 1 << 16), BLOCK_BYTES)
     in_map = left // 4 if options.compact else 0
-    return _Plan(
+    return Plan(
         block_bytes=block_bytes,
         max_line_bytes=max(left // 24, block_bytes),
         sort_bytes=left // 2 - in_map // 2,
@@ -327,88 +323,13 @@ def _plan(options: _Options) -> _Plan:
     )
 
 
-def _is_scaled(options: _Options) -> bool:
+def _is_scaled(options: Options) -> bool:
     like = options.like is not None and options.like.scaling.changes_values
     return like or options.scale != "none" or options.normalize != "none"
 
 
-def _scales_in_memory(like: _Like | None) -> int:
+def _scales_in_memory(like: Like | None) -> int:
     return 0 if like is None or like.scaling.scales is None else like.scaling.scales.nbytes
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Where it is written
-
-
-@contextmanager
-def workplace(dest: Path, force: bool) -> Iterator[Path]:
-    """A locked directory beside `dest`, for work in progress; its ``dataset`` becomes `dest` if all goes well.
-
-    What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left behind, unless
-    the process is killed.
-    """
-    dest = dest.absolute()
-    work = dest.with_name(f".{dest.name}.partial")
-    try:
-        with _locked(work):
-            _clean(work, dest)
-            try:
-                yield work
-                _put_in_place(work, dest, force)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise EnvironmentFailure(
-                f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
-                "decoded entries, four with --scale) and run it again"
-            ) from error
-        raise
-
-
-@contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """Hold the lock file in a directory, which is made where it is not there."""
-    while True:
-        work.mkdir(exist_ok=True)
-        lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT)
-        if lock is None:
-            raise EnvironmentFailure(
-                f"{work}: another conversion writes this dataset; wait for it or stop it"
-            )
-        # the one who held it may have removed the file after we opened it
-        if _same_file(lock, work / "lock"):
-            break
-        release_lock(lock)
-    try:
-        yield
-    finally:
-        release_lock(lock)
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _clean(work: Path, dest: Path) -> None:
-    """Remove what an interrupted conversion left; give back a dataset that it was about to replace."""
-    if (work / "replaced").exists() and not dest.exists():
-        os.rename(work / "replaced", dest)
-    for entry in work.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != "lock":
-            entry.unlink()
-
-
-def _put_in_place(work: Path, dest: Path, force: bool) -> None:
-    if force and dest.exists():
-        os.rename(dest, work / "replaced")
-    os.rename(work / "dataset", dest)
-    sync_directory(dest.parent)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -416,142 +337,18 @@ def _put_in_place(work: Path, dest: Path, force: bool) -> None:
 
 
 @dataclass
-class LabelCounts:
-    """Distinct labels and how often they occur, as long as there are not too many."""
-
-    counts: dict[float, int] | None = field(default_factory=dict)
-
-    def add(self, label: np.ndarray) -> None:
-        if self.counts is None:
-            return
-        for distinct, count in zip(
-            *(part.tolist() for part in np.unique(label, return_counts=True)), strict=True
-        ):
-            self.counts[distinct] = self.counts.get(distinct, 0) + count
-        if len(self.counts) > MAX_CLASSES:
-            self.counts = None
-
-    def merge(self, other: LabelCounts) -> None:
-        """Take in the labels of other rows."""
-        if self.counts is None or other.counts is None:
-            self.counts = None
-            return
-        for label, count in other.counts.items():
-            self.counts[label] = self.counts.get(label, 0) + count
-        if len(self.counts) > MAX_CLASSES:
-            self.counts = None
-
-    def manifest(self, like: _Like | None) -> dict[str, Any]:
-        """The manifest's ``classes`` and ``class_counts``; classes known from the training side are listed too."""
-        if self.counts is None:
-            return {"classes": None, "class_counts": None}
-        counts = dict(self.counts)
-        if like is not None and like.classes is not None:
-            for label in like.classes.tolist():
-                counts.setdefault(label, 0)
-        classes = sorted(counts)
-        return {"classes": classes, "class_counts": [counts[label] for label in classes]}
-
-
-class _DistinctFeatures:
-    """The indices that occur, ascending; for `compact`."""
-
-    def __init__(self, n_bytes: int) -> None:
-        self._n_bytes = n_bytes
-        self._sorted = np.empty(0, np.int64)
-        self._new: list[np.ndarray] = []
-        self._n_new = 0
-
-    def add(self, index: np.ndarray) -> None:
-        new = sorted_distinct(index)
-        self._new.append(new)
-        self._n_new += new.size
-        # merged only when there are a quarter as many new ones: the work stays in proportion, and the memory small
-        if self._n_new > max(self._sorted.size // 4, 1 << 16):
-            self.merge()
-
-    def merge(self) -> np.ndarray:
-        merged = np.concatenate([self._sorted, *self._new])
-        self._sorted, self._new, self._n_new = np.empty(0, np.int64), [], 0
-        self._sorted = sorted_distinct(merged)
-        needed = 24 * self._sorted.size  # the next merge holds the features twice, and a quarter more
-        if needed > self._n_bytes:
-            raise UsageError(
-                f"--compact: {self._sorted.size:,} distinct features so far need {format_size(needed)} for their map, "
-                f"{format_size(self._n_bytes)} of --memory are left for it; give about "
-                f"{format_size(8 * needed + RESERVED_BYTES)} or convert without --compact"
-            )
-        return self._sorted
-
-
-class ChunkRule:
-    """Where chunks end: greedily, by decoded bytes of the rows in final order, so that nothing else decides."""
-
-    def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
-        self._chunk_bytes, self._entry_bytes = chunk_bytes, entry_bytes
-        self._pending_bytes = 0
-
-    def ends(self, counts: np.ndarray) -> Iterator[int]:
-        """Take the entries of the next rows; give the places among them at which a chunk ends, 0 included."""
-        end = np.cumsum(counts * self._entry_bytes + _CHUNK_ROW_BYTES)
-        start = 0
-        while start < len(counts):
-            before = int(end[start - 1]) if start else 0
-            stop = int(np.searchsorted(end, before + self._chunk_bytes - self._pending_bytes, side="right"))
-            if stop <= start and self._pending_bytes:
-                yield start
-                self._pending_bytes = 0
-                continue
-            stop = max(stop, start + 1)  # a row larger than a chunk is a chunk of its own
-            self._pending_bytes += int(end[stop - 1]) - before
-            if stop < len(counts):
-                yield stop
-                self._pending_bytes = 0
-            start = stop
-
-
-class ChunkCutter:
-    """Cuts rows in final order into chunks."""
-
-    def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
-        self._rule = ChunkRule(chunk_bytes, entry_bytes)
-        self._pending: list[Rows] = []
-
-    def cut(self, rows: Rows, order: np.ndarray) -> Iterator[Rows]:
-        """Take rows in the given order; give the chunks that are complete."""
-        start = 0
-        for end in self._rule.ends(rows.indptr[order + 1] - rows.indptr[order]):
-            if end > start:
-                self._pending.append(rows.take(order[start:end]))
-            yield self.rest()
-            start = end
-        if start < len(order):
-            self._pending.append(rows.take(order[start:]))
-
-    def rest(self) -> Rows:
-        """The chunk begun so far."""
-        chunk = concatenate(self._pending)
-        self._pending = []
-        return chunk
-
-    @property
-    def has_rest(self) -> bool:
-        return bool(self._pending)
-
-
-@dataclass
-class _Conversion:
+class Conversion:
     """One conversion: its two stages share what is here."""
 
-    options: _Options
-    plan: _Plan
+    options: Options
+    plan: Plan
     work: Path
     listener: Listener
 
     def run(self) -> None:
         options = self.options
         labels = LabelCounts()
-        distinct = _DistinctFeatures(self.plan.map_bytes) if options.compact else None
+        distinct = DistinctFeatures(self.plan.map_bytes) if options.compact else None
         sorter = Sorter(
             self.work / "sort",
             seed=options.seed if options.shuffle else None,
@@ -566,7 +363,7 @@ class _Conversion:
             if distinct is not None:
                 original = distinct.merge()
                 n_features = original.size
-            shape = _Shape(counts.n_rows, n_features, base, original)
+            shape = Shape(counts.n_rows, n_features, base, original)
             self._write(sorter, shape, self._manifest(counts, labels, shape))
         finally:
             sorter.close()
@@ -594,8 +391,8 @@ class _Conversion:
             listener=self.listener,
         )
 
-    def _parse(self, sorter: Sorter, labels: LabelCounts, distinct: _DistinctFeatures | None) -> Counts:
-        weights = _Weights(self.options.weights) if self.options.weights is not None else None
+    def _parse(self, sorter: Sorter, labels: LabelCounts, distinct: DistinctFeatures | None) -> Counts:
+        weights = RowWeights(self.options.weights) if self.options.weights is not None else None
         counts = Counts()
         for block in self._blocks():
             counts = block.counts
@@ -612,7 +409,7 @@ class _Conversion:
                 block.value,
             )
             share_read = block.bytes_read / block.bytes_total if block.bytes_total else None
-            sorter.append(rows, wide=counts.max_index > _INT32_MAX, share_read=share_read)
+            sorter.append(rows, wide=counts.is_wide, share_read=share_read)
         if weights is not None:
             weights.check_end(counts.n_rows)
         sorter.finish()
@@ -639,14 +436,14 @@ class _Conversion:
 
     # -- stage 2
 
-    def _manifest(self, counts: Counts, labels: LabelCounts, shape: _Shape) -> dict[str, Any]:
+    def _manifest(self, counts: Counts, labels: LabelCounts, shape: Shape) -> dict[str, Any]:
         options, like = self.options, self.options.like
         kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
         return {
             "n_features": shape.n_features,
             "index_base": shape.index_base,
             "compact": options.compact,
-            **labels.manifest(like),
+            **labels.manifest(like.classes if like else None),
             "label_kind": kind,
             "seed": options.seed,
             "shuffle": options.shuffle,
@@ -658,7 +455,7 @@ class _Conversion:
             "source": [_provenance(path) for path in options.paths],
         }
 
-    def _write(self, sorter: Sorter, shape: _Shape, manifest: dict[str, Any]) -> None:
+    def _write(self, sorter: Sorter, shape: Shape, manifest: dict[str, Any]) -> None:
         options = self.options
         scaling = self._scaling()
         chunks = self._chunks(sorter, shape)
@@ -667,7 +464,7 @@ class _Conversion:
             self.plan.scales_bytes(shape.n_features)
             unscaled = self._write_unscaled(chunks, shape, manifest)
             scaling = replace(scaling, scales=self._scales(unscaled))
-            chunks = _stored_chunks(unscaled)
+            chunks = stored_chunks(unscaled)
         writer = self._writer("dataset", shape)
         pieces = self._write_chunks(writer, chunks, shape, scaling)
         if scaling.changes_values:
@@ -680,7 +477,7 @@ class _Conversion:
         like, options = self.options.like, self.options
         return like.scaling if like else Scaling(options.scale, options.normalize)
 
-    def _writer(self, name: str, shape: _Shape) -> DatasetWriter:
+    def _writer(self, name: str, shape: Shape) -> DatasetWriter:
         options = self.options
         return DatasetWriter(
             self.work / name,
@@ -693,7 +490,7 @@ class _Conversion:
         )
 
     def _write_chunks(
-        self, writer: DatasetWriter, chunks: Iterable[Rows], shape: _Shape, scaling: Scaling
+        self, writer: DatasetWriter, chunks: Iterable[Rows], shape: Shape, scaling: Scaling
     ) -> Pieces:
         """Write all rows; gives the statistics of the features."""
         statistics = None
@@ -702,7 +499,7 @@ class _Conversion:
         for chunk in chunks:
             value = chunk.value
             if scaling.changes_values:
-                value = _stored(
+                value = stored_values(
                     scaling.apply(chunk.indptr, chunk.index, value, shape.n_features), value.dtype
                 )
             writer.write_chunk(chunk.place, chunk.label, chunk.weight, chunk.indptr, chunk.index, value)
@@ -713,7 +510,7 @@ class _Conversion:
         writer.finish_parts()
         if statistics is not None:
             return statistics.columns(shape.n_rows)
-        return self._statistics(lambda: _read_entries(writer.path), shape.n_features, shape.n_rows)
+        return self._statistics(lambda: read_entries(writer.path), shape.n_features, shape.n_rows)
 
     def _statistics(self, read_entries: Callable[[], Entries], n_features: int, n_rows: int) -> Pieces:
         """Statistics of the features by reading entries again; no rows are in memory any more."""
@@ -726,7 +523,7 @@ class _Conversion:
             scratch=self.work / "features",
         )
 
-    def _write_features(self, writer: DatasetWriter, pieces: Pieces, shape: _Shape) -> None:
+    def _write_features(self, writer: DatasetWriter, pieces: Pieces, shape: Shape) -> None:
         if shape.original is not None:
             original = shape.original
             pieces = ({**piece, "original": original[piece["feature"]]} for piece in pieces)
@@ -734,7 +531,7 @@ class _Conversion:
 
     # -- between the stages, where features are scaled
 
-    def _write_unscaled(self, chunks: Iterable[Rows], shape: _Shape, manifest: dict[str, Any]) -> Dataset:
+    def _write_unscaled(self, chunks: Iterable[Rows], shape: Shape, manifest: dict[str, Any]) -> Dataset:
         writer = self._writer("unscaled", shape)
         self._write_features(writer, self._write_chunks(writer, chunks, shape, Scaling()), shape)
         writer.close(**manifest)
@@ -749,12 +546,12 @@ class _Conversion:
         means = feature_means(pieces, n_features)
 
         def deviations() -> Entries:
-            for shard, feature, value in _read_entries(unscaled.path):
+            for shard, feature, value in read_entries(unscaled.path):
                 yield shard, feature, value - means[feature]
 
         return standard_scales(self._statistics(deviations, n_features, n_rows), means, n_rows)
 
-    def _chunks(self, sorter: Sorter, shape: _Shape) -> Iterator[Rows]:
+    def _chunks(self, sorter: Sorter, shape: Shape) -> Iterator[Rows]:
         cutter = ChunkCutter(
             self.options.chunk_bytes, shape.index_dtype.itemsize + self.options.value_dtype.itemsize
         )
@@ -765,7 +562,7 @@ class _Conversion:
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """What is known after the first stage."""
 
     n_rows: int
@@ -779,7 +576,7 @@ class _Shape:
 
     @property
     def row_dtype(self) -> np.dtype:
-        return np.dtype(np.int32 if self.n_rows <= _INT32_MAX else np.int64)
+        return row_dtype(self.n_rows)
 
     def feature(self, index: np.ndarray) -> np.ndarray:
         """0-based features of indices of the text."""
@@ -792,48 +589,7 @@ class _Shape:
         return replace(rows, index=self.feature(rows.index))
 
 
-class _Weights:
-    """Weights of rows from a file with a number a line, read along with the rows."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        # a line with a number and nothing else is a row of libsvm text that has only a label
-        self._blocks = iterate_blocks(path, value_dtype=np.float64, block_bytes=1 << 18)
-        self._held = np.empty(0)
-        self._n_taken = 0
-
-    def take(self, n_rows: int) -> np.ndarray:
-        """The weights of the next rows."""
-        while len(self._held) < n_rows:
-            block = next(self._blocks, None)
-            if block is None:
-                raise DataError(
-                    f"{self._path}: expected a weight for every row, found {self._n_taken + len(self._held):,}, fewer "
-                    "than the source has rows; give one number a line"
-                )
-            self._check(block)
-            self._held = np.concatenate([self._held, block.label])
-        taken, self._held = self._held[:n_rows], self._held[n_rows:]
-        self._n_taken += n_rows
-        return taken
-
-    def _check(self, block: RowBlock) -> None:
-        bad = np.flatnonzero((block.label < 0) | (np.diff(block.indptr) > 0))
-        if bad.size:
-            raise DataError(
-                f"{self._path}: expected one weight of 0 or more a line, found something else at row "
-                f"{block.place0 + int(bad[0]) + 1}; correct the line"
-            )
-
-    def check_end(self, n_rows: int) -> None:
-        """Refuse weights that are left over."""
-        if len(self._held) or next(self._blocks, None) is not None:
-            raise DataError(
-                f"{self._path}: expected {n_rows:,} weights, one a row, found more; is it the right file?"
-            )
-
-
-def _stored(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Scaled values in the type in which they are stored."""
     with np.errstate(over="ignore", under="ignore"):
         stored = value.astype(dtype)
@@ -850,20 +606,18 @@ def _provenance(path: str) -> dict[str, Any]:
     return {"name": display_name(path), "bytes": os.path.getsize(path) if known else None}
 
 
-def _stored_chunks(dataset: Dataset, chunks: Iterable[int] | None = None) -> Iterator[Rows]:
+def stored_chunks(dataset: Dataset, chunks: Iterable[int] | None = None) -> Iterator[Rows]:
     """Chunks (all by default) of a dataset that was just written, as rows to be written again."""
     for chunk in range(dataset.n_chunks) if chunks is None else chunks:
         data = dataset.read(chunk, verify=False)
         yield Rows(data.source, data.label, data.weight, data.indptr, data.feature, data.value)
 
 
-def _read_entries(directory: Path) -> Entries:
+def read_entries(directory: Path) -> Entries:
     """All entries of the shards just written, chunk by chunk."""
     for shard, path in enumerate(sorted((directory / "entries").iterdir(), key=_by_number)):
-        with pq.ParquetFile(path, pre_buffer=False) as reader:  # a copy less of what is in the page cache
-            for group in range(reader.num_row_groups):
-                table = reader.read_row_group(group, columns=["feature", "value"], use_threads=False)
-                yield shard, table.column("feature").to_numpy(), table.column("value").to_numpy()
+        for piece in read_groups(path, ("feature", "value"), verify=False):
+            yield shard, piece["feature"], piece["value"]
 
 
 def _by_number(path: Path) -> tuple[int, str]:

@@ -1,118 +1,28 @@
-"""The dataset on disk: a directory of Parquet shards, their manifest, and how chunks are read and written.
-
-One table in sort order: ``rows/`` has a row per sample and ``entries/`` a row per non-zero, sorted by sample. The row
-groups of the two files of a part correspond one to one; a pair of them is a chunk, the unit of reading.
-"""
+"""A dataset open for reading: its figures and its chunks."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from .errors import DatasetError
-from .parallel import TASKS_PER_WORKER, Workers, checked_workers, in_shares
-from .parquet import (
-    OpenParts,
-    TableWriter,
-    column_values,
-    file_checksum,
-    read_table,
-    reading,
-    schema,
-    sync_directory,
-    write_file_atomically,
-)
-from .progress import Listener, Progress
+from .parquet import OpenParts, file_checksum, read_groups, read_table, reading
+from .progress import Listener
+from .rowchecks import row_problems
+from .rowlayout import FORMAT, FORMAT_VERSION, ChunkData, listed_files, manifest_fingerprint, row_dtype
 from .scaling import Scaling
-
-FORMAT = "streamcd-dataset"
-FORMAT_VERSION = 1
-MAX_CLASSES = 65_536
-"""Above so many distinct labels the labels are no classes, and the manifest lists none."""
+from .verification import file_problems, readings
 
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`read_order.chunk_order`)."""
-
-_SCALES_GROUP = 1 << 16
-"""Features to a row group of ``scaling.parquet``."""
-
-
-@dataclass(frozen=True)
-class ChunkData:
-    """A chunk, decoded.
-
-    Attributes
-    ----------
-    row0 : int
-        Place of its first row in the dataset.
-    source : ndarray of int64, shape (rows,)
-        0-based place of each row in the input.
-    label, weight : ndarray of float64, shape (rows,)
-    indptr : ndarray of int64, shape (rows + 1,)
-        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]``.
-    feature : ndarray of int32 or int64, shape (entries,)
-        0-based.
-    value : ndarray of float32 or float64, shape (entries,)
-    """
-
-    row0: int
-    source: np.ndarray
-    label: np.ndarray
-    weight: np.ndarray
-    indptr: np.ndarray
-    feature: np.ndarray
-    value: np.ndarray
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Schemas
-
-
-def _rows_schema(row_dtype: np.dtype, count_dtype: np.dtype) -> pa.Schema:
-    return schema(row=row_dtype, source=np.int64, label=np.float64, weight=np.float64, n_entries=count_dtype)
-
-
-def _entries_schema(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.dtype) -> pa.Schema:
-    # `row` comes first: training skips it, and the two other columns are then one contiguous read
-    return schema(row=row_dtype, feature=index_dtype, value=value_dtype)
-
-
-_CHUNKS_SCHEMA = schema(part=np.int32, n_rows=np.int64, n_entries=np.int64)
-
-
-def _features_schema(compact: bool) -> pa.Schema:
-    statistics = {name: np.float64 for name in ("min", "max", "mean", "mean_square")}
-    original = {"original": np.int64} if compact else {}
-    return schema(feature=np.int64, n_entries=np.int64, **statistics, **original)
-
-
-_SCALES_SCHEMA = schema(feature=np.int64, scale=np.float64)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Files and checksums
-
-
-def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Fingerprint of a dataset: a hash of its manifest, checksums of all parts included, but for where it came from."""
-    content = {key: value for key, value in manifest.items() if key not in ("fingerprint", "source")}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading
 
 
 class Dataset:
@@ -125,7 +35,7 @@ class Dataset:
     n_rows, n_features, n_entries, n_chunks, n_shards : int
     index_dtype, value_dtype : dtype
     classes : ndarray of float64 or None
-        Distinct labels, ascending; None where there are more than `MAX_CLASSES`.
+        Distinct labels, ascending; None where there are more than `rowlayout.MAX_CLASSES`.
     class_counts : ndarray of int64 or None
     label_kind : {"integer", "decimal"}
     weighted : bool
@@ -185,6 +95,11 @@ class Dataset:
     def entry_bytes(self) -> int:
         """Decoded bytes of one entry."""
         return self.index_dtype.itemsize + self.value_dtype.itemsize
+
+    @property
+    def row_dtype(self) -> np.dtype:
+        """Type of the rows' numbers."""
+        return row_dtype(self.n_rows)
 
     def read_rows(
         self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
@@ -265,12 +180,7 @@ class Dataset:
         first_group : int
             The piece to begin with.
         """
-        path = self.path / "features.parquet"
-        with reading(path):
-            reader = pq.ParquetFile(path, page_checksum_verification=True)
-            for group in range(first_group, reader.num_row_groups):
-                table = reader.read_row_group(group, columns=columns, use_threads=False)
-                yield {name: column_values(table.column(name)) for name in table.column_names}
+        return read_groups(self.path / "features.parquet", columns, first_group=first_group)
 
     @property
     def scaling(self) -> Scaling:
@@ -283,12 +193,9 @@ class Dataset:
         if scaling.scale == "none":
             return scaling
         scales = np.ones(self.n_features)
-        path = self.path / "scaling.parquet"
-        with reading(path):
-            reader = pq.ParquetFile(path, page_checksum_verification=True)
-            for group in range(reader.num_row_groups):
-                table = reader.read_row_group(group, use_threads=False)
-                scales[table.column("feature").to_numpy()] = table.column("scale").to_numpy()
+        with reading(self.path / "scaling.parquet"):  # a feature beyond the width is damage too
+            for piece in read_groups(self.path / "scaling.parquet"):
+                scales[piece["feature"]] = piece["scale"]
         return replace(scaling, scales=scales)
 
     def select_parts(self, parts: Sequence[int]) -> Dataset:
@@ -356,11 +263,9 @@ class Dataset:
         list of str
             What is wrong, a line each, naming the file; empty where all is well.
         """
-        listener = listener or Listener()
-        if checked_workers(workers) == 1:
-            return list(_problems(self, _Checks(self, listener)))
-        with Workers(workers, listener, __name__) as processes:
-            return list(_problems(self, _SharedChecks(self, listener, processes)))
+        reopen = partial(open_dataset, self.path, check_files=False)
+        with readings(workers, listener, __name__) as ours:
+            return list(row_problems(self, reopen, ours))
 
     def _name(self, table: str, chunk: int) -> str:
         return str(self.manifest["parts"][self.chunk_part[chunk]][table])
@@ -396,7 +301,7 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     path = Path(path)
     manifest = _read_manifest(path)
     if check_files:
-        for problem in file_problems(path, _files(manifest)):
+        for _, problem in file_problems(path, listed_files(manifest)):
             raise DatasetError(problem + "; restore the file or convert the data again")
     chunks_path = path / "chunks.parquet"
     with reading(chunks_path):
@@ -428,494 +333,3 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{manifest_path}: changed since it was written; restore it or convert the data again"
         )
     return manifest
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Verification
-
-
-def _files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
-    """Name, bytes and checksum of every file that the manifest lists."""
-    yield "chunks.parquet", manifest["chunks"]["bytes"], manifest["chunks"]["checksum"]
-    yield "features.parquet", manifest["features"]["bytes"], manifest["features"]["checksum"]
-    if "scales" in manifest:
-        yield "scaling.parquet", manifest["scales"]["bytes"], manifest["scales"]["checksum"]
-    for part in manifest["parts"]:
-        for table in ("rows", "entries"):
-            yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
-
-
-def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator[str]:
-    """Files in a directory that are missing or have other bytes than listed, by name, bytes and checksum; a line each."""
-    for name, n_bytes, _ in files:
-        try:
-            found = os.stat(path / name).st_size
-        except FileNotFoundError:
-            yield f"{path / name}: the file is missing"
-            continue
-        if found != n_bytes:
-            kind = "truncated" if found < n_bytes else "too long"
-            yield f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
-
-
-@dataclass
-class _Checked:
-    """What was found in some chunks, to be joined with what others hold."""
-
-    problems: list[str] = field(default_factory=list)
-    counts: dict[float, int] = field(default_factory=dict)
-    source_sum: int = 0
-    complete: bool = True
-
-    def join(self, other: _Checked) -> None:
-        self.problems += other.problems
-        self.source_sum += other.source_sum
-        self.complete = self.complete and other.complete
-        for label, count in other.counts.items():
-            self.counts[label] = self.counts.get(label, 0) + count
-
-
-class _Checks:
-    """The two long readings of a verification, in this process."""
-
-    def __init__(self, dataset: Dataset, listener: Listener) -> None:
-        self.dataset, self.listener = dataset, listener
-
-    def changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
-        """For files with their bytes and checksums: whether they have another checksum."""
-        total, done, found = sum(n_bytes for _, n_bytes, _ in files), 0, []
-        for path, n_bytes, checksum in files:
-            found.append(_is_changed(path, checksum))
-            done += n_bytes
-            self.listener.progress(Progress("checksums", done, total, "B"))
-        return found
-
-    def chunks(self, damaged: set[str]) -> _Checked:
-        """Check the chunks outside of files that are damaged."""
-        dataset, checked = self.dataset, _Checked()
-        for chunk in range(dataset.n_chunks):
-            checked.join(_check_chunk(dataset, chunk, damaged))
-            self.listener.progress(
-                Progress("verify", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows")
-            )
-        return checked
-
-
-class _SharedChecks(_Checks):
-    """The same by several processes."""
-
-    def __init__(self, dataset: Dataset, listener: Listener, workers: Workers) -> None:
-        super().__init__(dataset, listener)
-        self._workers = workers
-
-    def changed(self, files: Sequence[tuple[Path, int, str]]) -> list[bool]:
-        tasks = [(path, checksum) for path, _, checksum in files]
-        sizes = [n_bytes for _, n_bytes, _ in files]
-        return self._workers.run(_is_changed, tasks, phase="checksums", sizes=sizes)
-
-    def chunks(self, damaged: set[str]) -> _Checked:
-        dataset, checked = self.dataset, _Checked()
-        shares = in_shares(np.diff(dataset.entry_start).tolist(), TASKS_PER_WORKER * self._workers.n_workers)
-        tasks = [(dataset.path, start, stop, damaged) for start, stop in shares]
-        sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
-        for share in self._workers.run(_check_chunks, tasks, phase="verify", unit="rows", sizes=sizes):
-            checked.join(share)
-        return checked
-
-
-def _is_changed(path: Path, checksum: str) -> bool:
-    return file_checksum(path) != checksum
-
-
-def _check_chunks(path: Path, start: int, stop: int, damaged: set[str]) -> _Checked:
-    dataset, checked = open_dataset(path, check_files=False), _Checked()
-    for chunk in range(start, stop):
-        checked.join(_check_chunk(dataset, chunk, damaged))
-    dataset.close()
-    return checked
-
-
-def _check_chunk(dataset: Dataset, chunk: int, damaged: set[str]) -> _Checked:
-    names = [str(dataset.path / dataset._name(table, chunk)) for table in ("rows", "entries")]
-    if damaged.intersection(names):
-        return _Checked(complete=False)
-    place = dataset.place(chunk)
-    try:
-        data = dataset.read(chunk)
-        (row,) = dataset.read_entries(chunk, ("row",))
-        (numbers,) = dataset.read_rows(chunk, ("row",))
-    except DatasetError as error:
-        return _Checked([str(error)], complete=False)
-    problems = [f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row, numbers)]
-    counts = {}
-    if dataset.classes is not None:
-        labels, n_rows = np.unique(data.label, return_counts=True)
-        counts = dict(zip(labels.tolist(), n_rows.tolist(), strict=True))
-    return _Checked(problems, counts, _places_sum(data.source))
-
-
-def _problems(dataset: Dataset, checks: _Checks) -> Iterator[str]:
-    damaged = set()
-    for problem in file_problems(dataset.path, _files(dataset.manifest)):
-        damaged.add(problem.split(": ")[0])
-        yield problem
-    files = [
-        (dataset.path / name, n_bytes, checksum)
-        for name, n_bytes, checksum in _files(dataset.manifest)
-        if str(dataset.path / name) not in damaged
-    ]
-    for (path, _, _), changed in zip(files, checks.changed(files), strict=True):
-        if changed:
-            damaged.add(str(path))
-            yield f"{path}: checksum differs from the manifest's, the file was changed or damaged"
-    checked = checks.chunks(damaged)
-    yield from checked.problems
-    if checked.complete:
-        yield from _total_problems(dataset, checked.counts, checked.source_sum)
-
-
-def _places_sum(places: np.ndarray) -> int:
-    """Sum of a 64-bit hash of places: two sets of as many places have the same one by a chance of 2⁻⁶⁴."""
-    mixed = places.astype(np.uint64)
-    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return int((mixed ^ (mixed >> np.uint64(32))).sum(dtype=np.uint64))
-
-
-def _chunk_problems(dataset: Dataset, data: ChunkData, row: np.ndarray, numbers: np.ndarray) -> Iterator[str]:
-    n_entries = np.diff(data.indptr)
-    if not np.array_equal(numbers, np.arange(data.row0, data.row0 + n_entries.size)):
-        yield "the rows table's column 'row' does not count the rows"
-    if (n_entries < 0).any() or data.indptr[-1] != data.feature.size:
-        yield f"the rows table counts {int(data.indptr[-1])} entries, there are {data.feature.size}"
-        return
-    expected_row = np.repeat(np.arange(data.row0, data.row0 + n_entries.size), n_entries)
-    if not np.array_equal(row, expected_row):
-        yield "the entries' column 'row' does not follow the rows table"
-        return
-    if data.feature.size and (data.feature.min() < 0 or data.feature.max() >= dataset.n_features):
-        yield f"a feature outside 0 … {dataset.n_features - 1}"
-    same_row = row[1:] == row[:-1]
-    if (np.diff(data.feature)[same_row] <= 0).any():
-        yield "features not in ascending order within a row"
-    if not np.isfinite(data.value).all():
-        yield "a value that is not finite"
-    if not np.isfinite(data.label).all():
-        yield "a label that is not finite"
-    if not (np.isfinite(data.weight).all() and (data.weight >= 0).all()):
-        yield "a weight that is negative or not finite"
-    if data.source.size and (data.source.min() < 0 or data.source.max() >= dataset.n_rows):
-        yield f"a source place outside 0 … {dataset.n_rows - 1}"
-
-
-def _total_problems(dataset: Dataset, counts: Mapping[float, int], source_sum: int) -> Iterator[str]:
-    manifest_path = dataset.path / "manifest.json"
-    for what, start, expected in (
-        ("rows", dataset.row_start, dataset.n_rows),
-        ("entries", dataset.entry_start, dataset.n_entries),
-    ):
-        if int(start[-1]) != expected:
-            yield f"{manifest_path}: says {expected} {what}, the chunks hold {int(start[-1])}"
-    block = 1 << 18
-    starts = range(0, dataset.n_rows, block)
-    expected_sum = sum(_places_sum(np.arange(start, min(start + block, dataset.n_rows))) for start in starts)
-    if (source_sum - expected_sum) % 2**64:
-        yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {dataset.n_rows - 1} once"
-    if dataset.classes is not None and dataset.class_counts is not None:
-        expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
-        if {label: count for label, count in expected_counts.items() if count} != dict(counts):
-            yield f"{manifest_path}: the counts of the classes differ from the rows'"
-    try:
-        n_entries = sum(int(piece["n_entries"].sum()) for piece in dataset.read_features())
-    except DatasetError as error:
-        yield str(error)
-        return
-    if n_entries != dataset.n_entries:
-        yield f"{dataset.path / 'features.parquet'}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Writing
-
-
-class PartWriter:
-    """Writes one part of a dataset: a file of rows and a file of entries, a row group each for a chunk.
-
-    Parameters
-    ----------
-    path : Path
-        The dataset's directory, with its folders.
-    number : int
-        Of the part.
-    row0 : int
-        Rows in the parts before it.
-    index_dtype, value_dtype, row_dtype, compression
-        As for `DatasetWriter`.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        number: int,
-        row0: int,
-        *,
-        index_dtype: np.dtype,
-        value_dtype: np.dtype,
-        row_dtype: np.dtype,
-        compression: str,
-    ) -> None:
-        self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
-        self._number, self._row0 = number, row0
-        self._names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
-        self._rows = TableWriter(
-            path / self._names["rows"], _rows_schema(row_dtype, index_dtype), compression
-        )
-        self._entries = TableWriter(
-            path / self._names["entries"], _entries_schema(row_dtype, index_dtype, value_dtype), compression
-        )
-        self.n_rows = self.n_entries = 0
-        self.row_norms = _no_norms()
-        self.chunk_table = array(
-            "q"
-        )  # part, rows, entries of each chunk; a list would take ten times the memory
-
-    def write_chunk(
-        self,
-        source: np.ndarray,
-        label: np.ndarray,
-        weight: np.ndarray | None,
-        indptr: np.ndarray,
-        feature: np.ndarray,
-        value: np.ndarray,
-    ) -> None:
-        """Append a chunk, as `DatasetWriter.write_chunk`."""
-        from .scaling_kernels import add_row_norms  # numba: only where rows are written
-
-        n_rows, n_entries = label.size, feature.size
-        value = np.ascontiguousarray(value, dtype=self._value_dtype)
-        add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self.row_norms)
-        row0 = self._row0 + self.n_rows
-        row = np.arange(row0, row0 + n_rows, dtype=self._row_dtype)
-        counts = np.diff(indptr)
-        weight = np.ones(n_rows) if weight is None else weight
-        self._rows.write(
-            row=row, source=source, label=label, weight=weight, n_entries=counts.astype(self._index_dtype)
-        )
-        self._entries.write(
-            row=np.repeat(row, counts),
-            feature=feature.astype(self._index_dtype, copy=False),
-            value=value,
-        )
-        self.n_rows += n_rows
-        self.n_entries += n_entries
-        self.chunk_table.extend((self._number, n_rows, n_entries))
-
-    def close(self) -> dict[str, Any]:
-        """End the files; gives what the manifest says of the part."""
-        part: dict[str, Any] = {
-            **self._names,
-            "n_rows": self.n_rows,
-            "n_entries": self.n_entries,
-            "n_chunks": len(self.chunk_table) // 3,
-        }
-        for table, writer in (("rows", self._rows), ("entries", self._entries)):
-            part |= {f"{table}_{key}": value for key, value in writer.close().items()}
-        return part
-
-
-class DatasetWriter:
-    """Writes a dataset's files into a directory, chunk by chunk, the manifest last.
-
-    Parameters
-    ----------
-    path : path
-        A directory; made where it is not there. Meant to be a temporary one that is renamed at the end.
-    index_dtype, value_dtype : dtype
-        int32 or int64; float32 or float64.
-    row_dtype : dtype
-        int32 where the number of rows fits, else int64.
-    weighted : bool
-        Whether the rows carry weights of their own.
-    shard_bytes : int
-        Decoded bytes of entries at which a new part is begun.
-    compression : {"lz4", "zstd", "none"}
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        index_dtype: np.dtype | type,
-        value_dtype: np.dtype | type,
-        row_dtype: np.dtype | type = np.int64,
-        weighted: bool = False,
-        shard_bytes: int = 256_000_000,
-        compression: str = "lz4",
-    ) -> None:
-        self.path = Path(path)
-        self._index_dtype, self._value_dtype = np.dtype(index_dtype), np.dtype(value_dtype)
-        self._row_dtype = np.dtype(row_dtype)
-        self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
-        self._parts: list[dict[str, Any]] = []
-        self._chunk_table = array("q")
-        self._features: dict[str, Any] | None = None
-        self._scales: dict[str, Any] = {}
-        self._row_norms = _no_norms()
-        self._part: PartWriter | None = None
-        self.n_rows = 0
-        self.n_entries = 0
-        for folder in ("", "rows", "entries"):
-            (self.path / folder).mkdir(parents=True, exist_ok=True)
-
-    def write_chunk(
-        self,
-        source: np.ndarray,
-        label: np.ndarray,
-        weight: np.ndarray | None,
-        indptr: np.ndarray,
-        feature: np.ndarray,
-        value: np.ndarray,
-    ) -> None:
-        """Append a chunk; rows come in their final order and are numbered here.
-
-        Parameters
-        ----------
-        source : ndarray of int64, shape (rows,)
-        label : ndarray of float64, shape (rows,)
-        weight : ndarray of float64, shape (rows,), or None for all ones
-        indptr : ndarray of int64, shape (rows + 1,)
-        feature, value : ndarray, shape (entries,)
-            Features ascending within a row.
-        """
-        self._current_part().write_chunk(source, label, weight, indptr, feature, value)
-        self.n_rows += label.size
-        self.n_entries += feature.size
-
-    def add_part(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        """Take in the next part, which a `PartWriter` of its own has written."""
-        self._take_in(part, chunk_table, row_norms)
-        self.n_rows += part["n_rows"]
-        self.n_entries += part["n_entries"]
-
-    def write_features(self, pieces: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
-        """Write ``features.parquet`` from pieces of columns, ascending by feature (see `Dataset.read_features`)."""
-        writer = TableWriter(self.path / "features.parquet", _features_schema(compact), self._compression)
-        for piece in pieces:
-            if len(piece["feature"]):
-                writer.write(**piece)
-        self._features = writer.close()
-
-    def write_scaling(self, scaling: Scaling) -> None:
-        """Record what was done to the source's values, and write ``scaling.parquet`` where features were scaled.
-
-        It holds ``feature`` and ``scale``, the divisor; features that are not in it kept their values.
-        """
-        if scaling.scales is not None:
-            writer = TableWriter(self.path / "scaling.parquet", _SCALES_SCHEMA, self._compression)
-            for start in range(0, scaling.scales.size, _SCALES_GROUP):
-                block = scaling.scales[start : start + _SCALES_GROUP]
-                places = np.flatnonzero(block != 1.0)
-                if places.size:
-                    writer.write(feature=places + start, scale=block[places])
-            self._scales["scales"] = writer.close()
-        self._scales["scaling"] = scaling.to_json()
-
-    @property
-    def n_parts(self) -> int:
-        """Parts so far, the one being written included."""
-        return len(self._parts) + (self._part is not None)
-
-    def finish_parts(self) -> None:
-        """Close the last part; afterwards all shards can be read, and no chunk can be written."""
-        self._close_part()
-
-    def close(self, **manifest: Any) -> dict[str, Any]:
-        """Write the chunk table and, last, the manifest.
-
-        Parameters
-        ----------
-        **manifest
-            ``n_features``, ``index_base``, ``classes``, ``class_counts``, ``label_kind``, ``seed``, ``source`` and what
-            else is worth keeping.
-
-        Returns
-        -------
-        dict
-            The manifest.
-        """
-        self._close_part()
-        if self._features is None:
-            raise AssertionError("write_features comes before close")
-        table = np.frombuffer(self._chunk_table, dtype=np.int64).reshape(-1, 3)
-        chunks = TableWriter(self.path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
-        chunks.write(part=table[:, 0].astype(np.int32), n_rows=table[:, 1], n_entries=table[:, 2])
-        content = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "n_rows": self.n_rows,
-            "n_entries": self.n_entries,
-            "index_dtype": self._index_dtype.name,
-            "value_dtype": self._value_dtype.name,
-            "weighted": self._weighted,
-            **manifest,
-            "row_norms": self._norms(),
-            **self._scales,
-            "parts": self._parts,
-            "chunks": chunks.close(),
-            "features": self._features,
-        }
-        content["fingerprint"] = manifest_fingerprint(content)
-        for folder in ("rows", "entries", ""):
-            sync_directory(self.path / folder)
-        write_file_atomically(self.path / "manifest.json", (json.dumps(content, indent=1) + "\n").encode())
-        return content
-
-    def _norms(self) -> dict[str, Any]:
-        """The manifest's ``row_norms``: of rows as they are stored, the mean over all of them."""
-        least, greatest, squares, n_empty = self._row_norms.tolist()
-        mean_square = squares / max(self.n_rows, 1)
-        return {
-            "min": least if greatest > 0 else None,  # of rows that are not empty
-            "max": greatest,
-            "mean_square": mean_square if np.isfinite(mean_square) else None,
-            "n_empty": int(n_empty),
-        }
-
-    def _current_part(self) -> PartWriter:
-        entry_bytes = self._index_dtype.itemsize + self._value_dtype.itemsize
-        if self._part is not None and shard_is_full(self._part.n_entries * entry_bytes, self._shard_bytes):
-            self._close_part()
-        if self._part is None:
-            self._part = PartWriter(
-                self.path,
-                len(self._parts),
-                self.n_rows,
-                index_dtype=self._index_dtype,
-                value_dtype=self._value_dtype,
-                row_dtype=self._row_dtype,
-                compression=self._compression,
-            )
-        return self._part
-
-    def _close_part(self) -> None:
-        if self._part is not None:
-            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
-            self._part = None
-
-    def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        self._parts.append(part)
-        self._chunk_table.extend(chunk_table)
-        # sums of parts are added in their order, whoever made them
-        least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
-        self._row_norms += row_norms
-        self._row_norms[:2] = least, greatest
-
-
-def _no_norms() -> np.ndarray:
-    """Norms of no rows: least, greatest, sum of squares, number of empty rows."""
-    return np.array([np.inf, 0.0, 0.0, 0.0])
-
-
-def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
-    """Whether the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
-    return n_bytes >= shard_bytes

@@ -25,7 +25,7 @@ STATISTICS_BYTES = 56
 _PIECE_FEATURES = 1 << 16
 """Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""
 
-_MAX_RANGES = 8
+MAX_RANGES = 8
 """Above so many passes for ranges of a fixed width, entries are scattered to files first."""
 
 _N_RANGES = 256
@@ -161,7 +161,7 @@ def feature_statistics(
         ``mean_square`` over all rows, absent entries counting as zeros.
     """
     width = max(memory_bytes // STATISTICS_BYTES, 1)
-    if n_features <= width * _MAX_RANGES:
+    if n_features <= width * MAX_RANGES:
         for start in range(0, n_features, width):
             statistics = RangeStatistics(start, min(start + width, n_features))
             for entries in read_entries():

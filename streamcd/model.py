@@ -260,11 +260,8 @@ class Model:
         rows : iterable of ndarray, optional
             The rows of `weights` in blocks, where they are too many to be in memory; `weights` then gives the shape only.
         """
-        from .dataset import (
-            file_checksum,
-            sync_directory,
-            write_file_atomically,
-        )  # pyarrow: not for a bare import
+        # pyarrow: not for a bare import
+        from .parquet import file_checksum, sync_directory, write_file_atomically
 
         directory = Path(path)
         directory.mkdir(parents=True, exist_ok=True)
@@ -444,7 +441,7 @@ def _missing(path: Path) -> str:
 
 
 def _read_weights(path: Path, description: dict[str, Any]) -> np.ndarray:
-    from .dataset import file_checksum
+    from .parquet import file_checksum
 
     if not path.exists():
         raise ModelError(f"{path}: the file is missing")
@@ -459,7 +456,7 @@ def _read_weights(path: Path, description: dict[str, Any]) -> np.ndarray:
 
 
 def _read_scaling(path: Path, description: dict[str, Any]) -> Scaling:
-    from .dataset import file_checksum
+    from .parquet import file_checksum
 
     found = description.get("scaling")
     if found is None or found["scale"] == "none":

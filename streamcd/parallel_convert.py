@@ -19,24 +19,15 @@ from typing import Any
 import numpy as np
 
 from . import sources
-from .convert import (
-    _INT32_MAX,
-    ChunkRule,
-    LabelCounts,
-    Pieces,
-    _Conversion,
-    _DistinctFeatures,
-    _Plan,
-    _read_entries,
-    _Shape,
-    _stored,
-    _stored_chunks,
-    _Weights,
-)
-from .dataset import PartWriter, open_dataset, shard_is_full
+from .chunking import ChunkRule
+from .convert import Conversion, Pieces, Plan, Shape, read_entries, stored_chunks, stored_values
+from .dataset import open_dataset
+from .dataset_writer import PartWriter, shard_is_full
+from .distinct import DistinctFeatures, LabelCounts
 from .errors import DataError
-from .features import _MAX_RANGES, STATISTICS_BYTES, Entries, RangeStatistics, feature_statistics
+from .features import MAX_RANGES, STATISTICS_BYTES, Entries, RangeStatistics, feature_statistics
 from .parallel import TASKS_PER_WORKER, Workers, in_shares
+from .rowweights import RowWeights
 from .runs import MAX_BITS, Cell, RunFormat, RunReader, RunWriter
 from .scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
 from .shuffle import Rows, concatenate
@@ -54,7 +45,7 @@ class _Text:
     """What workers have to know to parse."""
 
     form: RunFormat
-    plan: _Plan
+    plan: Plan
     index_base: int | None
     n_features: int | None
     ignore_beyond: bool
@@ -69,7 +60,7 @@ class _Shards:
     form: RunFormat
     n_runs: int
     sort_bytes: int
-    shape: _Shape  # without the indices of `compact`, which `original` names
+    shape: Shape  # without the indices of `compact`, which `original` names
     original: Path | None
     wide: bool
     dataset: Path
@@ -101,12 +92,12 @@ class _Shards:
         )
 
 
-def _sums_bytes(plan: _Plan) -> int:
+def _sums_bytes(plan: Plan) -> int:
     """Memory for the sums of a shard's features while it is written: no text is read any more, and less is sorted."""
     return 3 * plan.statistics_bytes - plan.map_bytes
 
 
-def _rows_beside_sums(plan: _Plan) -> int:
+def _rows_beside_sums(plan: Plan) -> int:
     """Memory for rows then; buckets are a quarter of `sort_bytes` at most, unless the keys' hash is very uneven."""
     return plan.sort_bytes // 4
 
@@ -129,17 +120,17 @@ class _Shard:
 # Tasks
 
 
-def _count(plan: _Plan, piece: Piece) -> tuple[int, int]:
+def _count(plan: Plan, piece: Piece) -> tuple[int, int]:
     return count_piece(piece, block_bytes=_block_bytes(plan), max_line_bytes=plan.max_line_bytes)
 
 
-def _block_bytes(plan: _Plan) -> int:
+def _block_bytes(plan: Plan) -> int:
     return min(plan.block_bytes, _BLOCK_BYTES)
 
 
 def _copy_weights(path: str, n_rows: int, out: Path) -> None:
     """Weights as numbers of 8 bytes, so that every worker can read those of its rows."""
-    weights = _Weights(path)
+    weights = RowWeights(path)
     with open(out, "wb") as file:
         for start in range(0, n_rows, _WEIGHTS_AT_A_TIME):
             weights.take(min(_WEIGHTS_AT_A_TIME, n_rows - start)).tofile(file)
@@ -149,7 +140,7 @@ def _copy_weights(path: str, n_rows: int, out: Path) -> None:
 def _parse(text: _Text, number: int, piece: Piece, place0: int, line0: int) -> tuple[Counts, LabelCounts]:
     """Write the rows of a piece as a run."""
     counts, labels = Counts(), LabelCounts()
-    distinct = _DistinctFeatures(text.plan.map_bytes) if text.distinct is not None else None
+    distinct = DistinctFeatures(text.plan.map_bytes) if text.distinct is not None else None
     run = RunWriter(text.form, number, text.plan.sort_bytes)
     for block in iterate_piece(
         piece,
@@ -173,7 +164,7 @@ def _parse(text: _Text, number: int, piece: Piece, place0: int, line0: int) -> t
             weight = np.fromfile(text.weights, count=n_rows, offset=8 * block.place0)
         run.append(
             Rows(place, block.label, weight, block.indptr, block.index, block.value),
-            counts.max_index > _INT32_MAX,
+            counts.is_wide,
         )
     run.close()
     if distinct is not None and text.distinct is not None:
@@ -183,7 +174,7 @@ def _parse(text: _Text, number: int, piece: Piece, place0: int, line0: int) -> t
 
 def _merge_distinct(directory: Path, n_pieces: int, n_bytes: int, out: Path) -> int:
     """Write the indices that occur in any piece; returns their number."""
-    distinct = _DistinctFeatures(n_bytes)
+    distinct = DistinctFeatures(n_bytes)
     for number in range(n_pieces):
         distinct.add(np.load(directory / f"{number:07d}.npy"))
     merged = distinct.merge()
@@ -218,7 +209,7 @@ def _rescale_shard(shards: _Shards, unscaled: Path, number: int) -> _Written:
     """Write a shard of a dataset that is there without scaling once more, scaled."""
     dataset = open_dataset(unscaled)
     held = np.flatnonzero(dataset.chunk_part == number)
-    chunks = _stored_chunks(dataset, held.tolist())
+    chunks = stored_chunks(dataset, held.tolist())
     written = _encode(shards, number, shards.part(number, int(dataset.row_start[held[0]])), chunks)
     dataset.close()
     return written
@@ -233,7 +224,9 @@ def _encode(shards: _Shards, number: int, part: PartWriter, chunks: Iterator[Row
         for chunk in chunks:
             value = chunk.value
             if scaling.changes_values:
-                value = _stored(scaling.apply(chunk.indptr, chunk.index, value, n_features), value.dtype)
+                value = stored_values(
+                    scaling.apply(chunk.indptr, chunk.index, value, n_features), value.dtype
+                )
             if written is not None:
                 written.result()
             written = encoder.submit(
@@ -270,9 +263,9 @@ def _chunks(reader: RunReader, shard: _Shard) -> Iterator[Rows]:
 def _entries(dataset: Path, means: Path | None) -> Entries:
     """All entries, less their features' means where these are given."""
     if means is None:
-        return _read_entries(dataset)
+        return read_entries(dataset)
     mean = np.load(means)
-    return ((shard, feature, value - mean[feature]) for shard, feature, value in _read_entries(dataset))
+    return ((shard, feature, value - mean[feature]) for shard, feature, value in read_entries(dataset))
 
 
 def _sums_path(directory: Path, shard: int) -> Path:
@@ -356,7 +349,7 @@ def _saved_pieces(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
 
 
 @dataclass
-class ParallelConversion(_Conversion):
+class ParallelConversion(Conversion):
     """One conversion by several processes; `plan` is a worker's."""
 
     workers: Workers
@@ -373,7 +366,7 @@ class ParallelConversion(_Conversion):
             original = self.work / "original.npy"
             tasks = [(self.work / "distinct", len(pieces), self.plan.map_bytes, original)]
             (n_features,) = self.workers.run(_merge_distinct, tasks)
-        shape = _Shape(counts.n_rows, n_features, base, None)
+        shape = Shape(counts.n_rows, n_features, base, None)
         sums = self._sums("dataset", shape)
         shards = _Shards(
             form,
@@ -381,7 +374,7 @@ class ParallelConversion(_Conversion):
             self.plan.sort_bytes if sums is None else _rows_beside_sums(self.plan),
             shape,
             original,
-            counts.max_index > _INT32_MAX,
+            counts.is_wide,
             self.work / "dataset",
             options.compression,
             replace(self._scaling(), scales=None),
@@ -534,7 +527,7 @@ class ParallelConversion(_Conversion):
             plan.append(_Shard(len(plan), row0, chunk_rows[first:stop], held))
         return plan
 
-    def _sums(self, name: str, shape: _Shape) -> Path | None:
+    def _sums(self, name: str, shape: Shape) -> Path | None:
         """A directory for the sums of every shard, where those of all features fit in a worker beside the rows."""
         each = STATISTICS_BYTES + (0 if self.options.scale == "none" else 8)
         if shape.n_features * each > _sums_bytes(self.plan):
@@ -543,7 +536,7 @@ class ParallelConversion(_Conversion):
         directory.mkdir()
         return directory
 
-    def _joined_statistics(self, sums: Path, n_shards: int, shape: _Shape) -> list[Path]:
+    def _joined_statistics(self, sums: Path, n_shards: int, shape: Shape) -> list[Path]:
         """Files with the statistics of ranges of features, ascending, from the sums of every shard."""
         paths = [_sums_path(sums, number) for number in range(n_shards)]
         return self._by_ranges(
@@ -556,7 +549,7 @@ class ParallelConversion(_Conversion):
         arguments: tuple[Any, ...],
         directory: Path,
         n_ranges: int,
-        shape: _Shape,
+        shape: Shape,
     ) -> list[Path]:
         directory.mkdir(exist_ok=True)
         ends = np.linspace(0, shape.n_features, n_ranges + 1).astype(np.int64).tolist()
@@ -569,7 +562,7 @@ class ParallelConversion(_Conversion):
         self.workers.run(function, tasks, phase="statistics", unit="features", sizes=sizes)
         return paths
 
-    def _statistics_files(self, dataset: Path, means: Path | None, shape: _Shape) -> list[Path]:
+    def _statistics_files(self, dataset: Path, means: Path | None, shape: Shape) -> list[Path]:
         """Files with the statistics of ranges of features, ascending."""
         directory = self.work / f"statistics-{dataset.name}{'' if means is None else '-deviations'}"
         directory.mkdir()
@@ -577,7 +570,7 @@ class ParallelConversion(_Conversion):
         if self.options.scale != "none":
             memory_bytes -= 8 * shape.n_features
         width = max(memory_bytes // STATISTICS_BYTES, 1)
-        if shape.n_features > width * _MAX_RANGES * self.workers.n_workers:
+        if shape.n_features > width * MAX_RANGES * self.workers.n_workers:
             out = directory / "all"
             task = (dataset, means, shape.n_features, shape.n_rows, memory_bytes, directory / "scratch", out)
             self.workers.run(_all_statistics, [task])

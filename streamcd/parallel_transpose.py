@@ -17,36 +17,26 @@ from typing import Any
 
 import numpy as np
 
+from .buckets import Bucket, Scatter
 from .columns import FOLDER, ColumnsOutline, ColumnsWriter
 from .dataset import Dataset, open_dataset
 from .parallel import TASKS_PER_WORKER, Workers, in_shares
-from .parquet import write_file_atomically
+from .parquet import sync_file, write_file_atomically
 from .progress import Listener
-from .transpose import (
-    _Bucket,
-    _damaged,
-    _FeatureCounts,
-    _Options,
-    _Plan,
-    _row_dtype,
-    _Scatter,
-    _sync_file,
-    _Transposition,
-    read_begun,
-)
+from .transpose import FeatureCounts, Options, Plan, Transposition, miscounted, read_begun
 
 _MAX_JOBS = 128
 """Files that a process writes at a time, as one number of a byte each."""
 
 
-def transpose(dataset: Dataset, options: _Options, plan: _Plan, work: Path, workers: Workers) -> None:
+def transpose(dataset: Dataset, options: Options, plan: Plan, work: Path, workers: Workers) -> None:
     """Make the layout in ``work / FOLDER``, from where an earlier call stopped.
 
     Parameters
     ----------
     dataset : Dataset
-    options : _Options
-    plan : _Plan
+    options : Options
+    plan : Plan
         Of each worker.
     work : Path
         A directory beside the dataset's files; made where it is not there.
@@ -80,22 +70,21 @@ def transpose(dataset: Dataset, options: _Options, plan: _Plan, work: Path, work
     _writer(work, dataset, options, finished).close()
 
 
-def _jobs(dataset: Dataset, options: _Options, n_jobs: int) -> list[list[int]]:
+def _jobs(dataset: Dataset, options: Options, n_jobs: int) -> list[list[int]]:
     """First feature, the feature behind the last, features, entries and first part of every job."""
     outline = ColumnsOutline(
         dataset,
-        row_dtype=_row_dtype(dataset),
         chunk_bytes=options.chunk_bytes,
         shard_bytes=options.shard_bytes,
     )
-    counts = _FeatureCounts(dataset)
+    counts = FeatureCounts(dataset)
     n_entries = 0
     for feature, count in counts.pieces(0, dataset.n_features):
         outline.add_counts(feature, count)
         n_entries += int(count.sum())
     outline.close_parts()
     if n_entries != dataset.n_entries:
-        raise _damaged(dataset)
+        raise miscounted(dataset)
     # a part that begins within a feature goes with the one before
     first = [(part, feature) for part, (feature, piece) in enumerate(outline.starts) if piece == 0]
     behind = [feature for _, feature in first[1:]] + [dataset.n_features]
@@ -116,19 +105,18 @@ def _mark(work: Path, what: str, number: int) -> Path:
     return work / f"{what}-{number:03d}.json"
 
 
-def _buckets(work: Path, jobs: Sequence[Sequence[int]], share: int) -> list[_Bucket]:
+def _buckets(work: Path, jobs: Sequence[Sequence[int]], share: int) -> list[Bucket]:
     """Where the entries of a share of the rows go."""
     return [
-        _Bucket(start, stop, n_features, n_entries, work / f"bucket-{number:03d}-{share:03d}")
+        Bucket(start, stop, n_features, n_entries, work / f"bucket-{number:03d}-{share:03d}")
         for number, (start, stop, n_features, n_entries, _) in enumerate(jobs)
     ]
 
 
-def _writer(work: Path, dataset: Dataset, options: _Options, finished: dict[str, Any]) -> ColumnsWriter:
+def _writer(work: Path, dataset: Dataset, options: Options, finished: dict[str, Any]) -> ColumnsWriter:
     return ColumnsWriter(
         work / FOLDER,
         dataset,
-        row_dtype=_row_dtype(dataset),
         chunk_bytes=options.chunk_bytes,
         shard_bytes=options.shard_bytes,
         compression=options.compression,
@@ -142,8 +130,8 @@ def _writer(work: Path, dataset: Dataset, options: _Options, finished: dict[str,
 
 def scatter_share(
     path: str,
-    options: _Options,
-    plan: _Plan,
+    options: Options,
+    plan: Plan,
     work_path: str,
     jobs: Sequence[Sequence[int]],
     number: int,
@@ -155,11 +143,11 @@ def scatter_share(
     for bucket in buckets:
         assert bucket.path is not None
         bucket.path.unlink(missing_ok=True)
-    scatter = _Scatter(buckets, plan.gather_entries, dataset)
+    scatter = Scatter(buckets, plan.gather_entries, dataset)
     for chunk in range(*share):
         feature, row, value = dataset.read_entries(chunk, ("feature", "row", "value"))
         if feature.size and (feature.min() < 0 or feature.max() >= dataset.n_features):
-            raise _damaged(dataset)
+            raise miscounted(dataset)
         if not scatter.has_room(feature.size):
             scatter.flush()
         scatter.add((feature, row, value))
@@ -167,7 +155,7 @@ def scatter_share(
     for bucket in buckets:
         if bucket.n_bytes:
             assert bucket.path is not None
-            _sync_file(bucket.path)
+            sync_file(bucket.path)
     write_file_atomically(
         _mark(work, "scatter", number), json.dumps([bucket.n_bytes for bucket in buckets]).encode()
     )
@@ -176,8 +164,8 @@ def scatter_share(
 
 def sort_job(
     path: str,
-    options: _Options,
-    plan: _Plan,
+    options: Options,
+    plan: Plan,
     work_path: str,
     jobs: Sequence[Sequence[int]],
     number: int,
@@ -186,7 +174,7 @@ def sort_job(
     """Sort the entries of a job and write its parts; then remove its files."""
     dataset, work = open_dataset(path), Path(work_path)
     start, stop, n_features, n_entries, first_part = jobs[number]
-    bucket = _Bucket(start, stop, n_features, n_entries, work / f"job-{number:03d}")
+    bucket = Bucket(start, stop, n_features, n_entries, work / f"job-{number:03d}")
     files = [
         (
             work / f"bucket-{number:03d}-{share:03d}",
@@ -197,7 +185,7 @@ def sort_job(
     bucket.shares = [(file, n_bytes) for file, n_bytes in files if n_bytes]
     before: dict[str, Any] = {"parts": [{}] * first_part, "chunks": []}
     writer = _writer(work, dataset, options, before)
-    _Transposition(dataset, options, plan, work, Listener()).sort(bucket, writer)
+    Transposition(dataset, options, plan, work, Listener()).sort(bucket, writer)
     done = writer.close_parts()
     result = {"parts": done["parts"][first_part:], "chunks": done["chunks"]}
     write_file_atomically(_mark(work, "sort", number), json.dumps(result).encode())

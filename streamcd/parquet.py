@@ -7,13 +7,14 @@ import errno
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import Schema as Schema  # for those who describe tables: the door to pyarrow is here
 
 from .errors import DatasetError, EnvironmentFailure
 from .readahead import ReadAhead
@@ -28,7 +29,7 @@ _PAGE_BYTES = 1 << 20
 _COPY_BYTES = 1 << 22
 
 
-def schema(**columns: Any) -> pa.Schema:
+def schema(**columns: Any) -> Schema:
     """A schema of columns without nulls, named with their numpy types."""
     return pa.schema(
         [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in columns.items()]
@@ -79,6 +80,11 @@ def file_checksum(path: Path) -> str:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
+    sync_file(path)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -146,6 +152,17 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
     with reading(path):
         table = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
         return {name: column_values(table.column(name)) for name in table.column_names}
+
+
+def read_groups(
+    path: Path, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
+) -> Iterator[dict[str, np.ndarray]]:
+    """Columns (all by default) of a file's row groups, one after another, their checksums verified or not."""
+    # without pre-buffering, a copy less of what is in the page cache
+    with reading(path), pq.ParquetFile(path, page_checksum_verification=verify, pre_buffer=False) as reader:
+        for group in range(first_group, reader.num_row_groups):
+            table = reader.read_row_group(group, columns=columns, use_threads=False)
+            yield {name: column_values(table.column(name)) for name in table.column_names}
 
 
 class _Source:

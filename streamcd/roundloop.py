@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
-from .dataset import sync_directory
 from .engines import Engine, Joint, SerialEngine, Simulation, WorkersLost, shard_entries
 from .errors import CheckpointError, EnvironmentFailure, Interrupted
 from .kernels import DUAL, GAP
 from .loop import StopRequested, Task, lane_figures, relative_estimate
+from .parquet import sync_directory
 from .partition import Assignment, Order, line_search_is_closed, paired_layout
 from .progress import Listener, Progress
 from .randomness import random_key

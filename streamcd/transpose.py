@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,65 +26,25 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from .buckets import Block, Bucket, Scatter, read_bucket
 from .columns import FOLDER, Columns, ColumnsWriter, has_columns, open_columns
 from .dataset import Dataset, open_dataset
 from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
 from .locks import release_lock, take_lock
 from .memory import parse_size, require
 from .parallel import Workers, checked_workers, memory_per_worker
-from .parquet import sync_directory, write_file_atomically
+from .parquet import sync_directory, sync_file, write_file_atomically
 from .progress import Listener, Progress
 
-_INT32_MAX = 2**31 - 1
 _MAX_BUCKETS = 256
 _FEATURE_BYTES = 48
 """What a feature takes while its range is sorted: number, count, places, and a table of at most four times as many."""
-_TABLE_BITS = 18
 _LEAST_BYTES = 16_000_000
 _CHECKPOINT_SECONDS = 30.0
-
-Block = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Feature, row and value of entries."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Kernels
-
-
-@njit(cache=True, nogil=True)
-def _partition(
-    feature, row, value, ends, first_bucket, shift, start, number, offset, to_feature, to_row, to_value
-):
-    """Sort entries by bucket, keeping their order within each (a counting sort).
-
-    Parameters
-    ----------
-    feature, row, value : (n,)
-    ends : (buckets,) int64
-        The feature behind the last one of each bucket, ascending.
-    first_bucket : (cells,) int64, shift : int, start : int
-        The first bucket with features ``f`` of which ``(f - start) >> shift`` is the cell.
-    number : (n,) uint8
-        Scratch.
-    offset : (buckets + 1,) int64
-        Written: bucket b is ``offset[b]:offset[b + 1]`` of the output.
-    to_feature, to_row, to_value : (n,)
-        Written.
-    """
-    offset[:] = 0
-    for k in range(feature.size):
-        b = first_bucket[(np.int64(feature[k]) - start) >> shift]
-        while feature[k] >= ends[b]:
-            b += 1
-        number[k] = b
-        offset[b + 1] += 1
-    for b in range(ends.size):
-        offset[b + 1] += offset[b]
-    place = offset.copy()
-    for k in range(feature.size):
-        at = place[number[k]]
-        place[number[k]] += 1
-        to_feature[at], to_row[at], to_value[at] = feature[k], row[k], value[k]
 
 
 @njit(cache=True, nogil=True)
@@ -169,7 +129,7 @@ def make_columns(
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if has_columns(dataset) and not force:
         raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
-    options = _Options(parse_size(chunk_size), parse_size(shard_size), compression)
+    options = Options(parse_size(chunk_size), parse_size(shard_size), compression)
     plan = _make_plan(dataset, parse_size(memory), options, checked_workers(workers))
     listener = listener or Listener()
     # another number of workers goes on with what it finds of its own kind
@@ -182,7 +142,7 @@ def make_columns(
             _restore_replaced(other, dataset.path)
             shutil.rmtree(other)
         if workers == 1:
-            _Transposition(dataset, options, plan, work, listener).run()
+            Transposition(dataset, options, plan, work, listener).run()
         else:
             with Workers(workers, listener, f"{__package__}.parallel_transpose") as processes:
                 processes.module.transpose(dataset, options, plan, work, processes)
@@ -192,7 +152,9 @@ def make_columns(
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
+    """What was asked for of the layout."""
+
     chunk_bytes: int
     shard_bytes: int
     compression: str
@@ -203,14 +165,14 @@ class _Options:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """How the memory is shared out: entries gathered before they are scattered, and entries sorted at a time."""
 
     gather_entries: int
     sort_bytes: int
 
 
-def _make_plan(dataset: Dataset, budget: int, options: _Options, workers: int = 1) -> _Plan:
+def _make_plan(dataset: Dataset, budget: int, options: Options, workers: int = 1) -> Plan:
     largest = int(np.diff(dataset.entry_start).max(initial=1))
     needs = {
         # copied, cast, encoded, compressed
@@ -226,15 +188,11 @@ def _make_plan(dataset: Dataset, budget: int, options: _Options, workers: int = 
         left = memory_per_worker(budget, workers, needs, own) + _LEAST_BYTES
     # gathered and scattered: two copies and a byte an entry; a bucket is sorted while a part of it is being read
     gather = max(left // 4 // (2 * _record_bytes(dataset) + 1), largest)
-    return _Plan(gather_entries=gather, sort_bytes=left // 2)
-
-
-def _row_dtype(dataset: Dataset) -> np.dtype:
-    return np.dtype(np.int32 if dataset.n_rows <= _INT32_MAX else np.int64)
+    return Plan(gather_entries=gather, sort_bytes=left // 2)
 
 
 def _record_bytes(dataset: Dataset) -> int:
-    return dataset.index_dtype.itemsize + _row_dtype(dataset).itemsize + dataset.value_dtype.itemsize
+    return dataset.index_dtype.itemsize + dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
 
 
 @contextmanager
@@ -289,24 +247,7 @@ def read_begun(work: Path, task: dict[str, Any], path: Path, listener: Listener)
 # The work
 
 
-@dataclass
-class _Bucket:
-    """Entries of the features ``start <= feature < stop``, in a file unless they are the whole dataset."""
-
-    start: int
-    stop: int
-    n_features: int
-    n_entries: int
-    path: Path | None = None
-    n_bytes: int = 0
-    shares: Sequence[tuple[Path, int]] = ()
-    """The files that the entries are in, one behind the other, and their bytes, where several processes wrote them."""
-
-    def figures(self) -> list[int]:
-        return [self.start, self.stop, self.n_features, self.n_entries, self.n_bytes]
-
-
-class _FeatureCounts:
+class FeatureCounts:
     """Which features occur and how often, read from ``features.parquet`` in pieces."""
 
     def __init__(self, dataset: Dataset) -> None:
@@ -328,29 +269,30 @@ class _FeatureCounts:
                 yield feature[chosen].astype(np.int64), count[chosen].astype(np.int64)
 
 
-class _Transposition:
+class Transposition:
     """One transposition, from the last checkpoint in its directory to the end."""
 
     def __init__(
-        self, dataset: Dataset, options: _Options, plan: _Plan, work: Path, listener: Listener
+        self, dataset: Dataset, options: Options, plan: Plan, work: Path, listener: Listener
     ) -> None:
         self._dataset, self._options, self._plan, self._work = dataset, options, plan, work
         self._listener = listener
-        self._counts = _FeatureCounts(dataset)
-        self._entry_bytes = _row_dtype(dataset).itemsize + dataset.value_dtype.itemsize
+        self._counts = FeatureCounts(dataset)
+        self._entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
         self._task = options.task(dataset)
         self._behind = (-1, 0)  # what is written already
         self._saved = time.monotonic()
         self._n_placed = 0
 
     def run(self) -> None:
+        """Do all that is left."""
         state = self._read_state()
         buckets = [
-            _Bucket(start, stop, n_features, n_entries, self._work / f"bucket-{number:03d}", n_bytes)
+            Bucket(start, stop, n_features, n_entries, self._work / f"bucket-{number:03d}", n_bytes)
             for number, (start, stop, n_features, n_entries, n_bytes) in enumerate(state["buckets"])
         ]
         if state["next_chunk"] == 0:
-            whole = _Bucket(0, self._dataset.n_features, *self._totals())
+            whole = Bucket(0, self._dataset.n_features, *self._totals())
             if self._fits(whole):
                 buckets = [whole]
             else:
@@ -361,7 +303,6 @@ class _Transposition:
         writer = ColumnsWriter(
             self._work / FOLDER,
             self._dataset,
-            row_dtype=_row_dtype(self._dataset),
             chunk_bytes=self._options.chunk_bytes,
             shard_bytes=self._options.shard_bytes,
             compression=self._options.compression,
@@ -385,16 +326,16 @@ class _Transposition:
         return state or {"buckets": [], "next_chunk": 0, "finished": None}
 
     def _save_now_and_then(
-        self, buckets: list[_Bucket], next_chunk: int, writer: ColumnsWriter | None
+        self, buckets: list[Bucket], next_chunk: int, writer: ColumnsWriter | None
     ) -> None:
         if time.monotonic() - self._saved >= _CHECKPOINT_SECONDS:
             self._save(buckets, next_chunk, writer)
 
-    def _save(self, buckets: list[_Bucket], next_chunk: int, writer: ColumnsWriter | None) -> None:
+    def _save(self, buckets: list[Bucket], next_chunk: int, writer: ColumnsWriter | None) -> None:
         if writer is None:
             for bucket in buckets:
                 if bucket.path is not None and bucket.n_bytes:
-                    _sync_file(bucket.path)
+                    sync_file(bucket.path)
         state = {
             "task": self._task,
             "buckets": [bucket.figures() for bucket in buckets],
@@ -412,18 +353,18 @@ class _Transposition:
             n_features += feature.size
             n_entries += int(count.sum())
         if n_entries != self._dataset.n_entries:
-            raise _damaged(self._dataset)
+            raise miscounted(self._dataset)
         return n_features, n_entries
 
-    def _fits(self, bucket: _Bucket) -> bool:
+    def _fits(self, bucket: Bucket) -> bool:
         needed = bucket.n_entries * self._entry_bytes + bucket.n_features * _FEATURE_BYTES
         return needed <= self._plan.sort_bytes
 
-    def _cut(self, bucket: _Bucket, name: str) -> list[_Bucket]:
+    def _cut(self, bucket: Bucket, name: str) -> list[Bucket]:
         """Cut a range into buckets that fit in memory, or into as many as can be written at a time."""
         needed = bucket.n_entries * self._entry_bytes + bucket.n_features * _FEATURE_BYTES
         limit = max(self._plan.sort_bytes, -(-needed // (_MAX_BUCKETS // 2)))
-        parts: list[_Bucket] = []
+        parts: list[Bucket] = []
         held = 0
         for feature, count in self._counts.pieces(bucket.start, bucket.stop):
             size = np.cumsum(count * self._entry_bytes + _FEATURE_BYTES)
@@ -435,11 +376,11 @@ class _Transposition:
                 if stop <= start and held:
                     held = 0
                     parts[-1].stop = int(feature[start])
-                    parts.append(_Bucket(int(feature[start]), bucket.stop, 0, 0))
+                    parts.append(Bucket(int(feature[start]), bucket.stop, 0, 0))
                     continue
                 stop = max(stop, start + 1)
                 if not parts:
-                    parts.append(_Bucket(bucket.start, bucket.stop, 0, 0))
+                    parts.append(Bucket(bucket.start, bucket.stop, 0, 0))
                 parts[-1].n_features += stop - start
                 parts[-1].n_entries += int(entries[stop - 1]) - (int(entries[start - 1]) if start else 0)
                 held += int(size[stop - 1]) - before
@@ -450,13 +391,13 @@ class _Transposition:
 
     # -- scattering
 
-    def _scatter_rows(self, buckets: list[_Bucket], next_chunk: int) -> None:
+    def _scatter_rows(self, buckets: list[Bucket], next_chunk: int) -> None:
         dataset = self._dataset
         for bucket in buckets:  # what was written behind the last checkpoint is written again
             assert bucket.path is not None
             with open(bucket.path, "ab") as file:
                 file.truncate(bucket.n_bytes)
-        scatter = _Scatter(buckets, self._plan.gather_entries, dataset)
+        scatter = Scatter(buckets, self._plan.gather_entries, dataset)
         for chunk, block in _read_ahead(dataset, next_chunk):
             if not scatter.has_room(block[0].size):
                 scatter.flush()
@@ -468,14 +409,14 @@ class _Transposition:
         scatter.flush()
         self._save(buckets, dataset.n_chunks, None)
 
-    def _split(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+    def _split(self, bucket: Bucket, writer: ColumnsWriter) -> None:
         """Scatter a bucket that does not fit over narrower ones."""
         assert bucket.path is not None
         parts = self._cut(bucket, bucket.path.name)
         for part in parts:
             assert part.path is not None
             part.path.unlink(missing_ok=True)
-        scatter = _Scatter(parts, self._plan.gather_entries // 2, self._dataset)
+        scatter = Scatter(parts, self._plan.gather_entries // 2, self._dataset)
         for block in self._blocks(bucket, self._plan.gather_entries // 2):
             if not scatter.has_room(block[0].size):
                 scatter.flush()
@@ -492,19 +433,19 @@ class _Transposition:
 
     # -- sorting
 
-    def _blocks(self, bucket: _Bucket, most: int | None = None) -> Iterator[Block]:
+    def _blocks(self, bucket: Bucket, most: int | None = None) -> Iterator[Block]:
         most = most or self._plan.gather_entries
         if bucket.shares:
             for path, n_bytes in bucket.shares:
                 share = replace(bucket, path=path, n_bytes=n_bytes, shares=())
-                yield from _read_bucket(share, self._dataset, most)
+                yield from read_bucket(share, self._dataset, most)
         elif bucket.path is None:
             for _, block in _read_ahead(self._dataset, 0):
                 yield block
         else:
-            yield from _read_bucket(bucket, self._dataset, most)
+            yield from read_bucket(bucket, self._dataset, most)
 
-    def sort(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+    def sort(self, bucket: Bucket, writer: ColumnsWriter) -> None:
         """Sort a bucket and hand it to the writer."""
         if bucket.n_features == 1:
             self._copy_feature(bucket, writer)
@@ -513,7 +454,7 @@ class _Transposition:
         else:
             self._split(bucket, writer)
 
-    def _copy_feature(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+    def _copy_feature(self, bucket: Bucket, writer: ColumnsWriter) -> None:
         """A bucket of one feature is in order as it is."""
         (feature, count) = next(self._counts.pieces(bucket.start, bucket.stop))
         large = int(count[0]) > writer.piece_entries
@@ -532,7 +473,7 @@ class _Transposition:
             else:
                 held.append((block[0].copy(), block[1].copy(), block[2].copy()))
         if n_entries != count[0]:
-            raise _damaged(self._dataset)
+            raise miscounted(self._dataset)
         if large:
             writer.end_feature(int(feature[0]))
         else:
@@ -540,7 +481,7 @@ class _Transposition:
                 feature, count, np.concatenate([b[1] for b in held]), np.concatenate([b[2] for b in held])
             )
 
-    def _sort_in_memory(self, bucket: _Bucket, writer: ColumnsWriter) -> None:
+    def _sort_in_memory(self, bucket: Bucket, writer: ColumnsWriter) -> None:
         pieces = list(self._counts.pieces(bucket.start, bucket.stop))
         feature = np.concatenate([piece[0] for piece in pieces])
         count = np.concatenate([piece[1] for piece in pieces])
@@ -551,16 +492,16 @@ class _Transposition:
         if width <= 4 * feature.size + 1024:
             table = np.full(width, -1, dtype=np.int32)
             table[feature - first] = np.arange(feature.size, dtype=np.int32)
-        row = np.empty(bucket.n_entries, dtype=_row_dtype(self._dataset))
+        row = np.empty(bucket.n_entries, dtype=self._dataset.row_dtype)
         value = np.empty(bucket.n_entries, dtype=self._dataset.value_dtype)
         for block in self._blocks(bucket):
             if block[0].size and (block[0].min() < first or block[0].max() > feature[-1]):
-                raise _damaged(self._dataset)
+                raise miscounted(self._dataset)
             if _place(*block, first, table, feature, following, ends, row, value) >= 0:
-                raise _damaged(self._dataset)
+                raise miscounted(self._dataset)
             self._tell(block[0].size)
         if not np.array_equal(following, ends):
-            raise _damaged(self._dataset)
+            raise miscounted(self._dataset)
         del table
         self._write(writer, feature, count, row, value)
 
@@ -589,7 +530,8 @@ class _Transposition:
         self._listener.progress(Progress("sort", self._n_placed, self._dataset.n_entries, "entries"))
 
 
-def _damaged(dataset: Dataset) -> DatasetError:
+def miscounted(dataset: Dataset) -> DatasetError:
+    """The error where the features' numbers of entries are not those of the entries."""
     return DatasetError(
         f"{dataset.path / 'features.parquet'}: does not count the entries of {dataset.path / 'entries'}; "
         "run 'streamcd verify', or convert the data again"
@@ -599,14 +541,6 @@ def _damaged(dataset: Dataset) -> DatasetError:
 def _restore_replaced(work: Path, path: Path) -> None:
     if (work / "replaced").exists() and not (path / FOLDER).exists():
         os.rename(work / "replaced", path / FOLDER)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_ahead(dataset: Dataset, first: int) -> Iterator[tuple[int, Block]]:
@@ -624,74 +558,3 @@ def _read_ahead(dataset: Dataset, first: int) -> Iterator[tuple[int, Block]]:
             current = ahead or reader.submit(read, chunk)
             ahead = reader.submit(read, chunk + 1) if chunk + 1 < dataset.n_chunks else None
             yield chunk, current.result()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Bucket files: segments of entries, each a length and its columns
-
-
-class _Scatter:
-    """Gathers entries, and writes them to the files of their buckets when no more fit."""
-
-    def __init__(self, buckets: list[_Bucket], gather_entries: int, dataset: Dataset) -> None:
-        self._buckets = buckets
-        dtypes = (dataset.index_dtype, _row_dtype(dataset), dataset.value_dtype)
-        self._gathered = [np.empty(gather_entries, dtype) for dtype in dtypes]
-        self._sorted = [np.empty(gather_entries, dtype) for dtype in dtypes]
-        self._number = np.empty(gather_entries, np.uint8)
-        self._n = 0
-        self._start = buckets[0].start
-        self._ends = np.array([bucket.stop for bucket in buckets])
-        width = int(self._ends[-1]) - self._start
-        self._shift = max(width.bit_length() - _TABLE_BITS, 0)
-        cells = (np.arange(((width - 1) >> self._shift) + 1) << self._shift) + self._start
-        self._first_bucket = np.searchsorted(self._ends, cells, side="right")
-        self._offset = np.zeros(len(buckets) + 1, np.int64)
-
-    def has_room(self, n_entries: int) -> bool:
-        return self._n + n_entries <= self._number.size
-
-    def add(self, block: Block) -> None:
-        stop = self._n + block[0].size
-        for held, column in zip(self._gathered, block, strict=True):
-            held[self._n : stop] = column
-        self._n = stop
-
-    def flush(self) -> None:
-        n = self._n
-        place = (self._ends, self._first_bucket, self._shift, self._start, self._number, self._offset)
-        _partition(*(column[:n] for column in self._gathered), *place, *self._sorted)
-        for bucket, start, stop in zip(
-            self._buckets, self._offset[:-1].tolist(), self._offset[1:].tolist(), strict=True
-        ):
-            if start == stop:
-                continue
-            assert bucket.path is not None
-            with open(bucket.path, "ab") as file:
-                file.write(np.int64(stop - start).tobytes())
-                for column in self._sorted:
-                    file.write(column[start:stop].data.cast("B"))
-                bucket.n_bytes = file.tell()
-        self._n = 0
-
-
-def _read_bucket(bucket: _Bucket, dataset: Dataset, most: int) -> Iterator[Block]:
-    """The entries of a bucket file, at most so many at a time, in the order in which they were written."""
-    assert bucket.path is not None
-    dtypes = (dataset.index_dtype, _row_dtype(dataset), dataset.value_dtype)
-    position = 0
-    with open(bucket.path, "rb", buffering=0) as file:
-        while position < bucket.n_bytes:
-            n = int(np.fromfile(file, np.int64, 1, offset=0)[0])
-            starts = np.cumsum([position + 8, *(n * dtype.itemsize for dtype in dtypes)])
-            for first in range(0, n, most):
-                count = min(most, n - first)
-                block = []
-                for dtype, start in zip(dtypes, starts[:-1].tolist(), strict=True):
-                    file.seek(start + first * dtype.itemsize)
-                    block.append(np.fromfile(file, dtype, count))
-                if any(column.size != count for column in block):
-                    raise OSError(f"{bucket.path}: a temporary file is shorter than what was written to it")
-                yield block[0], block[1], block[2]
-            position = int(starts[-1])
-            file.seek(position)

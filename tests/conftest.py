@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.dataset_writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 

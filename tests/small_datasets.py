@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.dataset_writer import DatasetWriter
 from streamcd.plan import Plan
 from streamcd.transpose import make_columns
 

@@ -16,8 +16,9 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, random_rows, write_dataset
 
-from streamcd import parallel_transpose, transpose
-from streamcd.columns import Columns, open_columns, verify
+from streamcd import columnchecks, parallel_transpose, transpose
+from streamcd.columnchecks import verify
+from streamcd.columns import Columns, open_columns
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, LockError, UsageError
 from streamcd.transpose import make_columns
@@ -104,7 +105,7 @@ def test_result_does_not_depend_on_the_memory(
 ) -> None:
     """Down to buckets of a feature each, and buckets that are scattered again."""
     expected = files_of(make_columns(dataset, **SMALL))
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(max(gather, 120), sort_bytes))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(max(gather, 120), sort_bytes))
     monkeypatch.setattr(transpose, "_MAX_BUCKETS", 6)
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, **SMALL)) == expected
@@ -116,7 +117,7 @@ def test_result_does_not_depend_on_the_workers(
 ) -> None:
     """Jobs that fit in memory, and jobs that are scattered again; parts that begin within a feature."""
     expected = files_of(make_columns(dataset, **SMALL))
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(gather, sort_bytes))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(gather, sort_bytes))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, workers=2, **SMALL)) == expected
     assert verify(other) == []
@@ -130,7 +131,7 @@ def test_jobs_begin_where_parts_do(tmp_path: Path) -> None:
     dataset = write_dataset(
         tmp_path / "data", (sp.csr_array(dense), np.where(rng.random(400) < 0.5, 1.0, -1.0))
     )
-    options = transpose._Options(200, 1500, "lz4")
+    options = transpose.Options(200, 1500, "lz4")
     jobs = parallel_transpose._jobs(dataset, options, 100)
     columns = make_columns(dataset, **SMALL)
     begins = np.searchsorted(columns.chunk_part, np.arange(columns.n_shards))
@@ -187,7 +188,7 @@ def test_interrupted_work_is_not_done_again(
     """Stopped again and again, with a checkpoint at every step: it goes on, and ends with the same bytes."""
     expected = files_of(make_columns(dataset, **SMALL))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose._Plan(150, 3_000))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(150, 3_000))
     monkeypatch.setattr(transpose, "_CHECKPOINT_SECONDS", 0.0)
 
     class Stop(Exception):
@@ -225,7 +226,7 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     code = (
         "import sys, time\n"
         "from streamcd import transpose\n"
-        "transpose._make_plan = lambda *_: transpose._Plan(150, 3_000)\n"
+        "transpose._make_plan = lambda *_: transpose.Plan(150, 3_000)\n"
         "transpose._CHECKPOINT_SECONDS = 0.0\n"
         "class Slow(transpose.Listener):\n"
         "    def progress(self, progress):\n"
@@ -293,8 +294,39 @@ def test_verify_finds_entries_that_are_not_those_of_the_rows(dataset: Dataset, t
     assert any("not those of the rows" in problem for problem in verify(dataset))
 
 
+@pytest.mark.parametrize(
+    ("again", "nan", "word"), [(True, False, "ascending"), (False, True, "finite"), (True, True, "ascending")]
+)
+def test_ranges_of_chunks_are_checked_as_all_at_once(
+    dataset: Dataset, again: bool, nan: bool, word: str
+) -> None:
+    """What is wrong at the border of two ranges is seen by neither, only where they are joined."""
+    columns = make_columns(dataset, **SMALL)
+    bad = int(np.flatnonzero(np.diff(columns.item_start) == 0)[-1])  # goes on with the feature before
+    read = columns.read_entries
+
+    def changed(chunk: int, *arguments: Any, **options: Any) -> list[np.ndarray]:
+        feature, row, value = (column.copy() for column in read(chunk, *arguments, **options))
+        if chunk == bad and again:
+            row[:] = np.arange(row.size)
+        if chunk == bad and nan:
+            value[0] = np.nan
+        return [feature, row, value]
+
+    sound = columnchecks._check_chunks(columns, 0, columns.n_chunks)
+    columns.read_entries = changed  # type: ignore[method-assign]
+    whole = columnchecks._check_chunks(columns, 0, columns.n_chunks)
+    assert not sound.problem
+    assert columns.place(bad) in whole.problem
+    assert word in whole.problem
+    for cut in range(1, columns.n_chunks):
+        joined = columnchecks._check_chunks(columns, 0, cut)
+        joined.join(columnchecks._check_chunks(columns, cut, columns.n_chunks))
+        assert joined.problem == whole.problem
+
+
 def transpose_fingerprint(manifest: dict[str, Any]) -> str:
-    from streamcd.dataset import manifest_fingerprint
+    from streamcd.rowlayout import manifest_fingerprint
 
     return manifest_fingerprint(manifest)
 

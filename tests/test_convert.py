@@ -19,8 +19,9 @@ import pytest
 import scipy.sparse as sp
 
 from streamcd import convert as convert_function
-from streamcd.convert import _LEAST_BYTES, _Plan
-from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+from streamcd.convert import _LEAST_BYTES, Plan
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.features import feature_statistics, in_groups
 from streamcd.memory import RESERVED_BYTES
@@ -71,7 +72,7 @@ def with_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             sys.modules["streamcd.convert"],
             "_plan",
-            lambda options: _Plan(**{**plan, "map_bytes": 1 << 20, **changes}),
+            lambda options: Plan(**{**plan, "map_bytes": 1 << 20, **changes}),
         )
 
     return set_plan
@@ -461,7 +462,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for target in ("streamcd.dataset.DatasetWriter.write_chunk", "streamcd.shuffle._write_segment"):
+    for target in ("streamcd.dataset_writer.DatasetWriter.write_chunk", "streamcd.shuffle._write_segment"):
         with monkeypatch.context() as patched:
             patched.setattr(target, full)
             with_plan(sort_bytes=50_000)
@@ -473,7 +474,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 SLOW_CONVERSION = """
 import sys, time
 from streamcd import convert
-from streamcd.dataset import DatasetWriter
+from streamcd.dataset_writer import DatasetWriter
 write = DatasetWriter.write_chunk
 def slow(*arguments):
     write(*arguments)

@@ -16,15 +16,12 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd.dataset import (
-    Dataset,
-    DatasetWriter,
-    file_checksum,
-    manifest_fingerprint,
-    open_dataset,
-)
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import DatasetError, StreamcdError
+from streamcd.parquet import file_checksum
 from streamcd.progress import Listener, Progress
+from streamcd.rowlayout import manifest_fingerprint
 from streamcd.train import train
 
 
@@ -249,6 +246,16 @@ def test_truncated_or_missing_files_are_named_by_verify_and_train(
         ):
             with pytest.raises(DatasetError, match=f"{path}: .*{word}"):
                 attempt()
+
+
+def test_verify_names_a_missing_file_whatever_the_directory_is_called(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """The file's name used to be cut out of the line about it, at the first colon: that of the directory."""
+    (tmp_path / "data").rename(tmp_path / "a: b")
+    path = tmp_path / "a: b" / "entries/part-00001.parquet"
+    path.unlink()
+    assert open_dataset(tmp_path / "a: b", check_files=False).verify() == [f"{path}: the file is missing"]
 
 
 def test_a_file_lost_while_training_is_named(dataset: Dataset, tmp_path: Path) -> None:

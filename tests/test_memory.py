@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from small_datasets import random_rows, write_dataset
 
-from streamcd.dataset import DatasetWriter, open_dataset
+from streamcd.dataset import open_dataset
+from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import UsageError
 from streamcd.memory import (
     RESERVED_BYTES,

@@ -18,7 +18,8 @@ from test_memory import assert_within, peak_of_training
 
 from streamcd.columns import open_columns
 from streamcd.configuration import make_config
-from streamcd.dataset import Dataset, DatasetWriter, open_dataset
+from streamcd.dataset import Dataset, open_dataset
+from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.kernels import N_STEPS
 from streamcd.layouts import ColumnLayout

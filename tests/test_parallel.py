@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamcd import convert as convert_function
-from streamcd import evaluate, load_model, predict, sources, train
-from streamcd.convert import ChunkRule
+from streamcd import evaluate, load_model, make_columns, predict, sources, train
+from streamcd.chunking import ChunkRule
+from streamcd.columnchecks import verify
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DataError, UsageError
 from streamcd.memory import RESERVED_BYTES
@@ -75,7 +76,7 @@ def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setattr(sources, "LEAST_PIECE_BYTES", 1 << 14)
 
     def use(n_workers: int) -> int:
-        for module in ("convert", "predict", "dataset"):
+        for module in ("convert", "predict", "verification"):
             if n_workers > 1:
                 monkeypatch.setattr(
                     importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]
@@ -399,6 +400,36 @@ def test_verify_finds_the_same_with_several_workers(
     found = [dataset.verify(workers=lend(n)) for n in (1, 2, 3)]
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 2
+
+
+def test_columns_are_verified_by_several_workers_too(
+    text_file: Path, tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    seen: list[Progress] = []
+
+    class Watching(Listener):
+        def progress(self, progress: Progress) -> None:
+            seen.append(progress)
+
+    dataset = convert(text_file, tmp_path / "data", **CUT)
+    columns = make_columns(dataset, chunk_size=10_000, shard_size=100_000)
+    assert verify(dataset, Watching(), workers=lend(2)) == []
+    last = {progress.phase: progress for progress in seen}
+    assert list(last) == [
+        "checksums",
+        "verify",
+        "column checksums",
+        "verify columns",
+        "compare with the rows",
+    ]
+    assert all(progress.done == progress.total for progress in last.values())
+    path = columns.path / columns.manifest["parts"][1]["index"]
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    found = [verify(dataset, workers=lend(n)) for n in (1, 2, 3)]
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from conftest import SMALL_PROBLEMS, libsvm_text
 
 import streamcd
 from streamcd.conditioning import BAD_MEAN_SQUARE, advice, feature_rms
-from streamcd.convert import _Plan
+from streamcd.convert import Plan
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, ModelError, UsageError
 from streamcd.export import export_libsvm
@@ -183,7 +183,7 @@ def test_the_fingerprint_does_not_depend_on_memory(
     write_text_like(tmp_path / "in", n_rows=1500, n_features=800, entries_per_row=20, seed=1)
     fingerprints = set()
     for sort_bytes, statistics_bytes in ((1 << 22, 1 << 20), (40_000, 1 << 20), (40_000, 4_000)):
-        plan = _Plan(4096, 1 << 20, sort_bytes, statistics_bytes, 1 << 20)
+        plan = Plan(4096, 1 << 20, sort_bytes, statistics_bytes, 1 << 20)
         monkeypatch.setattr(sys.modules["streamcd.convert"], "_plan", lambda options, plan=plan: plan)
         made = convert(
             tmp_path / "in", tmp_path / "d", scale=scale, normalize=normalize, chunk_size=20_000, force=True

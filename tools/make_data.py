@@ -16,13 +16,15 @@ from pathlib import Path
 import click
 import numpy as np
 
-from streamcd.convert import ChunkCutter, LabelCounts, workplace
-from streamcd.dataset import DatasetWriter
+from streamcd.chunking import ChunkCutter
+from streamcd.dataset_writer import DatasetWriter
+from streamcd.distinct import LabelCounts
 from streamcd.errors import StreamcdError
 from streamcd.features import RangeStatistics, in_groups
 from streamcd.shuffle import Rows
 from streamcd.svmlight import write_rows
 from streamcd.synthetic import RowPiece, dense_block, iterate_rows, text_block
+from streamcd.workplace import workplace
 
 
 def block_maker(
@@ -73,7 +75,7 @@ def write_dataset(
             n_features=n_features,
             index_base=1,
             compact=False,
-            **labels.manifest(None),
+            **labels.manifest(),
             label_kind="integer",
             seed=seed,
             shuffle=False,

@@ -1,0 +1,85 @@
+"""Where a dataset is written: a locked directory beside its place, into which it is moved when it is complete."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import EnvironmentFailure
+from .locks import release_lock, take_lock
+from .parquet import sync_directory
+
+
+@contextmanager
+def workplace(dest: Path, force: bool) -> Iterator[Path]:
+    """A locked directory beside `dest`, for work in progress; its ``dataset`` becomes `dest` if all goes well.
+
+    What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left behind, unless
+    the process is killed.
+    """
+    dest = dest.absolute()
+    work = dest.with_name(f".{dest.name}.partial")
+    try:
+        with _locked(work):
+            _clean(work, dest)
+            try:
+                yield work
+                _put_in_place(work, dest, force)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise EnvironmentFailure(
+                f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
+                "decoded entries, four with --scale) and run it again"
+            ) from error
+        raise
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """Hold the lock file in a directory, which is made where it is not there."""
+    while True:
+        work.mkdir(exist_ok=True)
+        lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT)
+        if lock is None:
+            raise EnvironmentFailure(
+                f"{work}: another conversion writes this dataset; wait for it or stop it"
+            )
+        # the one who held it may have removed the file after we opened it
+        if _same_file(lock, work / "lock"):
+            break
+        release_lock(lock)
+    try:
+        yield
+    finally:
+        release_lock(lock)
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _clean(work: Path, dest: Path) -> None:
+    """Remove what an interrupted conversion left; give back a dataset that it was about to replace."""
+    if (work / "replaced").exists() and not dest.exists():
+        os.rename(work / "replaced", dest)
+    for entry in work.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != "lock":
+            entry.unlink()
+
+
+def _put_in_place(work: Path, dest: Path, force: bool) -> None:
+    if force and dest.exists():
+        os.rename(dest, work / "replaced")
+    os.rename(work / "dataset", dest)
+    sync_directory(dest.parent)
