@@ -167,7 +167,7 @@ class PrimalSolver:
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, where alpha comes from the kept scores and margins from the fresh ones.
 
-        For the squared hinge alpha is scaled to the best point on its ray, which is free.
+        For the squared hinge alpha is scaled to the best point on its ray, which is free; alpha = 0 is a point of any dual.
         """
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, 5))
@@ -192,9 +192,8 @@ class PrimalSolver:
         gap = np.maximum(totals[:, GAP], 0.0) + np.maximum(sums[:, PHI], 0.0)
         if self.problem.loss == "squared_hinge":
             curvature = sums[:, QUADRATIC_SUM] - 2.0 * totals[:, DUAL]  # ‖v‖² + Σ D alpha²
-            slope = sums[:, ALPHA_SUM] - curvature
-            gain = np.divide(0.5 * slope**2, curvature, out=np.zeros_like(slope), where=curvature > 0)
-            gap = np.maximum(gap - gain, 0.0)
+            gap = _gap_on_the_ray(primal, gap, sums[:, ALPHA_SUM], curvature)
+        gap = np.fmin(gap, primal)
         return {"primal": primal, "dual": primal - gap, "gap": gap, "violation": self.violation(state)}
 
     def violation(self, state: State) -> np.ndarray:
@@ -328,6 +327,18 @@ PRIMAL_SOLVERS: dict[tuple[str, str], Callable[[Problem, Dataset, int], PrimalSo
 """Solver of each (loss, method), beside `solvers.SOLVERS`."""
 
 PRIMAL_METHODS = ("primal", "online")
+
+
+def _gap_on_the_ray(
+    primal: np.ndarray, gap: np.ndarray, alpha_sum: np.ndarray, curvature: np.ndarray
+) -> np.ndarray:
+    """The gap of ``s alpha`` for the best s, given that of alpha, Σ alpha and ``‖v‖² + Σ D alpha²``."""
+    some = curvature > 0
+    slope = alpha_sum - curvature
+    gain = np.divide(0.5 * slope**2, curvature, out=np.zeros_like(slope), where=some)
+    best = 0.5 * alpha_sum * np.divide(alpha_sum, curvature, out=np.zeros_like(slope), where=some)
+    # far from the optimum gap and gain agree in more digits than there are: their difference was 0 for data of size 1e7
+    return np.maximum(np.where(gap > primal, primal - best, gap - gain), 0.0)
 
 
 def _sides(state: State) -> np.ndarray:

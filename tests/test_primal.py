@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from crashing import CrashingProcess
 from interrupted import ended, resume_by_threes, stopping_after
 from reference import augmented, exact_optimum, liblinear, loss_values, primal_objectives, run_weights
@@ -546,3 +547,24 @@ def test_three_methods_agree_on_real_data(
         assert abs(objective - best) <= gap + own_gap
         if converged and own_converged:
             assert objective == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scale", [1e3, 1e7, 1e9, 1e20])
+def test_a_certificate_far_from_the_optimum_is_not_rounding_error(
+    scale: float, method: str, tmp_path: Path
+) -> None:
+    """Of ½‖∇f‖² = 1e16 times the objective the best point's gain was taken off: nothing was left, and called a gap of 0."""
+    rng = np.random.default_rng(1)
+    x = rng.lognormal(0, 2, (300, 5))
+    middle = np.median(x[:, 0])
+    y = np.where(x[:, 0] * (1 + 0.8 * rng.standard_normal(300)) > middle, 1.0, -1.0)
+    x = x.astype(np.float32).astype(np.float64)
+    dataset = write_dataset(tmp_path / "data", (sp.csr_array(scale * x), y), value_dtype=np.float64)
+    make_columns(dataset, **SMALL_COLUMNS)
+    optimum = exact_optimum("squared_hinge", x, y, cost=scale**2)[1][0] / scale**2
+    for passes in (1, 2, 5):
+        found = train(dataset, tmp_path / f"run{passes}", method=method, max_passes=passes)
+        assert found.dual_objective <= optimum * (1 + 1e-9)
+        assert 0 <= found.gap <= 1
+        assert found.primal_objective >= optimum * (1 - 1e-9)
