@@ -8,7 +8,7 @@ end all are checked against a gradient computed afresh.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,8 @@ def solve_box_qp(
     indefinite : {"error", "local"}
         What to do when Q proves not to be positive semidefinite: by a negative entry of the diagonal, a zero there beside
         others in its row, or a negative curvature met on the way. ``"local"`` goes on to a point where no single
-        variable can improve, which is not the minimum in general. A Q that gives no such proof is solved so unnoticed.
+        variable can improve, its other bound included, which is not the minimum in general. A Q that gives no such proof
+        is solved so unnoticed.
     packed : {"lower", "upper"}
         Order of a packed triangle: that of ``np.tril_indices(n)`` or of ``np.triu_indices(n)``.
     memory : int or str
@@ -156,6 +157,8 @@ class _Settings:
             raise UsageError(f"tol: expected a number >= 0, found {self.tol!r}")
         if not (isinstance(self.max_passes, Real) and self.max_passes >= 1):
             raise UsageError(f"max_passes: expected at least 1, found {self.max_passes!r}")
+        if not isinstance(self.seed, Integral):
+            raise UsageError(f"seed: expected an integer, found {self.seed!r}")
         if self.indefinite not in ("error", "local"):
             raise UsageError(f"indefinite: expected error or local, found {self.indefinite!r}")
 
@@ -228,7 +231,8 @@ class _Solution:
         next_trial = _FIRST_TRIAL if settings.omega == "auto" else settings.max_passes + 1
         exact = False
         while self.passes < settings.max_passes:
-            if self.passes >= next_trial and len(self.trials) < _MAX_TRIALS:
+            room = settings.max_passes - self.passes >= _POWER_STEPS + 2 * _LEAST_TRIAL
+            if self.passes >= next_trial and len(self.trials) < _MAX_TRIALS and room:
                 self._try_omega(max(_LEAST_TRIAL, self.passes // 4))
                 next_trial = 4 * self.passes
                 continue
@@ -311,7 +315,18 @@ class _Solution:
         below, above = alpha <= self.box.lo, alpha >= self.box.hi
         gradient[below] = np.minimum(gradient[below], 0.0)
         gradient[above] = np.maximum(gradient[above], 0.0)
+        concave = np.flatnonzero(self.matrix.diagonal < 0)
+        gradient[concave] = self._jumps(concave)
         return float(np.abs(gradient).max(initial=0.0))
+
+    def _jumps(self, concave: np.ndarray) -> np.ndarray:
+        """For variables of negative curvature, how much lower a bound is per length of the way; see `boxqp_kernels`."""
+        rates = np.zeros(concave.size)
+        for bound in (self.box.lo, self.box.hi):
+            way = bound[concave] - self.alpha[concave]
+            rate = -np.sign(way) * (self.gradient[concave] + 0.5 * self.matrix.diagonal[concave] * way)
+            rates = np.maximum(rates, rate)
+        return rates
 
     def _objective(self) -> float:
         """``½ aᵀQa + h·a = ½ a·(g + h)``."""

@@ -34,11 +34,15 @@ def _projected(gradient, alpha, lo, hi):
 
 @njit(cache=True, inline="always")
 def _minimiser(gradient, curvature, alpha, lo, hi, omega):
-    """Where the variable goes: omega times the way to its minimum, or the better bound where there is none inside."""
+    """Where a variable of curvature >= 0 goes: omega times the way to its minimum, or a bound where there is none inside."""
     if curvature > 0.0:
         return min(max(alpha - omega * gradient / curvature, lo), hi)
-    if curvature == 0.0:
-        return lo if gradient > 0.0 else hi
+    return lo if gradient > 0.0 else hi
+
+
+@njit(cache=True, inline="always")
+def _better_bound(gradient, curvature, alpha, lo, hi):
+    """The bound with the lower objective, an open one if there is one."""
     if np.isinf(lo) or np.isinf(hi):
         return lo if np.isinf(lo) else hi
     down, up = lo - alpha, hi - alpha
@@ -48,8 +52,31 @@ def _minimiser(gradient, curvature, alpha, lo, hi, omega):
 
 
 @njit(cache=True, inline="always")
+def _jump(i, diagonal, lo, hi, alpha, gradient, out):
+    """Move a variable of negative curvature to its better bound, if that is better than where it is; returns its change.
+
+    No gradient tells: where it is 0, or a bound holds the variable, the other bound may be lower. How much lower on the
+    way there, per length of the way, stands for the projected gradient.
+    """
+    new = _better_bound(gradient[i], diagonal[i], alpha[i], lo[i], hi[i])
+    if np.isinf(new):
+        out[UNBOUNDED] = i
+        return 0.0
+    step = new - alpha[i]
+    change = step * (gradient[i] + 0.5 * diagonal[i] * step)
+    if not change < 0.0:
+        return 0.0
+    out[VIOLATION] = max(out[VIOLATION], -change / abs(step))
+    out[CHANGE] += change
+    alpha[i] = new
+    return step
+
+
+@njit(cache=True, inline="always")
 def _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out):
     """Take the step of one variable; returns its change."""
+    if diagonal[i] < 0.0:
+        return _jump(i, diagonal, lo, hi, alpha, gradient, out)
     old, slope = alpha[i], gradient[i]
     projected = _projected(slope, old, lo[i], hi[i])
     if projected == 0.0:

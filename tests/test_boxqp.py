@@ -435,6 +435,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tol": -1.0}, "tol"),
     ({"max_passes": 0}, "max_passes"),
     ({"indefinite": "maybe"}, "indefinite"),
+    ({"seed": 1.5}, "seed"),
+    ({"seed": None}, "seed"),
     ({"alpha": np.zeros(4)}, "alpha"),
     ({"alpha": np.full(3, np.nan)}, "alpha"),
 ]
@@ -473,3 +475,45 @@ def test_a_row_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) 
     triangle = np.lib.format.open_memmap(tmp_path / "t.npy", mode="w+", shape=(5050,))
     with pytest.raises(UsageError, match=r"two rows of Q take 1\.6 kB"):
         solve_box_qp(triangle, np.ones(100), memory=1000)
+
+
+def test_trials_of_omega_count_in_max_passes() -> None:
+    factor = np.random.default_rng(0).standard_normal((60, 60))
+    Q = factor @ factor.T + 0.01 * np.eye(60)
+    for max_passes in (1, 5, 6, 8, 16, 20, 40):
+        assert solve_box_qp(Q, -np.ones(60), omega="auto", max_passes=max_passes).passes <= max_passes
+
+
+@pytest.mark.parametrize("storage", ["dense", "packed", "sparse"])
+@pytest.mark.parametrize("shrinking", [False, True])
+def test_a_local_result_is_better_than_both_bounds(storage: str, shrinking: bool) -> None:
+    """Of a variable with negative curvature no gradient tells that the other bound is lower."""
+
+    def solve(Q: np.ndarray, h: list[float], **options: Any) -> Any:
+        stored: Any = {"dense": Q, "packed": Q[np.tril_indices(len(h))], "sparse": sp.csr_array(Q)}[storage]
+        return solve_box_qp(
+            stored, np.array(h), -1.0, 1.0, indefinite="local", shrinking=shrinking, **options
+        )
+
+    held = solve(np.array([[-1.0]]), [0.1], alpha=np.array([1.0]))
+    assert held.converged
+    assert held.alpha == [-1.0]
+    assert held.objective == pytest.approx(-0.6)
+    at_the_top = solve(np.diag([-1.0, 1.0]), [0.0, 0.0])
+    assert at_the_top.converged
+    assert abs(at_the_top.alpha[0]) == 1.0
+    rng = np.random.default_rng(3)
+    half = rng.standard_normal((12, 12))
+    Q, h = half + half.T, rng.standard_normal(12)
+    found = solve(Q, h.tolist(), max_passes=1000)
+    assert found.converged
+    for i in range(12):
+        for value in np.linspace(-1, 1, 41):
+            other = found.alpha.copy()
+            other[i] = value
+            assert objective(Q, h, other) >= found.objective - 1e-7
+
+
+def test_an_open_side_of_a_variable_with_negative_curvature_is_refused_though_a_bound_holds_it() -> None:
+    with pytest.raises(UsageError, match="falls for ever along variable 0"):
+        solve_box_qp(np.array([[-1.0]]), [-1.0], -np.inf, 1.0, alpha=np.array([1.0]), indefinite="local")
