@@ -52,6 +52,7 @@ class Options:
     """What a conversion was asked for, checked."""
 
     paths: list[str]
+    provenance: list[dict[str, Any]]  # name and bytes of each, before it is read
     dest: Path
     memory_bytes: int
     seed: int
@@ -182,8 +183,10 @@ def convert(
         Where the disk is full, or another conversion writes the same dataset.
     """
     scale, normalize = checked_names(scale, normalize)
+    paths = expand_sources(sources)
     options = Options(
-        paths=expand_sources(sources),
+        paths=paths,
+        provenance=[_provenance(path) for path in paths],
         dest=Path(dest),
         memory_bytes=parse_size(memory),
         seed=int(seed),
@@ -452,8 +455,15 @@ class Conversion:
             "n_explicit_zeros": counts.n_explicit_zeros,
             "n_underflows": counts.n_underflows,
             "n_ignored": counts.n_ignored,
-            "source": [_provenance(path) for path in options.paths],
+            "source": self._unchanged_sources(),
         }
+
+    def _unchanged_sources(self) -> list[dict[str, Any]]:
+        """What the sources were; several processes cut them by their bytes, so one that grew was not read to its end."""
+        for path, before in zip(self.options.paths, self.options.provenance, strict=True):
+            if _provenance(path) != before:
+                raise DataError(f"{path}: changed while it was read; convert it again")
+        return self.options.provenance
 
     def _write(self, sorter: Sorter, shape: Shape, manifest: dict[str, Any]) -> None:
         options = self.options

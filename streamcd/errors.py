@@ -5,6 +5,10 @@ A message is one line: what was expected, what was found, where, what to do.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class StreamcdError(Exception):
     """Base of all errors raised on purpose.
@@ -63,3 +67,14 @@ class Interrupted(StreamcdError):
         super().__init__(message)
         self.signum = signum
         self.exit_status = 128 + signum
+
+
+@contextmanager
+def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file in a failure of the system's: calls that take a descriptor do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise

@@ -236,6 +236,11 @@ class Workers:
             self._start(module)
 
     def _start(self, module: str) -> None:
+        if multiprocessing.current_process().daemon:
+            raise UsageError(
+                "workers: expected 1 in a process of a multiprocessing pool, which may not start others, "
+                f"found {self.n_workers}"
+            )
         self._context: _Copying | _Spawning = _Spawning()
         if _may_be_copied():
             _load(module)
@@ -248,8 +253,9 @@ class Workers:
             initializer=_begin,
             initargs=(self._first_failed, self._context.Value("q", 0), shares),
         )
-        for _ in range(self.n_workers):
-            self._pool.submit(_load, module)
+        with suppress(BrokenProcessPool):  # a worker that dies so early is met again, and told of, by `run`
+            for _ in range(self.n_workers):
+                self._pool.submit(_load, module)
 
     def __enter__(self) -> Workers:
         return self
@@ -353,7 +359,9 @@ class Workers:
         codes = [process.exitcode for process in self._context.processes]
         # the pool ends the others with SIGTERM when one has died
         by_signal = [-code for code in codes if code is not None and code < 0 and -code != signal.SIGTERM]
-        if by_signal:
+        if codes and all(code == -signal.SIGTERM for code in codes):
+            how, advice = "was ended by SIGTERM", "run it again"
+        elif by_signal:
             how = f"was killed by {signal.Signals(by_signal[0]).name}"
             advice = (
                 "the system may have run out of memory: give a smaller --memory or fewer --workers"

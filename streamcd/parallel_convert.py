@@ -37,7 +37,7 @@ from .svmlight import Counts, check_rows, count_piece, iterate_piece
 _BLOCK_BYTES = (
     1 << 20
 )  # of text; what a piece needs in memory is taken anew for every piece, and should be little
-_WEIGHTS_AT_A_TIME = 1 << 16
+_WEIGHTS_AT_A_TIME = _LENGTHS_AT_A_TIME = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,8 @@ def _parse(text: _Text, number: int, piece: Piece, place0: int, line0: int) -> t
         weight = None
         if text.weights is not None:
             weight = np.fromfile(text.weights, count=n_rows, offset=8 * block.place0)
+            if weight.size < n_rows:  # more rows than were counted
+                raise DataError(f"{piece.path}: changed while it was read; convert it again")
         run.append(
             Rows(place, block.label, weight, block.indptr, block.index, block.value),
             counts.is_wide,
@@ -583,8 +585,7 @@ def _cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> 
     """Rows and entries of every chunk, from files with the entries of all rows in final order."""
     rule = ChunkRule(chunk_bytes, entry_bytes)
     n_rows, n_entries = [0], [0]
-    for path in lengths:
-        counts = np.fromfile(path, np.int64)
+    for counts in _blocks_of_lengths(lengths):
         before = np.concatenate([[0], np.cumsum(counts)])
         start = 0
         for end in rule.ends(counts):
@@ -596,6 +597,14 @@ def _cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> 
         n_rows[-1] += len(counts) - start
         n_entries[-1] += int(before[-1] - before[start])
     return np.array(n_rows), np.array(n_entries)
+
+
+def _blocks_of_lengths(lengths: Sequence[Path]) -> Iterator[np.ndarray]:
+    """So many at a time that their number does not count, whatever the number of rows."""
+    for path in lengths:
+        with open(path, "rb") as file:
+            while (counts := np.fromfile(file, np.int64, _LENGTHS_AT_A_TIME)).size:
+                yield counts
 
 
 def _cut_shards(chunk_bytes: np.ndarray, shard_bytes: int) -> Iterator[tuple[int, int]]:

@@ -210,7 +210,7 @@ class PartReader:
         self._descriptor = os.open(path, os.O_RDONLY)
         self._bytes = _Source(self._descriptor)
         self._source = pa.PythonFile(self._bytes, mode="r")
-        self._reader = pq.ParquetFile(self._source)
+        self._reader = self._open()
         self._verifying: pq.ParquetFile | None = None
         self._index = {name: number for number, name in enumerate(self._reader.schema_arrow.names)}
         self._extents: dict[tuple[int, int], tuple[int, int]] = {}
@@ -220,12 +220,14 @@ class PartReader:
         reader = self._reader
         if verify:
             if self._verifying is None:
-                self._verifying = pq.ParquetFile(
-                    self._source, metadata=self._reader.metadata, page_checksum_verification=True
-                )
+                self._verifying = self._open(metadata=self._reader.metadata, page_checksum_verification=True)
             reader = self._verifying
         table = reader.read_row_group(group, columns=list(columns), use_threads=False)
         return [column_values(table.column(name)) for name in columns]
+
+    def _open(self, **options: Any) -> pq.ParquetFile:
+        # pre_buffer would have threads of Arrow's call `_bytes`: one still at it when Python ends aborts the process
+        return pq.ParquetFile(self._source, pre_buffer=False, **options)
 
     def hand_in(self, ahead: tuple[int, memoryview] | None) -> None:
         """Bytes of the file that were read already, and their offset; None to forget them."""

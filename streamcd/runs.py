@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .errors import file_named
 from .shuffle import ROW_BYTES, Arena, Rows, fill_with_segment, row_keys, segment_columns
 
 MAX_BITS = 12
@@ -141,7 +142,8 @@ class RunWriter:
             columns = segment_columns(taken)
             segments.append(Segment(self._offset, taken.n_rows, taken.n_entries, taken.index.itemsize))
             self._offset += sum(column.nbytes for column in columns)
-            _write_columns(self._file.fileno(), columns)
+            with file_named(self._path):
+                _write_columns(self._file.fileno(), columns)
             start = stop
 
 

@@ -16,6 +16,8 @@ from typing import BinaryIO
 import numpy as np
 from numba import njit
 
+from .errors import file_named
+
 ROW_BYTES = 72
 """What a row takes in memory besides its entries: place, label, weight, offset, key, and its part of the sort."""
 
@@ -211,8 +213,9 @@ def segment_columns(rows: Rows) -> list[np.ndarray]:
 
 def _write_segment(file: BinaryIO, rows: Rows) -> None:
     header = np.array([rows.n_rows, rows.n_entries, rows.index.itemsize], dtype=np.int64)
-    for column in (header, *segment_columns(rows)):
-        _write_all(file, column.data.cast("B"))
+    with file_named(file.name):
+        for column in (header, *segment_columns(rows)):
+            _write_all(file, column.data.cast("B"))
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

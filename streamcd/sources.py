@@ -268,6 +268,7 @@ def _fill(file: Any, view: memoryview, name: str) -> int:
             filled += size
     except (EOFError, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or name
             raise  # the device failed, not the data
         raise DataError(
             f"{name}: expected a whole compressed file, found a truncated or damaged one ({error}); get it again"
@@ -351,7 +352,7 @@ class _Reader:
             if room >= self._max_line_bytes:
                 raise DataError(
                     f"{name}: expected lines of at most {format_size(self._max_line_bytes)} under this memory budget, "
-                    "found a longer one; give a larger --memory"
+                    "found a longer one; give a larger --memory, or fewer --workers"
                 )
             larger = bytearray(min(2 * room, self._max_line_bytes) + PADDING)
             larger[:size] = memoryview(buffer)[:size]

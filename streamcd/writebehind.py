@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from .errors import file_named
+
 BUFFER_BYTES = 1 << 20
 """Of a file there are two: one being filled, one being written. The disk got 2,100 MB/s in pieces of this size."""
 
@@ -38,7 +40,7 @@ class WriteBehind:
     """
 
     def __init__(self, path: Path, *, durable: bool) -> None:
-        self._durable = durable
+        self._path, self._durable = path, durable
         self._descriptor = _create(path)
         self._buffers = [mmap.mmap(-1, BUFFER_BYTES), mmap.mmap(-1, BUFFER_BYTES)]
         self._filled = 0
@@ -70,9 +72,10 @@ class WriteBehind:
             self._filled = -(-self._filled // _BLOCK) * _BLOCK
             self._hand_over()
             self._wait()
-            os.ftruncate(self._descriptor, self.n_bytes)
-            if self._durable:
-                os.fsync(self._descriptor)
+            with file_named(self._path):
+                os.ftruncate(self._descriptor, self.n_bytes)
+                if self._durable:
+                    os.fsync(self._descriptor)
         finally:
             self._thread.shutdown()
             os.close(self._descriptor)
@@ -93,7 +96,7 @@ class WriteBehind:
     def _write_all(self, buffer: mmap.mmap, n_bytes: int) -> None:
         done = 0
         while done < n_bytes:
-            with memoryview(buffer) as whole, whole[done:n_bytes] as rest:
+            with file_named(self._path), memoryview(buffer) as whole, whole[done:n_bytes] as rest:
                 try:
                     done += os.write(self._descriptor, rest)
                 except OSError as error:

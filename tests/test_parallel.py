@@ -8,13 +8,17 @@ import gzip
 import importlib
 import io
 import math
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +27,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamcd import convert as convert_function
-from streamcd import evaluate, load_model, make_columns, predict, sources, train
+from streamcd import evaluate, load_model, make_columns, parallel_convert, predict, sources, train
 from streamcd.chunking import ChunkRule
 from streamcd.columnchecks import verify
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.errors import DataError, UsageError
+from streamcd.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.memory import RESERVED_BYTES
 from streamcd.parallel import COORDINATOR_BYTES, Workers, in_shares, memory_per_worker, processor_shares
 from streamcd.progress import Listener, Progress
@@ -271,7 +275,7 @@ def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     return found
 
 
-@pytest.mark.parametrize("how", ["killed", "interrupted"])
+@pytest.mark.parametrize("how", ["killed", "ended", "interrupted"])
 def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: Path, tmp_path: Path) -> None:
     with open(tmp_path / "large", "wb") as large:  # long enough to be met at work
         for _ in range(200):
@@ -283,14 +287,18 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: P
     workers = eventually(lambda: len(found := descendants(process.pid)) == 2 and found)
     if how == "killed":
         os.kill(workers[1], signal.SIGKILL)
+    elif how == "ended":
+        eventually((tmp_path / ".data.partial" / "runs").exists)
+        os.kill(workers[1], signal.SIGTERM)
     else:
         eventually((tmp_path / ".data.partial").exists)
         process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     last = said.strip().splitlines()[-1]
-    if how == "killed":
+    if how != "interrupted":
         assert process.returncode == 1, said
-        assert last.startswith("streamcd: error: one of 2 worker processes was killed by SIGKILL")
+        what = "was killed by SIGKILL" if how == "killed" else "was ended by SIGTERM"
+        assert last.startswith(f"streamcd: error: one of 2 worker processes {what}")
     else:
         assert process.returncode == 130, said
         assert last == "streamcd: error: interrupted"
@@ -589,3 +597,76 @@ def resident_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def test_a_worker_that_dies_before_it_has_work_is_told_of_with_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It died between two of the first tasks, and the pool's own error went through to the user."""
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise BrokenProcessPool("terminated abruptly")
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
+    with Workers(2, Listener(), "streamcd.parallel") as workers:  # noqa: SIM117
+        with pytest.raises(EnvironmentFailure, match="one of 2 worker processes"):
+            workers.run(os.getppid, [()])
+
+
+def test_workers_are_refused_where_they_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
+    with pytest.raises(UsageError, match="expected 1 in a process of a multiprocessing pool"):
+        Workers(2, Listener(), "streamcd.parallel")
+
+
+def test_chunks_are_cut_the_same_however_many_lengths_are_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lengths of all rows of a range of buckets were one array: 20 bytes a row in the process that hands out work."""
+    rng = np.random.default_rng(0)
+    paths = [tmp_path / str(number) for number in range(3)]
+    for path in paths:
+        rng.integers(0, 40, rng.integers(0, 60)).tofile(path)
+    whole = parallel_convert._cut_chunks(paths, 700, 8)
+    assert whole[0].size > 10
+    for at_a_time in (1, 2, 7):
+        monkeypatch.setattr(parallel_convert, "_LENGTHS_AT_A_TIME", at_a_time)
+        found = parallel_convert._cut_chunks(paths, 700, 8)
+        assert [part.tolist() for part in found] == [part.tolist() for part in whole]
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_source_that_grows_while_it_is_read_is_refused(
+    n_workers: int, weighted: bool, tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    text, options = tmp_path / "text", {}
+    text.write_text("1 1:1\n-1 2:1\n" * 1000)
+    if weighted:
+        (tmp_path / "weights").write_text("2\n" * 2000)
+        options["weights"] = tmp_path / "weights"
+
+    class Appending(Listener):
+        def progress(self, progress: Progress) -> None:
+            if progress.phase in ("count", "parse") and progress.done == progress.total:
+                with open(text, "a") as file:
+                    file.write("1 3:1\n")
+
+    with pytest.raises(DataError, match="changed while it was read"):
+        convert(
+            text, tmp_path / "data", workers=lend(n_workers), memory=MEMORY, listener=Appending(), **options
+        )
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_file_that_may_not_grow_is_named(n_workers: int, text_file: Path, tmp_path: Path) -> None:
+    asked = command("convert", text_file, tmp_path / "data", "--workers", n_workers, "--memory", MEMORY)
+    limited = subprocess.run(
+        ["bash", "-c", 'ulimit -f 60 && exec "$@"', "bash", *asked], capture_output=True, text=True, cwd=ROOT
+    )
+    assert limited.returncode == 1
+    last = limited.stderr.strip().splitlines()[-1]
+    assert re.fullmatch(rf"streamcd: error: {tmp_path}/\S+: File too large", last), limited.stderr
+    assert "Traceback" not in limited.stderr
+    assert not list(tmp_path.iterdir())
