@@ -14,6 +14,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,8 @@ class Run:
         if arrays is None:
             self._cut_log(0)
             return None
-        self._cut_log(int(arrays.pop("log_bytes")))
+        with _damage_named(self.state_path):
+            self._cut_log(int(arrays.pop("log_bytes")))
         return arrays
 
     def append_log(self, record: Mapping[str, Any]) -> None:
@@ -273,21 +275,42 @@ def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.
     CheckpointError
         Where the file is damaged; names it.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names or archive.files}
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    with _damage_named(path), np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in names or archive.files}
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Whatever the readers of archives stumble over in a damaged one, as one error that names the file."""
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        LookupError,
+        RuntimeError,  # a flipped bit says that the file is encrypted, or packed in a way that is not known
+        AssertionError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{path}: damaged ({str(error).splitlines()[0]}); "
-            "restore the run directory from a copy, or train again with --force"
+            f"{path}: damaged ({reason}); restore the run directory from a copy, or train again with --force"
         ) from None
 
 
 def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
-    """Rows of a two-dimensional array in an ``.npz`` file, in blocks, so that it is never whole in memory."""
-    with zipfile.ZipFile(path) as archive, archive.open(name + ".npy") as file:
+    """Rows of a two-dimensional array in an ``.npz`` file, in blocks, so that it is never whole in memory.
+
+    Raises
+    ------
+    CheckpointError
+        Where the file is damaged; names it.
+    """
+    with _damage_named(path), zipfile.ZipFile(path) as archive, archive.open(name + ".npy") as file:
         version = np.lib.format.read_magic(file)
         read_header = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

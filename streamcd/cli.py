@@ -57,8 +57,10 @@ class _Program(click.Group):
 
 
 def _report(error: BaseException, as_json: bool) -> int:
-    if isinstance(error, click.exceptions.Abort):
-        error = KeyboardInterrupt()
+    if isinstance(
+        error, click.exceptions.Abort
+    ):  # click's for Ctrl-C, and for an end of file wherever it was met
+        error = error.__cause__ if isinstance(error.__cause__, EOFError) else KeyboardInterrupt()
     if isinstance(error, click.ClickException):
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
         found: tuple[str, int] | None = (f"{error.format_message()} See '{command} --help'.", 2)
@@ -404,7 +406,13 @@ def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
     else:
         for problem in problems:
             console.print_error(problem)
-        if not problems:
+        if problems:
+            click.echo(
+                f"{len(problems)} found: restore the files that are named from a copy, convert the data again, or make the "
+                "column layout again ('streamcd columns --force') where only its files are named",
+                err=True,
+            )
+        else:
             click.echo(f"{dataset}: all checksums and invariants hold")
     if problems:
         sys.exit(2)

@@ -71,12 +71,17 @@ def _solve_classes(i, first, n_classes, label, q, c, alpha, active, margin, targ
     """The sub-problem of a row over its active classes; writes the changes of alpha to `step`, `alpha` in place.
 
     ``D_m = G_m - q a_m + q C_m``; beta is found by taking the largest D one after another, as few as there will be
-    variables off their bound. Source: Keerthi et al., KDD 2008; Fan et al., LIBLINEAR, appendix E.
+    variables off their bound. G counts from its largest: beside a margin of 1 the terms of a row of size 1e-9 would be
+    lost. Source: Keerthi et al., KDD 2008; Fan et al., LIBLINEAR, appendix E.
     """
+    top = -np.inf
+    for m in range(n_classes):
+        if active[i, first + m]:
+            top = max(top, margin[m])
     for m in range(n_classes):
         target[m] = -np.inf
         if active[i, first + m]:
-            target[m] = margin[m] - q * alpha[i, first + m] + (q * c if m == label else 0.0)
+            target[m] = margin[m] - top - q * alpha[i, first + m] + (q * c if m == label else 0.0)
     taken, total = 0, -q * c
     while True:
         best = -1
@@ -93,7 +98,7 @@ def _solve_classes(i, first, n_classes, label, q, c, alpha, active, margin, targ
         step[m] = 0.0
         if active[i, first + m]:
             old = alpha[i, first + m]
-            new = min(c if m == label else 0.0, (beta - margin[m]) / q + old)
+            new = min(c if m == label else 0.0, (beta - (margin[m] - top)) / q + old)
             alpha[i, first + m] = new
             step[m] = new - old
 
@@ -156,6 +161,9 @@ def crammer_singer_visit(
         phi, _, dual_old = _class_terms(i, first, n_classes, label, c, alpha, margin)
         totals[lane, GAP] += phi
         totals[lane, N_VISITED] += 1
+        if not q < np.inf:  # the loop says what is wrong
+            totals[lane, GAP] = np.inf
+            continue
         if (
             q <= 0.0
         ):  # an empty row: the loss is C whatever w is; any feasible alpha with Σ_{m ≠ y} a = -C says so

@@ -141,7 +141,7 @@ def _log_step(t, q, cost, alpha, rest, tolerance):
         gradient = math.log(z / (cost - z)) + q * (z - centre) + slope
         if abs(gradient) <= tolerance:
             break
-        candidate = z - gradient / (q + cost / (z * (cost - z)))
+        candidate = z - gradient / (q + 1.0 / z + 1.0 / (cost - z))
         z = candidate if candidate > 0.0 else _SHRINK_NEWTON * z
         steps += 1
         if z < _TINY:

@@ -12,15 +12,14 @@ import numpy as np
 
 from . import checkpoint
 from .dataset import Dataset
-from .errors import CheckpointError, DatasetError, Interrupted
-from .kernels import DUAL, GAP, LOSS
+from .errors import CheckpointError, Interrupted
 from .plan import Plan
 from .problems import Problem
 from .progress import Listener, Progress
 from .randomness import random_key
 from .result import Outcome
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
-from .stopping import StopRule, judge, new_lane_arrays, reopen
+from .stopping import StopRule, judge, new_lane_arrays, refuse_infinite, reopen
 from .stream import Stream, Window
 from .warmstart import WarmStart
 
@@ -151,12 +150,9 @@ class Loop:
         state = self.state
         trained = state.phase(TRAIN)
         state.lanes["restore"][:] = False
-        if not np.isfinite(state.totals[:, [GAP, LOSS, DUAL]]).all():
-            raise DatasetError(
-                f"{self.task.dataset.path}: the sums over its rows are not finite: values too large for these weights, or "
-                "not finite; 'streamcd verify' finds the latter, 'convert --scale maxabs' mends the former"
-            )
+        refuse_infinite(state, str(self.task.dataset.path))
         judge(state, self.task.rule, self.task.solver)
+        refuse_infinite(state, str(self.task.dataset.path))
         self.task.solver.end_read(state, trained)
         reopen(state, self.task.rule)
         state.totals[:] = new_totals(self.task.problem.n_lanes)
@@ -195,10 +191,10 @@ class Loop:
                 self._begin(self.task.warm_start)
             self._checkpoint()
             return
-        self.slots.restore(arrays.pop("slots"))
-        self.seconds_before = float(arrays.pop("seconds"))
-        self.bytes_before = int(arrays.pop("bytes_read"))
         try:
+            self.slots.restore(arrays.pop("slots"))
+            self.seconds_before = float(arrays.pop("seconds"))
+            self.bytes_before = int(arrays.pop("bytes_read"))
             self.state.take(arrays)
         except (KeyError, ValueError) as error:
             raise CheckpointError(

@@ -19,6 +19,10 @@ import numpy as np
 from . import kernels
 from .errors import UsageError
 
+LEAST_COST = 1e-100
+"""C, and the factors of it that classes and rows have, are 0 or lie between this and its inverse: squares of others are not
+numbers any more."""
+
 LOSSES = {
     "squared_hinge": kernels.SQUARED_HINGE,
     "hinge": kernels.HINGE,
@@ -175,6 +179,11 @@ def class_costs(
             )
         if not (np.isfinite(factor) and factor >= 0):
             raise UsageError(f"class weight for label {label:g}: expected a number >= 0, found {factor}")
+        if factor and not LEAST_COST <= factor <= 1 / LEAST_COST:
+            raise UsageError(
+                f"class weight for label {label:g}: expected 0, or a number from {LEAST_COST:g} to {1 / LEAST_COST:g}, "
+                f"found {factor:g}"
+            )
         factors[place] = factor
     return factors
 
@@ -269,8 +278,10 @@ def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> N
     if not len(C):
         raise UsageError("expected at least one value of C, found none")
     for c in C:
-        if not (np.isfinite(c) and c > 0):
+        if not c > 0:
             raise UsageError(f"expected C > 0, found {c}")
+        if not LEAST_COST <= c <= 1 / LEAST_COST:
+            raise UsageError(f"expected C from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {c:g}")
     if not np.isfinite(bias):
         raise UsageError(f"expected a finite bias (negative for none), found {bias}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .errors import DataError
+from .problems import LEAST_COST
 from .svmlight import RowBlock, iterate_blocks
 
 
@@ -34,11 +35,13 @@ class RowWeights:
         return taken
 
     def _check(self, block: RowBlock) -> None:
-        bad = np.flatnonzero((block.label < 0) | (np.diff(block.indptr) > 0))
+        weight = block.label
+        possible = (weight == 0) | ((weight >= LEAST_COST) & (weight <= 1 / LEAST_COST))
+        bad = np.flatnonzero(~possible | (np.diff(block.indptr) > 0))
         if bad.size:
             raise DataError(
-                f"{self._path}: expected one weight of 0 or more a line, found something else at row "
-                f"{block.place0 + int(bad[0]) + 1}; correct the line"
+                f"{self._path}: expected a weight a line, 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, "
+                f"found something else at row {block.place0 + int(bad[0]) + 1}; correct the line"
             )
 
     def check_end(self, n_rows: int) -> None:

@@ -76,7 +76,10 @@ class State:
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
     def take(self, arrays: dict[str, np.ndarray]) -> None:
-        """Become what `to_arrays` gave, in place."""
+        """Become what `to_arrays` gave, in place; `KeyError` where some of it is missing."""
+        kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
+        if missing := kept.difference(arrays):
+            raise KeyError(min(missing))
         self.w[:] = arrays["w"]
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
         self.totals[:] = arrays["totals"]
@@ -576,8 +579,9 @@ def _squared_distance(u: np.ndarray, v: np.ndarray) -> float:
     """‖u - v‖², in pieces so that no array of the size of `u` is made."""
     total = 0.0
     for start in range(0, u.size, 1 << 16):
-        difference = u[start : start + (1 << 16)] - v[start : start + (1 << 16)]
-        total += float(difference @ difference)
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            difference = u[start : start + (1 << 16)] - v[start : start + (1 << 16)]
+            total += float(difference @ difference)
     return total
 
 

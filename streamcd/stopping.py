@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .kernels import DUAL, GAP, N_ACTIVE, N_SHRUNK
+from .errors import DatasetError
+from .kernels import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
@@ -70,6 +71,23 @@ def judge(state: State, rule: StopRule, solver: Solver) -> None:
             _judge_training(state, rule, solver, int(lane))
     for lane in certified:
         solver.settle(state, int(lane))
+
+
+def refuse_infinite(state: State, data: str) -> None:
+    """Refuse to go on from sums or certificates that are not finite.
+
+    Raises
+    ------
+    DatasetError
+        Names the `data`.
+    """
+    certificates = np.array([state.lanes["primal"], state.lanes["dual"]])  # nan before the first
+    if np.isfinite(state.totals[:, [GAP, LOSS, DUAL]]).all() and not np.isinf(certificates).any():
+        return
+    raise DatasetError(
+        f"{data}: the sums over its rows are not finite: values too large for these weights and C, or not finite; "
+        "'streamcd verify' finds the latter, 'convert --scale maxabs' mends the former"
+    )
 
 
 def reopen(state: State, rule: StopRule) -> bool:

@@ -73,7 +73,7 @@ def make_options(
 
 def warn_of_ridge(options: Mapping[str, Any], listener: Listener) -> None:
     """Small ridges make twin planes by coordinate descent slow."""
-    if options["loss"] == "twin" and options["method"] == "dual" and options["ridge"] < 1:
+    if options["loss"] == "twin" and options["method"] == "dual" and 0 < options["ridge"] < 1:
         listener.warning(
             f"ridge {options['ridge']:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
             "--method sor does not, where a matrix of features x features fits in memory"

@@ -517,3 +517,11 @@ def test_a_scheduler_is_refused_with_advice_where_it_is_not_used(command: str) -
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert f"--scheduler is not for {command}: " in done.stderr
+
+
+def test_an_end_of_file_is_not_told_as_ctrl_c(monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise EOFError("of some file")
+
+    monkeypatch.setattr(cli_module.console, "Console", fail)
+    assert isinstance(run("verify", "x").exception, EOFError)

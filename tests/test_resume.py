@@ -21,6 +21,7 @@ from interrupted import ended
 from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import label_sorted, multiclass, random_rows, windows_of, write_dataset
 
+from streamcd.checkpoint import read_array_rows, read_arrays
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.model import load_model
@@ -513,3 +514,50 @@ def test_a_disk_too_small_for_the_run_is_found_before_any_work(tmp_path: Path, s
     with pytest.raises(OSError, match="No space left"):
         train(dataset, small_disk / "run", stop_requested=lambda: visited.append(1), **options())
     assert not visited
+
+
+def test_a_flipped_bit_anywhere_in_the_state_is_damage_or_nothing(dataset: Dataset, tmp_path: Path) -> None:
+    """Readers of archives have many errors of their own: a bit said that the file was encrypted, which was a traceback."""
+    train(dataset, tmp_path / "run", max_passes=2)
+    whole = (tmp_path / "run" / "state.npz").read_bytes()
+    arrays = read_arrays(tmp_path / "run" / "state.npz")
+    assert arrays is not None
+    path, n_damaged = tmp_path / "flipped.npz", 0
+    for place in range(0, len(whole), 3):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            found = read_arrays(path)
+            rows = np.concatenate(list(read_array_rows(path, "w", 5)))
+        except CheckpointError as error:
+            assert str(error).startswith(f"{path}: damaged")  # noqa: PT017
+            n_damaged += 1
+            continue
+        assert found is not None
+        if set(found) != set(arrays):  # the table at the end lists fewer: see below
+            continue
+        assert all(np.array_equal(found[name], array, equal_nan=True) for name, array in arrays.items())
+        assert np.array_equal(rows, arrays["w"])
+    assert n_damaged > len(whole) / 6
+
+
+@pytest.mark.parametrize("name", ["lane_estimate", "slots", "log_bytes", "seconds", "w", "position"])
+def test_a_state_without_one_of_its_arrays_is_refused(name: str, dataset: Dataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "run", max_passes=2)
+    arrays = read_arrays(tmp_path / "run" / "state.npz")
+    assert arrays is not None
+    del arrays[name]
+    np.savez(tmp_path / "run" / "state.npz", **arrays)
+    with pytest.raises(CheckpointError, match=rf"state\.npz: .*{name}"):
+        resume(tmp_path / "run", max_passes=4)
+
+
+def test_a_damaged_run_to_start_from_is_named(dataset: Dataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "run", max_passes=2)
+    state = tmp_path / "run" / "state.npz"
+    content = bytearray(state.read_bytes())
+    content[170] ^= 1  # in w
+    state.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        train(dataset, tmp_path / "next", C=2.0, start_from=tmp_path / "run")

@@ -30,7 +30,7 @@ from small_datasets import (
 )
 
 from streamcd.dataset import Dataset
-from streamcd.errors import UsageError
+from streamcd.errors import DatasetError, UsageError
 from streamcd.solvers import SOLVERS
 from streamcd.train import Result, train
 
@@ -432,3 +432,43 @@ def test_eps_rule_holds_over_all_rows_not_the_shrunk_ones(
         result = fit(dataset, loss=loss, eps=1e-2, seed=seed, C=0.1, windows=3)
         assert result.stop_reason == "violation"
         assert result.violation <= 3e-2
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("C", [1e-100, 1e-9])
+def test_the_smallest_costs_are_solved(loss: str, C: float, tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(60, 5))
+    assert train(data, tmp_path / "run", loss=loss, C=C, method="dual").converged
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("scale", [1e-20, 1e-9])
+def test_tiny_values_are_solved(loss: str, scale: float, tmp_path: Path) -> None:
+    """Crammer-Singer stood still: beside margins of 1 the terms of its sub-problem were lost."""
+    x, y = multiclass()
+    data = write_dataset(tmp_path / "data", (scale * x, y), value_dtype=np.float64)
+    assert train(data, tmp_path / "run", loss=loss, method="dual", max_passes=30).converged
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, "twin"])
+def test_values_whose_squares_are_no_numbers_are_refused_or_not_certified(
+    loss: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    x, y = multiclass()
+    data = write_dataset(tmp_path / "data", (1e160 * x, y), value_dtype=np.float64)
+    for method in ("dual", "sor") if loss == "twin" else ("dual",):
+        try:
+            found = train(data, tmp_path / method, loss=loss, method=method, max_passes=3)
+        except DatasetError as error:
+            assert "not finite" in str(error)  # noqa: PT017
+            continue
+        assert not found.converged
+        assert found.gap <= 1
+    assert not [str(warning.message) for warning in recwarn]
+
+
+@pytest.mark.parametrize("asked", [{"C": 1e-101}, {"C": 1e101}, {"class_weight": {-1.0: 1e-200}}])
+def test_costs_whose_squares_are_no_numbers_are_refused(asked: dict[str, Any], tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(60, 5))
+    with pytest.raises(UsageError, match=r"from 1e-100 to 1e\+100, found 1e"):
+        train(data, tmp_path / "run", **asked)
