@@ -4,8 +4,8 @@ Where the layout's parts begin follows from the numbers of entries alone, so par
 whole features. Shares of the rows are scattered into a file for each job; then every job reads its files, share after
 share, sorts, and writes its parts. What a process has done is marked by a file: begun again, it is not done again.
 
-On two cores it pays little: of 99.5 M entries, within 1 GB, one process made the layout in 9.6 s and two in 8.1 s (medians of
-six in turn). With more cores it has not been measured.
+On two cores it pays little: of 99.5 M entries, within 1 GB, one process made the layout in 9.6 s and two in 8.1 s (medians
+of six in turn). With more cores it has not been measured.
 """
 
 from __future__ import annotations

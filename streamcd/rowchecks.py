@@ -79,6 +79,8 @@ def row_problems(dataset: RowLayout, reopen: Callable[[], RowLayout], readings: 
     yield from checked.problems
     if checked.complete:
         yield from _total_problems(dataset, checked.counts, checked.source_sum)
+    if dataset.path / "features.parquet" not in damaged:
+        yield from _feature_problems(dataset)
 
 
 @dataclass
@@ -169,6 +171,9 @@ def _total_problems(dataset: RowLayout, counts: Mapping[float, int], source_sum:
         expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
         if {label: count for label, count in expected_counts.items() if count} != dict(counts):
             yield f"{manifest_path}: the counts of the classes differ from the rows'"
+
+
+def _feature_problems(dataset: RowLayout) -> Iterator[str]:
     try:
         n_entries = sum(int(piece["n_entries"].sum()) for piece in dataset.read_features())
     except DatasetError as error:
