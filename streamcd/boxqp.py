@@ -231,9 +231,10 @@ class _Solution:
         next_trial = _FIRST_TRIAL if settings.omega == "auto" else settings.max_passes + 1
         exact = False
         while self.passes < settings.max_passes:
-            room = settings.max_passes - self.passes >= _POWER_STEPS + 2 * _LEAST_TRIAL
+            length = max(_LEAST_TRIAL, self.passes // 4)
+            room = settings.max_passes - self.passes >= _POWER_STEPS + 2 * length
             if self.passes >= next_trial and len(self.trials) < _MAX_TRIALS and room:
-                self._try_omega(max(_LEAST_TRIAL, self.passes // 4))
+                self._try_omega(length)
                 next_trial = 4 * self.passes
                 continue
             exact = False
@@ -343,7 +344,7 @@ class _Solution:
         if (
             zeros.size
         ):  # one product with random signs finds every row that is not zero, but for a coincidence
-            signs = np.random.default_rng(self.settings.seed).standard_normal(self.matrix.n)
+            signs = np.random.default_rng(self.settings.seed % 2**64).standard_normal(self.matrix.n)
             for i in zeros[self.matrix.product(signs)[zeros] != 0][:1]:
                 self._indefinite(f"Q[{i}, {i}] = 0 while its row is not zero")
 
@@ -415,7 +416,7 @@ class _Solution:
     def _jacobi_radius(self) -> float:
         """Spectral radius of ``I - D⁻¹Q`` by power iterations, each a product with Q."""
         diagonal = np.where(self.matrix.diagonal > 0, self.matrix.diagonal, 1.0)
-        vector = np.random.default_rng(self.settings.seed).standard_normal(self.matrix.n)
+        vector = np.random.default_rng(self.settings.seed % 2**64).standard_normal(self.matrix.n)
         radius = 0.0
         for _ in range(_POWER_STEPS):
             vector /= max(float(np.linalg.norm(vector)), 1e-300)

@@ -7,6 +7,7 @@ and then replaces ``state.npz``, whose slot bits point to it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import CheckpointError, LockError
+from .errors import CheckpointError, LockError, file_named
 from .locks import release_lock, take_lock
 from .parquet import sync_directory, write_file_atomically
 
@@ -239,7 +240,8 @@ class Run:
             self._cut_log(0)
             return None
         with _damage_named(self.state_path):
-            self._cut_log(int(arrays.pop("log_bytes")))
+            log_bytes = int(arrays.pop("log_bytes"))
+        self._cut_log(log_bytes)
         return arrays
 
     def append_log(self, record: Mapping[str, Any]) -> None:
@@ -285,7 +287,8 @@ def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.
 def _damage_named(path: Path) -> Iterator[None]:
     """Whatever the readers of archives stumble over in a damaged one, as one error that names the file."""
     try:
-        yield
+        with file_named(path):
+            yield
     except (
         OSError,
         ValueError,
@@ -296,6 +299,8 @@ def _damage_named(path: Path) -> Iterator[None]:
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # the machine failed, not the file
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
             f"{path}: damaged ({reason}); restore the run directory from a copy, or train again with --force"

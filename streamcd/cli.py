@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
+_HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""A command without any argument; click before 8.2 prints the help itself."""
+
+
 class _Program(click.Group):
     """Turns whatever goes wrong into one line and an exit status."""
 
@@ -57,10 +61,12 @@ class _Program(click.Group):
 
 
 def _report(error: BaseException, as_json: bool) -> int:
-    if isinstance(
-        error, click.exceptions.Abort
-    ):  # click's for Ctrl-C, and for an end of file wherever it was met
+    # click's for Ctrl-C, and for an end of file wherever it was met
+    if isinstance(error, click.exceptions.Abort):
         error = error.__cause__ if isinstance(error.__cause__, EOFError) else KeyboardInterrupt()
+    if isinstance(error, _HELP_WANTED):
+        error.show()
+        return 2
     if isinstance(error, click.ClickException):
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
         found: tuple[str, int] | None = (f"{error.format_message()} See '{command} --help'.", 2)
@@ -718,6 +724,8 @@ def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **optio
     from .predict import predict as predict_rows
 
     with console.Console(quiet) as listener:
+        if out.endswith((".csv", ".tsv", ".txt", ".json")):
+            listener.warning(f"{out}: is written as Parquet, whatever its name; -o - prints labels as text")
         target = sys.stdout if out == "-" else out
         result = predict_rows(data, model, target, listener=listener, **options)
     if as_json:

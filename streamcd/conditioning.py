@@ -80,8 +80,9 @@ def _about_rows(dataset: Dataset, C: float) -> list[str]:
     product = f"C times the mean square of the row norms is {C * mean_square:.3g}, above {BAD_MEAN_SQUARE:g}"
     if dataset.scaling.normalize != "none":
         return [f"{product}: coordinate descent is slow; a smaller C needs fewer passes"]
+    what = "C is large for these rows" if mean_square < BAD_MEAN_SQUARE else "rows are badly scaled"
     return [
-        f"rows are badly scaled: norms from {norms['min']:.3g} to {norms['max']:.3g}, root mean square "
+        f"{what}: norms from {norms['min']:.3g} to {norms['max']:.3g}, root mean square "
         f"{np.sqrt(mean_square):.3g}; {product}, so coordinate descent is slow; 'streamcd convert --normalize l2' gives "
         "rows unit norm (choose C anew), or take a smaller C"
     ]

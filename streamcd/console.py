@@ -195,7 +195,7 @@ def _print_rich(title: str, header: Sequence[str] | None, rows: Sequence[Sequenc
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), show_header=header is not None, title_justify="left")
+    table = Table(show_header=header is not None)
     if header is None:
         table.add_column()
         table.add_column()
@@ -204,7 +204,11 @@ def _print_rich(title: str, header: Sequence[str] | None, rows: Sequence[Sequenc
             table.add_column(Text(name), justify="right")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    RichConsole(file=sys.stdout).print(table)
+    terminal = RichConsole(file=sys.stdout)
+    terminal.print(
+        Text(title, style="bold")
+    )  # as the table's own title it would be wrapped to the table's width
+    terminal.print(table)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class Options:
 
     paths: list[str]
     provenance: list[dict[str, Any]]  # name and bytes of each, before it is read
+    stamps: list[tuple[int, ...] | None]  # what tells that it was changed since
     dest: Path
     memory_bytes: int
     seed: int
@@ -187,6 +188,7 @@ def convert(
     options = Options(
         paths=paths,
         provenance=[_provenance(path) for path in paths],
+        stamps=[_stamp(path) for path in paths],
         dest=Path(dest),
         memory_bytes=parse_size(memory),
         seed=int(seed),
@@ -459,9 +461,9 @@ class Conversion:
         }
 
     def _unchanged_sources(self) -> list[dict[str, Any]]:
-        """What the sources were; several processes cut them by their bytes, so one that grew was not read to its end."""
-        for path, before in zip(self.options.paths, self.options.provenance, strict=True):
-            if _provenance(path) != before:
+        """What the sources were; of one that was changed while it was read, nobody knows what is in the dataset."""
+        for path, before in zip(self.options.paths, self.options.stamps, strict=True):
+            if _stamp(path) != before:
                 raise DataError(f"{path}: changed while it was read; convert it again")
         return self.options.provenance
 
@@ -609,6 +611,14 @@ def stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
             "use --scale maxabs or --dtype float64"
         )
     return stored
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+    """Which file it is, its bytes and its time; None for what is no plain file, or not there."""
+    if path == STANDARD_INPUT or not os.path.isfile(path):
+        return None
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _provenance(path: str) -> dict[str, Any]:

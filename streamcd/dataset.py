@@ -315,6 +315,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(manifest_path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
+        if (path / "config.json").exists():
+            raise DatasetError(
+                f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
+            ) from None
         kind = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
         raise DatasetError(f"{path} {kind}; 'streamcd convert SRC {path}' makes a dataset") from None
     except (ValueError, UnicodeDecodeError) as error:

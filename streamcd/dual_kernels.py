@@ -36,7 +36,7 @@ from .kernels import (
 _SQUARE = 6  # beside the losses of `kernels`
 """Loss ½ t² of the rows that a twin plane hugs, those with ``y = -1`` (`loss_of_row`)."""
 
-_TINY = 1e-290  # smallest dual variable of the logistic loss; its logarithm is finite
+_TINY = 1e-200  # smallest dual variable of the logistic loss; its logarithm is finite
 _SHRINK_NEWTON = 0.1  # what a Newton step that leaves the interval is replaced by: Z becomes this times Z
 
 

@@ -10,16 +10,15 @@ import numpy as np
 
 from .dataset import Dataset
 from .errors import UsageError
-from .memory import RESERVED_BYTES
+from .memory import RESERVED_BYTES, format_size
 from .parallel import memory_per_worker
-from .partition import DASK_BYTES, model_bytes, paired_layout
+from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
 from .plan import Plan, make_plan
 from .problems import Problem
 from .solvers import Solver
 from .training_options import make_lanes, make_solver
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
-_SAVE_BYTES = 1 << 24  # numpy writes arrays to a file through a buffer of 16 MiB
 
 
 @dataclass(frozen=True)
@@ -108,21 +107,32 @@ def _plan_group(
 ) -> tuple[Plan, int]:
     """The plan for a group of lanes, and the budget that it is for."""
     if on_workers:
-        if local_workers:
-            budget = worker_memory(budget, local_workers, model_bytes(solver))
-        return make_plan(
-            dataset, budget - DASK_BYTES, model_bytes(solver), paired_layout(solver.layout)
-        ), budget
+        return _plan_worker(dataset, solver, budget, local_workers)
     plan = make_plan(
         dataset,
         budget,
-        solver.state_bytes + _SAVE_BYTES,
+        solver.state_bytes + saving_bytes(solver),
         solver.layout,
         **solver.more_memory,
         rows_bytes=solver.rows_bytes,
         paging=solver.paging if paged else None,
     )
     return plan, budget
+
+
+def _plan_worker(dataset: Dataset, solver: Solver, budget: int, local_workers: int) -> tuple[Plan, int]:
+    """The plan of a worker that has all shards, and its budget."""
+    weights = model_bytes(solver)
+    each = worker_memory(budget, local_workers, weights) if local_workers else budget
+    try:
+        return make_plan(dataset, each - DASK_BYTES, weights, paired_layout(solver.layout)), each
+    except UsageError as error:
+        if not local_workers:
+            raise
+        raise UsageError(
+            f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
+            f"{format_size(each - DASK_BYTES)}, where {str(error).split('is too small: ')[-1]}"
+        ) from None
 
 
 def worker_memory(

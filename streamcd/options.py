@@ -123,7 +123,7 @@ def json_option(command: Command) -> Command:
 def workers_option(command: Command) -> Command:
     """``--workers``."""
     text = (
-        "Processes that share the work; --memory bounds their sum, of which each needs 300 MB and the one that hands out "
+        "Processes that share the work; --memory bounds their sum, of which each needs 330 MB and the one that hands out "
         "the work 200 MB. The result does not depend on their number."
     )
     command = refused_option(
@@ -278,7 +278,7 @@ def worker_options(command: Command) -> Command:
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Train on so many processes of this machine, which share --memory (370 MB each at the least, and 200 MB "
+        help="Train on so many processes of this machine, which share --memory (385 MB each at the least, and 200 MB "
         "for this one). Several need more passes than one: worth it where a pass takes long.  [default: this process alone]",
     )(command)
 

@@ -54,7 +54,7 @@ million features, windows read from disk under 520 MB, two workers reached 392 a
 459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
 """
 
-_SAVE_BYTES = 1 << 24  # numpy's buffer, and dask's frames
+_SAVE_BYTES = 1 << 24  # of numpy's buffer, through which it writes arrays to a file, and of dask's frames
 
 Report = Callable[[int], None]
 """Called with the entries of every window that was visited."""
@@ -179,7 +179,12 @@ def paired_layout(layout: RowLayout) -> RowLayout:
 
 def model_bytes(solver: Solver) -> int:
     """What w and its copies take; `Solver.state_bytes` counts two."""
-    return solver.state_bytes // 2 * WEIGHT_COPIES + _SAVE_BYTES
+    return solver.state_bytes // 2 * WEIGHT_COPIES + saving_bytes(solver)
+
+
+def saving_bytes(solver: Solver) -> int:
+    """What writing the state to a file takes beside it."""
+    return min(solver.state_bytes + solver.rows_bytes, _SAVE_BYTES)
 
 
 def open_same(assignment: Assignment) -> Dataset:

@@ -19,9 +19,9 @@ import numpy as np
 from . import kernels
 from .errors import UsageError
 
-LEAST_COST = 1e-100
-"""C, and the factors of it that classes and rows have, are 0 or lie between this and its inverse: squares of others are not
-numbers any more."""
+LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
+"""C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of what they make
+together are numbers still, and so is the least dual variable of the logistic loss divided by it."""
 
 LOSSES = {
     "squared_hinge": kernels.SQUARED_HINGE,
@@ -179,11 +179,6 @@ def class_costs(
             )
         if not (np.isfinite(factor) and factor >= 0):
             raise UsageError(f"class weight for label {label:g}: expected a number >= 0, found {factor}")
-        if factor and not LEAST_COST <= factor <= 1 / LEAST_COST:
-            raise UsageError(
-                f"class weight for label {label:g}: expected 0, or a number from {LEAST_COST:g} to {1 / LEAST_COST:g}, "
-                f"found {factor:g}"
-            )
         factors[place] = factor
     return factors
 
@@ -252,6 +247,7 @@ def make_problem(
                     continue
                 signs.append(column)
                 costs.append(c * factors * (1.0 if loss == "crammer_singer" else np.abs(column)))
+    _check_costs(np.array(costs), loss)
     return Problem(
         loss=loss,
         classes=classes,
@@ -280,10 +276,17 @@ def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> N
     for c in C:
         if not c > 0:
             raise UsageError(f"expected C > 0, found {c}")
-        if not LEAST_COST <= c <= 1 / LEAST_COST:
-            raise UsageError(f"expected C from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {c:g}")
-    if not np.isfinite(bias):
-        raise UsageError(f"expected a finite bias (negative for none), found {bias}")
+    if not bias <= 1 / LEAST_COST:
+        raise UsageError(f"expected a bias up to {1 / LEAST_COST:g} (negative for none), found {bias}")
+
+
+def _check_costs(costs: np.ndarray, loss: str) -> None:
+    wrong = costs[(costs != 0) & ~((costs >= LEAST_COST) & (costs <= 1 / LEAST_COST))]
+    if wrong.size:
+        what = "1 / ridge and C times class weight / ridge" if loss == "twin" else "C times class weight"
+        raise UsageError(
+            f"expected {what} 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}; give others"
+        )
 
 
 def _check_twin(ridge: float, slack: str) -> None:

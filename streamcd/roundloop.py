@@ -320,9 +320,8 @@ class RoundLoop:
                 self.dealt = int(arrays.pop("dealt"))
             self.seconds_before = float(arrays.pop("seconds"))
             self.bytes_before = int(arrays.pop("bytes_read"))
-            arrays.setdefault(
-                "lane_stiffness", self.state.lanes["stiffness"]
-            )  # runs begun before there was any
+            # runs begun before there was any have none
+            arrays.setdefault("lane_stiffness", self.state.lanes["stiffness"])
             self.state.take(arrays)
         except (KeyError, ValueError) as error:
             raise CheckpointError(

@@ -39,7 +39,7 @@ whose is not constant), the longest step that keeps every row feasible, and ``Σ
 SLOPE, CURVATURE, DUAL_CHANGE = range(3)
 """Columns of what `log_slopes` gives: derivatives of the separable part in eta, and the change of the dual's row terms."""
 
-_TINY = 1e-290  # as in the kernels: the logistic loss's dual variables stay above
+_TINY = 1e-200  # as in the kernels: the logistic loss's dual variables stay above
 _ROUNDING = 1e-9  # a slope this small a part of its terms has no sign
 _SLOPE_LEFT = 1e-4  # the logistic step ends where the slope has fallen to this part of that at 0
 _NARROW = 1e-3  # or where it descends still, and the longest step is no further than this part of it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .errors import DataError
-from .problems import LEAST_COST
+from .problems import LEAST_WEIGHT
 from .svmlight import RowBlock, iterate_blocks
 
 
@@ -36,11 +36,11 @@ class RowWeights:
 
     def _check(self, block: RowBlock) -> None:
         weight = block.label
-        possible = (weight == 0) | ((weight >= LEAST_COST) & (weight <= 1 / LEAST_COST))
+        possible = (weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))
         bad = np.flatnonzero(~possible | (np.diff(block.indptr) > 0))
         if bad.size:
             raise DataError(
-                f"{self._path}: expected a weight a line, 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, "
+                f"{self._path}: expected a weight a line, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
                 f"found something else at row {block.place0 + int(bad[0]) + 1}; correct the line"
             )
 

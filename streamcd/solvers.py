@@ -1,6 +1,6 @@
 """Each algorithm: the state it needs, one visit of a window, and what the end of a read means to it.
 
-A solver never loops over windows, prints, stops or saves: `train` does. Its state is named arrays, complete whenever a
+A solver never loops over windows, prints, stops or saves: `loop.Loop` does. Its state is named arrays, complete whenever a
 window is done. A new algorithm is a kernel, a class like these, and a line in `SOLVERS`.
 """
 
@@ -114,7 +114,7 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
 
 
 class Solver(Protocol):
-    """What `train` asks of an algorithm."""
+    """What `loop.Loop` asks of an algorithm."""
 
     @property
     def layout(self) -> Any:

@@ -86,7 +86,7 @@ def refuse_infinite(state: State, data: str) -> None:
         return
     raise DatasetError(
         f"{data}: the sums over its rows are not finite: values too large for these weights and C, or not finite; "
-        "'streamcd verify' finds the latter, 'convert --scale maxabs' mends the former"
+        "'streamcd verify' finds the latter; 'convert --scale maxabs', or a smaller C or bias, mends the former"
     )
 
 

@@ -69,7 +69,7 @@ def train(
     loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
     method : {"auto", "dual", "primal", "online", "sor"}
         ``"primal"`` and ``"online"`` read the column layout (see `transpose.make_columns`); ``"sor"`` is the classic twin
-        SVM, with an inverse of features × features for each plane; ``"auto"`` chooses by `advice.choose_method`.
+        SVM, with an inverse of features × features for each plane; ``"auto"`` chooses by `advice.chosen_method`.
     C : float or sequence of float
         Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float

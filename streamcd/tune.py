@@ -115,6 +115,12 @@ def carry_out_search(
     problem = make_lanes(dataset, config["options"])
     run = str(directory.path)
     outcome = train_groups(folds, fold_config, dataset, listener, stop_requested, run=run, stage="folds: ")
+    n_open = int((~outcome.lanes["converged"]).sum())
+    if n_open:
+        listener.warning(
+            f"{n_open} of {problem.n_lanes} models of folds are not converged after {int(outcome.lanes['passes'].max())} "
+            "passes: their scores may change with a larger --max-passes"
+        )
     scores = _score(folds.path, fold_config, dataset, problem, listener)
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
     content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)

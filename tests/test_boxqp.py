@@ -480,8 +480,11 @@ def test_a_row_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) 
 def test_trials_of_omega_count_in_max_passes() -> None:
     factor = np.random.default_rng(0).standard_normal((60, 60))
     Q = factor @ factor.T + 0.01 * np.eye(60)
-    for max_passes in (1, 5, 6, 8, 16, 20, 40):
-        assert solve_box_qp(Q, -np.ones(60), omega="auto", max_passes=max_passes).passes <= max_passes
+    for max_passes in (1, 5, 6, 8, 16, 20, 40, 115):
+        found = solve_box_qp(Q, -np.ones(60), omega="auto", max_passes=max_passes, seed=-1)
+        assert found.passes <= max_passes
+        whole = solve_box_qp(Q, -np.ones(60), omega="auto", max_passes=1000, seed=-1)
+        assert found.trials == whole.trials[: len(found.trials)]  # none was cut short
 
 
 @pytest.mark.parametrize("storage", ["dense", "packed", "sparse"])

@@ -525,3 +525,31 @@ def test_an_end_of_file_is_not_told_as_ctrl_c(monkeypatch):
 
     monkeypatch.setattr(cli_module.console, "Console", fail)
     assert isinstance(run("verify", "x").exception, EOFError)
+
+
+def test_the_bare_command_prints_its_help() -> None:
+    result = run()
+    assert result.exit_code in (0, 2)  # as click does it: 2 from its version 8.2 on
+    assert "Usage: " in result.output
+    assert "\n  convert " in result.output
+    assert "error:" not in result.output
+
+
+def test_predictions_that_are_named_as_text_are_said_to_be_parquet(small_problem, tmp_path):
+    (tmp_path / "text").write_text(libsvm_text(*small_problem("random")))
+    assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
+    assert run("train", tmp_path / "data", tmp_path / "run").exit_code == 0
+    result = run("predict", tmp_path / "text", tmp_path / "run", "-o", tmp_path / "out.csv")
+    assert result.exit_code == 0
+    assert "written as Parquet" in result.stderr
+
+
+def test_a_run_given_for_a_dataset_is_called_one(small_problem, tmp_path):
+    (tmp_path / "text").write_text(libsvm_text(*small_problem("random")))
+    assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
+    assert run("train", tmp_path / "data", tmp_path / "run", "--max-passes", 2).exit_code == 0
+    assert "is a run, not a dataset" in refused("info", tmp_path / "run")
+    tuned = run(
+        "tune", tmp_path / "data", tmp_path / "tuned", "-C", "1,100", "--max-passes", 2, "--tol", 1e-9
+    )
+    assert "10 of 10 models of folds are not converged after 2 passes" in tuned.stderr

@@ -660,6 +660,23 @@ def test_a_source_that_grows_while_it_is_read_is_refused(
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_source_that_is_written_anew_while_it_is_read_is_refused(
+    n_workers: int, tmp_path: Path, lend: Callable[[int], int]
+) -> None:
+    """With as many bytes as before."""
+    text = tmp_path / "text"
+    text.write_text("1 1:1\n-1 2:1\n" * 1000)
+
+    class Replacing(Listener):
+        def progress(self, progress: Progress) -> None:
+            if progress.phase == "parse" and progress.done == progress.total:
+                text.write_text("1 1:2\n-1 2:2\n" * 1000)
+
+    with pytest.raises(DataError, match="changed while it was read"):
+        convert(text, tmp_path / "data", workers=lend(n_workers), memory=MEMORY, listener=Replacing())
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
 def test_a_file_that_may_not_grow_is_named(n_workers: int, text_file: Path, tmp_path: Path) -> None:
     asked = command("convert", text_file, tmp_path / "data", "--workers", n_workers, "--memory", MEMORY)
     limited = subprocess.run(
