@@ -652,9 +652,11 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
     for n in (1, 0):
         streamcd.resume(run, client=client, local_workers=n, max_passes=3 + n)
         memory[n] = json.loads((run / "config.json").read_text())["memory"]
-    weights = 16_777_216 + 13 * 8 * 8  # a buffer, and eight copies of w, of which this process holds as many
+    weights = (
+        10 * 13 * 8
+    )  # eight copies of w, of which this process holds as many, and two as they are written
     assert memory == {n: (800_000_000 - weights) // max(n, 1) for n in (2, 1, 0)}
-    with pytest.raises(UsageError, match=r"too small for 3 workers: 217 MB .*resume with fewer --workers"):
+    with pytest.raises(UsageError, match=r"too small for 3 workers: 200 MB .*resume with fewer --workers"):
         streamcd.resume(run, client=client, local_workers=3)
 
 
