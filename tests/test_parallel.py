@@ -570,11 +570,10 @@ def test_one_worker_loads_no_dask(text_file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_all_processes_stays_under_the_budget_and_two_are_faster(tmp_path: Path) -> None:
+def test_memory_of_all_processes_stays_under_the_budget(tmp_path: Path) -> None:
     write_text_like(tmp_path / "large", n_rows=500_000, n_features=1_000_000, entries_per_row=90, seed=0)
-    seconds, fingerprints = {}, set()
+    fingerprints = set()
     for n in (1, 2):
-        started = time.perf_counter()
         process = subprocess.Popen(
             command("convert", tmp_path / "large", tmp_path / str(n), "--workers", n, "--memory", "1GB"),
             stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT,
@@ -583,13 +582,10 @@ def test_memory_of_all_processes_stays_under_the_budget_and_two_are_faster(tmp_p
         while process.poll() is None:
             peak = max(peak, sum(map(resident_bytes, [process.pid, *descendants(process.pid)])))
             time.sleep(0.05)
-        seconds[n] = time.perf_counter() - started
         assert process.returncode == 0
         assert peak < 1e9
         fingerprints.add(open_dataset(tmp_path / str(n)).fingerprint)
     assert len(fingerprints) == 1
-    if os.getloadavg()[0] < 2.5:  # with two processors for it
-        assert seconds[1] / seconds[2] > 1.3
 
 
 def resident_bytes(pid: int) -> int:
