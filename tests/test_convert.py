@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -602,13 +601,3 @@ def test_peak_memory_stays_under_the_budget_on_text_twice_as_large(tmp_path: Pat
         fingerprints.add(fingerprint)
         assert peak < budget
     assert len(fingerprints) == 1
-
-
-@pytest.mark.slow
-def test_conversion_is_fast(tmp_path: Path) -> None:
-    write_text_like(tmp_path / "text", n_rows=100_000, n_features=300_000, entries_per_row=100, seed=0)
-    convert(tmp_path / "text", tmp_path / "warm")
-    started = time.perf_counter()
-    convert(tmp_path / "text", tmp_path / "data")
-    rate = (tmp_path / "text").stat().st_size / (time.perf_counter() - started)
-    assert rate > 43e6  # what scikit-learn's loader does, without writing anything
