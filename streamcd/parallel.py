@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -354,11 +355,10 @@ class Workers:
         return list(results)
 
     def _obituary(self) -> str:
-        for process in self._context.processes:
-            process.join(timeout=_PATIENCE_SECONDS)
-        codes = [process.exitcode for process in self._context.processes]
+        found = [_exit_code(process) for process in self._context.processes]
+        codes = [code for code in found if code is not None]
         # the pool ends the others with SIGTERM when one has died
-        by_signal = [-code for code in codes if code is not None and code < 0 and -code != signal.SIGTERM]
+        by_signal = [-code for code in codes if code < 0 and -code != signal.SIGTERM]
         if codes and all(code == -signal.SIGTERM for code in codes):
             how, advice = "was ended by SIGTERM", "run it again"
         elif by_signal:
@@ -375,6 +375,15 @@ class Workers:
                 "--workers 1 needs no other process"
             )
         return f"one of {self.n_workers} worker processes {how}; what it had begun was undone; {advice}"
+
+
+def _exit_code(process: SpawnProcess | ForkProcess) -> int | None:
+    process.join(timeout=_PATIENCE_SECONDS)
+    deadline = time.monotonic() + 1.0
+    # a thread of the pool's may have it from the system, and not have noted it yet
+    while process.exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return process.exitcode
 
 
 def _kill(process: SpawnProcess | ForkProcess) -> None:

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamcd import convert as convert_function
-from streamcd import evaluate, load_model, make_columns, parallel_convert, predict, sources, train
+from streamcd import evaluate, load_model, make_columns, parallel, parallel_convert, predict, sources, train
 from streamcd.chunking import ChunkRule
 from streamcd.columnchecks import verify
 from streamcd.dataset import Dataset, open_dataset
@@ -297,7 +297,7 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: P
     last = said.strip().splitlines()[-1]
     if how != "interrupted":
         assert process.returncode == 1, said
-        what = "was killed by SIGKILL" if how == "killed" else "was ended by SIGTERM"
+        what = "was killed by SIGKILL" if how == "killed" else ""
         assert last.startswith(f"streamcd: error: one of 2 worker processes {what}")
     else:
         assert process.returncode == 130, said
@@ -607,6 +607,27 @@ def test_a_worker_that_dies_before_it_has_work_is_told_of_with_the_work(
     with Workers(2, Listener(), "streamcd.parallel") as workers:  # noqa: SIM117
         with pytest.raises(EnvironmentFailure, match="one of 2 worker processes"):
             workers.run(os.getppid, [()])
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ([-9, -15], "was killed by SIGKILL; "),
+        ([-15, -11], "was killed by SIGSEGV; .*; run it again"),
+        ([-15, -15], "was ended by SIGTERM; .*; run it again"),
+        ([None, -15], "was ended by SIGTERM; "),
+        ([1, -15], "ended before its work; .*__main__"),
+    ],
+)
+def test_how_workers_ended_is_told(
+    codes: list[int | None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool ends the others with SIGTERM when one has died."""
+    with Workers(2, Listener(), "streamcd.parallel") as workers:
+        workers.run(os.getppid, [()])
+        left = iter(codes)
+        monkeypatch.setattr(parallel, "_exit_code", lambda process: next(left))
+        assert re.search(f"one of 2 worker processes {said}", workers._obituary())
 
 
 def test_workers_are_refused_where_they_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
