@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,13 +47,21 @@ Pieces = Iterable[Mapping[str, np.ndarray]]
 """Columns of ``features.parquet``, some features at a time."""
 
 
+class _Stamp(NamedTuple):
+    """What tells that a file was changed."""
+
+    device: int
+    inode: int
+    n_bytes: int
+    modified: int
+
+
 @dataclass(frozen=True)
 class Options:
     """What a conversion was asked for, checked."""
 
     paths: list[str]
-    provenance: list[dict[str, Any]]  # name and bytes of each, before it is read
-    stamps: list[tuple[int, ...] | None]  # what tells that it was changed since
+    stamps: list[_Stamp | None]  # of each, before it is read; None for what is no plain file
     dest: Path
     memory_bytes: int
     seed: int
@@ -187,7 +195,6 @@ def convert(
     paths = expand_sources(sources)
     options = Options(
         paths=paths,
-        provenance=[_provenance(path) for path in paths],
         stamps=[_stamp(path) for path in paths],
         dest=Path(dest),
         memory_bytes=parse_size(memory),
@@ -462,10 +469,12 @@ class Conversion:
 
     def _unchanged_sources(self) -> list[dict[str, Any]]:
         """What the sources were; of one that was changed while it was read, nobody knows what is in the dataset."""
+        sources = []
         for path, before in zip(self.options.paths, self.options.stamps, strict=True):
             if _stamp(path) != before:
                 raise DataError(f"{path}: changed while it was read; convert it again")
-        return self.options.provenance
+            sources.append({"name": display_name(path), "bytes": None if before is None else before.n_bytes})
+        return sources
 
     def _write(self, sorter: Sorter, shape: Shape, manifest: dict[str, Any]) -> None:
         options = self.options
@@ -613,17 +622,12 @@ def stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return stored
 
 
-def _stamp(path: str) -> tuple[int, ...] | None:
-    """Which file it is, its bytes and its time; None for what is no plain file, or not there."""
+def _stamp(path: str) -> _Stamp | None:
+    """None for what is no plain file, or not there."""
     if path == STANDARD_INPUT or not os.path.isfile(path):
         return None
     found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _provenance(path: str) -> dict[str, Any]:
-    known = path != STANDARD_INPUT and os.path.isfile(path)
-    return {"name": display_name(path), "bytes": os.path.getsize(path) if known else None}
+    return _Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def stored_chunks(dataset: Dataset, chunks: Iterable[int] | None = None) -> Iterator[Rows]:

@@ -123,16 +123,15 @@ def _plan_group(
 def _plan_worker(dataset: Dataset, solver: Solver, budget: int, local_workers: int) -> tuple[Plan, int]:
     """The plan of a worker that has all shards, and its budget."""
     weights = model_bytes(solver)
-    each = worker_memory(budget, local_workers, weights) if local_workers else budget
-    try:
-        return make_plan(dataset, each - DASK_BYTES, weights, paired_layout(solver.layout)), each
-    except UsageError as error:
-        if not local_workers:
-            raise
-        raise UsageError(
+    each, refusal = budget, None
+    if local_workers:
+        each = worker_memory(budget, local_workers, weights)
+        refusal = (
             f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
-            f"{format_size(each - DASK_BYTES)}, where {str(error).split('is too small: ')[-1]}"
-        ) from None
+            f"{format_size(each - DASK_BYTES)}, where"
+        )
+    plan = make_plan(dataset, each - DASK_BYTES, weights, paired_layout(solver.layout), refusal=refusal)
+    return plan, each
 
 
 def worker_memory(

@@ -19,7 +19,7 @@ from .progress import Listener, Progress
 from .randomness import random_key
 from .result import Outcome
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
-from .stopping import StopRule, judge, new_lane_arrays, refuse_infinite, reopen
+from .stopping import StopRule, judge, new_lane_arrays, reopen
 from .stream import Stream, Window
 from .warmstart import WarmStart
 
@@ -150,9 +150,7 @@ class Loop:
         state = self.state
         trained = state.phase(TRAIN)
         state.lanes["restore"][:] = False
-        refuse_infinite(state, str(self.task.dataset.path))
-        judge(state, self.task.rule, self.task.solver)
-        refuse_infinite(state, str(self.task.dataset.path))
+        judge(state, self.task.rule, self.task.solver, str(self.task.dataset.path))
         self.task.solver.end_read(state, trained)
         reopen(state, self.task.rule)
         state.totals[:] = new_totals(self.task.problem.n_lanes)

@@ -58,7 +58,12 @@ def format_size(n_bytes: float) -> str:
     return f"{value:.3g} TB"
 
 
-def require(budget: int, needs: Mapping[str, int], advice: str = "give a larger --memory") -> int:
+def require(
+    budget: int,
+    needs: Mapping[str, int],
+    advice: str = "give a larger --memory",
+    refusal: str | None = None,
+) -> int:
     """Check that what is needed fits in the budget.
 
     Parameters
@@ -69,6 +74,8 @@ def require(budget: int, needs: Mapping[str, int], advice: str = "give a larger 
         What takes memory, and how many bytes; the reserve for the interpreter is added here.
     advice : str
         What the user can do about it.
+    refusal : str, optional
+        What is too small, before the arithmetic, where `budget` is not the number that the user gave.
 
     Returns
     -------
@@ -86,9 +93,8 @@ def require(budget: int, needs: Mapping[str, int], advice: str = "give a larger 
         arithmetic = " + ".join(
             f"{format_size(n_bytes)} {what}" for what, n_bytes in parts.items() if n_bytes
         )
-        raise UsageError(
-            f"--memory {format_size(budget)} is too small: {arithmetic} = {format_size(total)} needed; {advice}"
-        )
+        refusal = refusal or f"--memory {format_size(budget)} is too small:"
+        raise UsageError(f"{refusal} {arithmetic} = {format_size(total)} needed; {advice}")
     return budget - total
 
 

@@ -139,6 +139,7 @@ def make_plan(
     advice: str = _ADVICE,
     rows_bytes: int = 0,
     paging: Paging | None = None,
+    refusal: str | None = None,
 ) -> Plan:
     """Divide the memory budget.
 
@@ -158,6 +159,8 @@ def make_plan(
         What the solver keeps in memory of all rows.
     paging : Paging, optional
         Plan for the solver to keep that in a file instead.
+    refusal : str, optional
+        See `memory.require`.
 
     Raises
     ------
@@ -183,7 +186,7 @@ def make_plan(
     each_item = 2 * layout.item_bytes + _ORDER_BYTES + (paging.item_bytes if paging else 0)
     chunk_entries, chunk_items = _largest_chunk(table)
     smallest = chunk_entries * each_entry + chunk_items * each_item
-    left = require(budget, {**overhead, "two windows of one chunk": smallest}, advice)
+    left = require(budget, {**overhead, "two windows of one chunk": smallest}, advice, refusal)
     # what is left over beside the smallest windows is shared in the proportion of an average chunk
     entries = max(table.n_entries, 1)
     more_entries = int(left / (each_entry + table.n_items / entries * each_item))

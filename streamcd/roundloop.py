@@ -37,7 +37,7 @@ from .rounds import (
     quadratic_step,
 )
 from .solvers import CERTIFY, DONE, START, TRAIN, new_totals, violation
-from .stopping import BY_VIOLATION, judge, new_lane_arrays, refuse_infinite, reopen, restore
+from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen, restore
 from .turns import Turns
 
 WORKER_TIMEOUT = 300.0
@@ -222,9 +222,7 @@ class RoundLoop:
         state.lanes["restore"][:] = False
         state.lanes["passes"][trained] += joint.n_passes - 1  # `judge` counts the last one
         state.lanes["stiffness"][:] = step.stiffness
-        refuse_infinite(state, str(self.task.dataset.path))
-        judge(state, rule, self.task.solver)
-        refuse_infinite(state, str(self.task.dataset.path))
+        judge(state, rule, self.task.solver, str(self.task.dataset.path))
         if joint.w is None and not self.turns.was_alone:
             self._learn_from_failures(certified)
         if np.isin(state.phase(TRAIN), certified).any():

@@ -61,8 +61,15 @@ def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
     }
 
 
-def judge(state: State, rule: StopRule, solver: Solver) -> None:
-    """Decide what each lane does next, from the totals of the read that ended; changes `state` in place."""
+def judge(state: State, rule: StopRule, solver: Solver, data: str) -> None:
+    """Decide what each lane does next, from the totals of the read that ended; changes `state` in place.
+
+    Raises
+    ------
+    DatasetError
+        Where sums or certificates are not finite; names the `data`.
+    """
+    _refuse_infinite(state, data)
     certified = state.phase(START, CERTIFY)
     if certified.size:
         _take_certificates(state, rule, solver)
@@ -71,16 +78,10 @@ def judge(state: State, rule: StopRule, solver: Solver) -> None:
             _judge_training(state, rule, solver, int(lane))
     for lane in certified:
         solver.settle(state, int(lane))
+    _refuse_infinite(state, data)
 
 
-def refuse_infinite(state: State, data: str) -> None:
-    """Refuse to go on from sums or certificates that are not finite.
-
-    Raises
-    ------
-    DatasetError
-        Names the `data`.
-    """
+def _refuse_infinite(state: State, data: str) -> None:
     certificates = np.array([state.lanes["primal"], state.lanes["dual"]])  # nan before the first
     if np.isfinite(state.totals[:, [GAP, LOSS, DUAL]]).all() and not np.isinf(certificates).any():
         return
