@@ -31,6 +31,7 @@ DOORS = {
         "decimals",
         "features",
         "shuffle",
+        "scatter",
         "buckets",
         "transpose",
     },
