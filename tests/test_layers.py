@@ -32,8 +32,6 @@ DOORS = {
         "features",
         "shuffle",
         "scatter",
-        "buckets",
-        "transpose",
     },
     "llvmlite": {"kernels", "decimals"},
     "pyarrow": {"parquet", "sources", "svmlight"},
