@@ -1,9 +1,9 @@
 """Row layout to column layout, in bounded memory: entries are dealt out by ranges of features, then sorted range by range.
 
 How many entries every feature has is known from ``features.parquet``. From it follow the layout's shards, of which jobs are
-made, and the buckets that fit in memory one at a time. Shares of the row chunks are dealt out to the buckets, each to a run;
-then every job reads its buckets from all runs. Rows are read in their order, so sorting is one step: each entry goes straight
-to where it belongs, and a feature's entries come out ascending by row by themselves.
+made, and the buckets that fit in memory one at a time. Shares of the row chunks are dealt out to them, each to a run;
+then every job reads its buckets from all runs. Rows are read in their order, so sorting is one step: each entry goes to
+where it belongs, and a feature's entries come out ascending by row by themselves.
 
 The result is a function of the dataset and of the options of the format, not of the memory or the workers. Runs and jobs
 that are done are marked by files: begun again, they are not done again.
