@@ -408,19 +408,18 @@ class PartitionReader:
                 yield self._read([part], part.size, part.n_items)
 
     def _cut(self, extent: _Extent, max_bytes: int) -> Iterator[_Extent]:
-        indptr = np.zeros(extent.size + 1, np.int64)
-        if self._layout.items:
-            found = self._read([extent], extent.size, 0, items=False).indptr
-            assert found is not None
-            indptr = found
-        ends = indptr * self._layout.item_bytes + np.arange(extent.size + 1) * self._layout.record_bytes
+        first, last, layout = extent.start, extent.stop, self._layout
+        if not layout.items:
+            step = max(max_bytes // layout.record_bytes, 1)
+            for start in range(first, last, step):
+                yield extent._replace(start=start, stop=min(start + step, last))
+            return
+        indptr = self._read([extent], extent.size, 0, items=False).indptr
+        assert indptr is not None
+        ends = indptr * layout.item_bytes + np.arange(indptr.size) * layout.record_bytes
         for start, stop in _pieces(ends, max_bytes):
-            yield extent._replace(
-                start=extent.start + start,
-                stop=extent.start + stop,
-                item_start=extent.item_start + int(indptr[start]),
-                item_stop=extent.item_start + int(indptr[stop]),
-            )
+            items = (indptr[[start, stop]] + extent.item_start).tolist()
+            yield _Extent(extent.run, extent.spill, first + start, first + stop, *items)
 
     def _read(self, extents: Iterable[_Extent], n_records: int, n_items: int, items: bool = True) -> Records:
         fields = [np.empty(n_records, dtype) for dtype in self._layout.fields]

@@ -279,7 +279,8 @@ def _begin(buckets: list[Bucket], feature: int) -> None:
 
 def _divide(dataset: Dataset, options: Options, plan: Plan, n_workers: int) -> dict[str, Any]:
     """Divide the work into buckets, jobs of buckets, and shares of the row chunks, of which each becomes a run."""
-    n_tasks = min(max(TASKS_PER_WORKER * n_workers, dataset.n_entries // _TASK_ENTRIES), _MAX_TASKS)
+    n_tasks = TASKS_PER_WORKER * n_workers if n_workers > 1 else 1
+    n_tasks = min(max(n_tasks, dataset.n_entries // _TASK_ENTRIES), _MAX_TASKS)
     counts = FeatureCounts(dataset)
     outline = ColumnsOutline(dataset, chunk_bytes=options.chunk_bytes, shard_bytes=options.shard_bytes)
     n_features = n_entries = 0

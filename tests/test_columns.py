@@ -193,6 +193,7 @@ def test_interrupted_work_is_not_done_again(
     expected = files_of(make_columns(dataset, **SMALL))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(2_500, 3_000))
+    monkeypatch.setattr(transpose, "_TASK_ENTRIES", dataset.n_entries // 7)
 
     class Stop(Exception):
         pass

@@ -104,7 +104,7 @@ def test_training_knows_nothing_of_text_and_terminals(module: str) -> None:
         "console",
         "convert",
         "demo",
-        "export",
+        "export_libsvm",
         "options",
         "predict",
         "sources",
