@@ -42,6 +42,9 @@ TASKS_PER_WORKER = 8
 
 _PATIENCE_SECONDS = 5.0
 
+Tell = Callable[[int], None]
+"""Told how much is done."""
+
 
 def checked_workers(workers: int) -> int:
     """The number of workers, if it is one."""
@@ -218,6 +221,29 @@ def _signals_later() -> Iterator[None]:
         signal.raise_signal(received[0])
 
 
+class InProcess:
+    """Carries out tasks in this process, with nothing in between; a context as `Workers` is."""
+
+    n_workers = 1
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], **_: Any) -> list[Any]:
+        """Carry out ``function(*arguments)`` for every task; tasks tell themselves how far they are."""
+        return [function(*arguments) for arguments in tasks]
+
+    def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
+        """Give a function by which a task tells how far it is; None where the end of each task is told for it."""
+        return lambda done: self.listener.progress(Progress(phase, done, total, unit))
+
+
 class Workers:
     """Processes that carry out tasks; a context, at whose end they have ended.
 
@@ -272,6 +298,10 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for process in self._context.processes:
             _wait(process)
+
+    def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
+        """None: the end of each task is told for it."""
+        return None
 
     @property
     def module(self) -> Any:
@@ -375,6 +405,14 @@ class Workers:
                 "--workers 1 needs no other process"
             )
         return f"one of {self.n_workers} worker processes {how}; what it had begun was undone; {advice}"
+
+
+Pool = InProcess | Workers
+
+
+def open_pool(n_workers: int, listener: Listener, module: str) -> Pool:
+    """Open what carries out tasks: this process, or several others (see `Workers`)."""
+    return InProcess(listener) if n_workers == 1 else Workers(n_workers, listener, module)
 
 
 def _exit_code(process: SpawnProcess | ForkProcess) -> int | None:
