@@ -28,6 +28,7 @@ from multiprocessing.context import ForkContext, ForkProcess, SpawnContext, Spaw
 from typing import Any
 
 from .errors import EnvironmentFailure, StreamcdError, UsageError
+from .locks import HeldLocks, kept_by_copies
 from .memory import RESERVED_BYTES, format_size
 from .progress import Listener, Progress
 
@@ -103,7 +104,7 @@ _processors: list[set[int]] = []
 """All processors, and this worker's share of them; empty where they are not shared out."""
 
 
-def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]]) -> None:
+def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]], _: HeldLocks) -> None:
     global _first_failed
     _first_failed = first_failed
     with n_begun.get_lock():
@@ -252,9 +253,12 @@ class Workers:
             self.n_workers,
             mp_context=self._context,
             initializer=_begin,
-            initargs=(self._first_failed, self._context.Value("q", 0), shares),
+            initargs=(self._first_failed, self._context.Value("q", 0), shares, HeldLocks()),
         )
-        with suppress(BrokenProcessPool):  # a worker that dies so early is met again, and told of, by `run`
+        with (
+            kept_by_copies(),
+            suppress(BrokenProcessPool),
+        ):  # a worker that dies so early is met again, and told of, by `run`
             for _ in range(self.n_workers):
                 self._pool.submit(_load, module)
 

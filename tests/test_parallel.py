@@ -44,6 +44,7 @@ from streamcd.synthetic import write_text_like
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = "2GB"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 convert: Callable[..., Dataset] = convert_function
 
 
@@ -319,6 +320,70 @@ def test_workers_end_with_a_process_that_is_killed(text_file: Path, tmp_path: Pa
     process.kill()
     process.wait()
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+SLOW_TO_END = """
+import os, sys, threading, time
+import streamcd.parallel as parallel
+from streamcd import convert, make_columns
+from streamcd.errors import StreamcdError
+from streamcd.progress import Listener
+
+def end_late():
+    parallel.multiprocessing.parent_process().join()
+    time.sleep(3)
+    os._exit(1)
+
+if sys.argv[-1] == "delayed":
+    parallel._end_with_parent = end_late
+
+class Killed(Listener):
+    def progress(self, progress):
+        if sys.argv[-1] == "delayed" and progress.phase == phase:
+            os.kill(os.getpid(), 9)
+
+if __name__ == "__main__":
+    _, call, phase, how, source, dest, _ = sys.argv
+    if how == "spawned":  # a process with threads is not copied
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    options = {"workers": 2, "memory": "2GB", "chunk_size": "20kB", "shard_size": "100kB", "listener": Killed()}
+    try:
+        convert(source, dest, **options) if call == "convert" else make_columns(source, **options)
+    except StreamcdError as error:
+        sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "phase", "how"), [("convert", "write", "copied"), ("columns", "sort", "spawned")]
+)
+def test_nobody_begins_where_workers_of_a_killed_process_still_write(
+    call: str, phase: str, how: str, text_file: Path, tmp_path: Path
+) -> None:
+    """Copies let go of the lock: a new command began beside them, and put a part in place that they had cut short."""
+    script, data = tmp_path / "script.py", tmp_path / "data"
+    script.write_text(SLOW_TO_END)
+    if call == "columns":
+        convert(text_file, data, **CUT)
+    expected = convert(text_file, tmp_path / "expected", **CUT)
+    source = text_file if call == "convert" else data
+
+    def run(delay: str) -> subprocess.CompletedProcess[str]:
+        with open(tmp_path / "said", "w") as said:  # workers that outlive it would keep a pipe open
+            arguments = [sys.executable, script, call, phase, how, source, data, delay]
+            return subprocess.run([*map(str, arguments)], stderr=said, cwd=tmp_path, env=ENVIRONMENT)
+
+    assert run("delayed").returncode == -signal.SIGKILL
+    run("at once")
+    said = (tmp_path / "said").read_text()
+    assert re.fullmatch(
+        r".*: another (conversion writes this dataset|process makes its column layout); .*\n", said
+    )
+    assert not (data if call == "convert" else data / "columns").exists()
+    eventually(lambda: run("later").returncode == 0)
+    dataset = open_dataset(data)
+    assert dataset.fingerprint == expected.fingerprint
+    assert verify(dataset) == []
 
 
 def test_a_process_with_threads_is_not_copied() -> None:
