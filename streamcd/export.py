@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from .dataset import Dataset
+from .libsvm import write_rows
 from .memory import parse_size, require
 from .progress import Listener, Progress
-from .svmlight import write_rows
 
 _RANGES = 4096  # of source places, whose text is estimated before it is dealt out
 _ENTRIES_AT_A_TIME = 1 << 15

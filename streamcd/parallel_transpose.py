@@ -20,8 +20,8 @@ import numpy as np
 from .buckets import Bucket, Scatter
 from .columns import FOLDER, ColumnsOutline, ColumnsWriter
 from .dataset import Dataset, open_dataset
-from .parallel import TASKS_PER_WORKER, Workers, in_shares
 from .parquet import sync_file, write_file_atomically
+from .process_pool import TASKS_PER_WORKER, Workers, in_shares
 from .progress import Listener
 from .transpose import FeatureCounts, Options, Plan, Transposition, miscounted, read_begun
 

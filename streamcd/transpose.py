@@ -32,8 +32,8 @@ from .dataset import Dataset, open_dataset
 from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
 from .locks import release_lock, take_lock
 from .memory import parse_size, require
-from .parallel import Workers, checked_workers, memory_per_worker
 from .parquet import sync_directory, sync_file, write_file_atomically
+from .process_pool import Workers, checked_workers, memory_per_worker
 from .progress import Listener, Progress
 
 _MAX_BUCKETS = 256

@@ -15,7 +15,7 @@ from .parquet import sync_directory
 
 
 @contextmanager
-def workplace(dest: Path, force: bool) -> Iterator[Path]:
+def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
     """A locked directory beside `dest`, for work in progress; its ``dataset`` becomes `dest` if all goes well.
 
     What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left behind, unless

@@ -43,6 +43,9 @@ TASKS_PER_WORKER = 8
 
 _PATIENCE_SECONDS = 5.0
 
+Tell = Callable[[int], None]
+"""Told how much is done."""
+
 
 def checked_workers(workers: int) -> int:
     """The number of workers, if it is one."""
@@ -219,6 +222,29 @@ def _signals_later() -> Iterator[None]:
         signal.raise_signal(received[0])
 
 
+class InProcess:
+    """Carries out tasks in this process, with nothing in between; a context as `Workers` is."""
+
+    n_workers = 1
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], **_: Any) -> list[Any]:
+        """Carry out ``function(*arguments)`` for every task; tasks tell themselves how far they are."""
+        return [function(*arguments) for arguments in tasks]
+
+    def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
+        """Give a function by which a task tells how far it is; None where the end of each task is told for it."""
+        return lambda done: self.listener.progress(Progress(phase, done, total, unit))
+
+
 class Workers:
     """Processes that carry out tasks; a context, at whose end they have ended.
 
@@ -276,6 +302,10 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for process in self._context.processes:
             _wait(process)
+
+    def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
+        """None: the end of each task is told for it."""
+        return None
 
     @property
     def module(self) -> Any:
@@ -352,13 +382,13 @@ class Workers:
                     optimize_graph=False,
                 )
         except BrokenProcessPool:
-            raise EnvironmentFailure(self._obituary()) from None
+            raise EnvironmentFailure(self._describe_worker_exit()) from None
         for result in results:
             if isinstance(result, _Failure):
                 raise result.error
         return list(results)
 
-    def _obituary(self) -> str:
+    def _describe_worker_exit(self) -> str:
         found = [_exit_code(process) for process in self._context.processes]
         codes = [code for code in found if code is not None]
         # the pool ends the others with SIGTERM when one has died
@@ -379,6 +409,14 @@ class Workers:
                 "--workers 1 needs no other process"
             )
         return f"one of {self.n_workers} worker processes {how}; what it had begun was undone; {advice}"
+
+
+Pool = InProcess | Workers
+
+
+def open_pool(n_workers: int, listener: Listener, module: str) -> Pool:
+    """Open what carries out tasks: this process, or several others (see `Workers`)."""
+    return InProcess(listener) if n_workers == 1 else Workers(n_workers, listener, module)
 
 
 def _exit_code(process: SpawnProcess | ForkProcess) -> int | None:
