@@ -119,9 +119,10 @@ class Arena:
 
     def reserve(self, n_rows: int, n_entries: int) -> Rows:
         """Take room for rows; the caller fills the arrays, `indptr` (of ``n_rows`` ends) counting from the arena's start."""
-        assert self.has_room(n_rows, n_entries)
         row, entry = self.n_rows, self.n_entries
         self.n_rows, self.n_entries = row + n_rows, entry + n_entries
+        assert self.n_rows <= len(self._all.label)
+        assert self.n_entries <= len(self._all.index)
         held, stop, entry_stop = self._all, self.n_rows, self.n_entries
         return Rows(
             held.source_row[row:stop],
