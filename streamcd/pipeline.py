@@ -491,6 +491,8 @@ class Conversion:
             writer.write_scaling(writing.whole_scaling())
         if writing.sums is None:
             statistics = self._statistics_files(writing.dataset, None, writing.shape)
+        elif tell is not None:  # made by the only task
+            statistics = list(writing.sums.iterdir())
         else:
             sums = sorted(writing.sums.iterdir())
             statistics = self._by_ranges(

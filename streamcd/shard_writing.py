@@ -15,7 +15,7 @@ from .dataset import Dataset, open_dataset
 from .dataset_writer import PartWriter
 from .errors import DataError
 from .external_shuffle import Cell, RunReader
-from .feature_statistics import RangeStatistics, saved_columns
+from .feature_statistics import RangeStatistics, save_columns, saved_columns
 from .process_pool import Tell
 from .rowlayout import row_dtype
 from .rows import Rows, concatenate
@@ -161,11 +161,15 @@ class _Encoder:
             self._scaling.apply(chunk.indptr, chunk.index, chunk.value, n_features), chunk.value.dtype
         )
 
-    def save_sums(self, first_shard: int) -> None:
-        """Write the sums of the features of all shards written."""
+    def save_statistics(self, first_shard: int) -> None:
+        """Write the sums of the features of the shards written; the statistics themselves where these are all."""
         path = self._writing.sums_path(first_shard)
-        if path is not None and self._statistics is not None:
+        if path is None or self._statistics is None:
+            return
+        if self._writing.tell is None:
             self._statistics.save(path)
+        else:
+            save_columns(self._statistics.columns(self._writing.shape.n_rows), path)
 
 
 def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
@@ -176,7 +180,7 @@ def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
         for shard in shards:
             chunks = (writing.numbered(chunk, original) for chunk in _chunks(reader, shard))
             written.append(encoder.write(shard, chunks))
-        encoder.save_sums(shards[0].number)
+        encoder.save_statistics(shards[0].number)
     return written
 
 
@@ -185,7 +189,7 @@ def rescale_shards(writing: Writing, shards: Sequence[Shard], unscaled: Path) ->
     dataset = open_dataset(unscaled)
     with _Encoder(writing) as encoder:
         written = [encoder.write(shard, _stored_chunks(dataset, shard.number)) for shard in shards]
-        encoder.save_sums(shards[0].number)
+        encoder.save_statistics(shards[0].number)
     dataset.close()
     return written
 
