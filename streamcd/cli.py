@@ -777,7 +777,7 @@ def export(
                     "-C picks a model, and --format libsvm writes a dataset: leave one of them out"
                 )
             from .dataset import open_dataset
-            from .export import export_libsvm
+            from .export_libsvm import export_libsvm
 
             export_libsvm(open_dataset(source), file, memory=memory, listener=listener)
         else:

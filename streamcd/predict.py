@@ -23,13 +23,13 @@ from .dataset import Dataset, open_dataset
 from .errors import ModelError, UsageError
 from .memory import RESERVED_BYTES, parse_size, require
 from .model import Model, load_model
-from .ordering import SourceOrder
 from .parquet import TableWriter, schema
 from .problems import crammer_singer_losses, row_loss, twin_losses
 from .process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from .progress import Listener, Progress
-from .ranking import RocArea
+from .roc_auc import RocArea
 from .scaling import Scaling
+from .source_order import SourceOrder
 from .sums import ExactSum
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, random_rows, write_dataset
 
-from streamcd import columnchecks, parallel_transpose, transpose
+from streamcd import columnchecks, transpose
 from streamcd.columnchecks import verify
 from streamcd.columns import Columns, open_columns
 from streamcd.dataset import Dataset, open_dataset
@@ -100,19 +100,21 @@ def test_index_finds_every_feature(dataset: Dataset) -> None:
         assert value.tolist() == column[row].astype(np.float32).tolist()
 
 
-@pytest.mark.parametrize(("gather", "sort_bytes"), [(80, 500), (300, 4_000), (200, 20_000), (10_000, 10**7)])
+@pytest.mark.parametrize(
+    ("gather", "sort_bytes"), [(1, 500), (5_000, 4_000), (3_000, 20_000), (10**6, 10**7)]
+)
 def test_result_does_not_depend_on_the_memory(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: int, sort_bytes: int
 ) -> None:
     """Down to buckets of a feature each, and buckets that are scattered again."""
     expected = files_of(make_columns(dataset, **SMALL))
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(max(gather, 120), sort_bytes))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(gather, sort_bytes))
     monkeypatch.setattr(transpose, "_MAX_BUCKETS", 6)
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, **SMALL)) == expected
 
 
-@pytest.mark.parametrize(("gather", "sort_bytes"), [(200, 900), (10_000, 10**7)])
+@pytest.mark.parametrize(("gather", "sort_bytes"), [(3_000, 900), (10**6, 10**7)])
 def test_result_does_not_depend_on_the_workers(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: int, sort_bytes: int
 ) -> None:
@@ -133,16 +135,19 @@ def test_jobs_begin_where_parts_do(tmp_path: Path) -> None:
         tmp_path / "data", (sp.csr_array(dense), np.where(rng.random(400) < 0.5, 1.0, -1.0))
     )
     options = transpose.Options(200, 1500, "lz4")
-    jobs = parallel_transpose._jobs(dataset, options, 100)
+    divided = transpose._divide(dataset, options, transpose.Plan(1_000, 2_000), 12)
+    buckets, jobs = divided["buckets"], divided["jobs"]
     columns = make_columns(dataset, **SMALL)
     begins = np.searchsorted(columns.chunk_part, np.arange(columns.n_shards))
     assert 2 < len(jobs) < columns.n_shards
-    assert sum(job[3] for job in jobs) == dataset.n_entries
-    assert [job[1] for job in jobs[:-1]] == [job[0] for job in jobs[1:]]
-    assert (jobs[0][0], jobs[-1][1]) == (0, 12)
-    for start, _, _, _, part in jobs[1:]:
-        assert columns.first_feature[begins[part]] == start
-        assert begins[part] in columns.unit_start
+    assert len(buckets) > len(jobs)
+    assert sum(bucket.n_entries for bucket in buckets) == dataset.n_entries
+    for one in (buckets, jobs):
+        assert [before.stop for before in one[:-1]] == [after.start for after in one[1:]]
+    assert (buckets[0].start, buckets[-1].stop, jobs[0].start, jobs[-1].stop) == (0, 12, 0, len(buckets))
+    for job in jobs[1:]:
+        assert columns.first_feature[begins[job.shard]] == buckets[job.start].start
+        assert begins[job.shard] in columns.unit_start
 
 
 @pytest.mark.parametrize("phase", ["scatter", "sort"])
@@ -164,10 +169,10 @@ def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: s
     script.write_text(code)
     done = subprocess.run([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == -signal.SIGKILL
-    marks = {
-        path.name: path.stat().st_mtime_ns for path in (dataset.path / ".columns.shared").glob("s*-*.json")
-    }
-    assert any(name.startswith(phase) for name in marks)
+    work = dataset.path / ".columns.partial"
+    found = {"scatter": list(work.glob("run-*.index")), "sort": list(work.glob("sort-*.json"))}
+    assert found[phase]
+    marks = {path.name: path.stat().st_mtime_ns for paths in found.values() for path in paths}
     messages: list[str] = []
 
     class Told(transpose.Listener):
@@ -178,7 +183,6 @@ def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: s
             after = {name: (work / name).stat().st_mtime_ns for name in marks}
             assert after == marks, "what was done was done again"
 
-    work = dataset.path / ".columns.shared"
     while (lock := take_lock(dataset.path)) is None:  # until the last worker has noticed
         time.sleep(0.01)
     release_lock(lock)
@@ -189,11 +193,11 @@ def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: s
 def test_interrupted_work_is_not_done_again(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped again and again, with a checkpoint at every step: it goes on, and ends with the same bytes."""
+    """Stopped again and again: it goes on after the tasks that were done, and ends with the same bytes."""
     expected = files_of(make_columns(dataset, **SMALL))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(150, 3_000))
-    monkeypatch.setattr(transpose, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(2_500, 3_000))
+    monkeypatch.setattr(transpose, "_TASK_ENTRIES", dataset.n_entries // 7)
 
     class Stop(Exception):
         pass
@@ -218,7 +222,7 @@ def test_interrupted_work_is_not_done_again(
             pass
     assert 5 < attempt < 199
     steps = [done for phase, done in seen if phase == "scatter"]
-    assert len(steps) < 3 * 7, "chunks scattered before a checkpoint were scattered again"
+    assert len(steps) < 3 * 7, "shares that were dealt out were dealt out again"
     assert files_of(columns) == expected
     assert [name for name in os.listdir(other.path) if name.startswith(".")] == []
 
@@ -230,8 +234,7 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     code = (
         "import sys, time\n"
         "from streamcd import transpose\n"
-        "transpose._make_plan = lambda *_: transpose.Plan(150, 3_000)\n"
-        "transpose._CHECKPOINT_SECONDS = 0.0\n"
+        "transpose._make_plan = lambda *_: transpose.Plan(2_500, 3_000)\n"
         "class Slow(transpose.Listener):\n"
         "    def progress(self, progress):\n"
         "        print(progress.phase, flush=True)\n"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from conftest import libsvm_text
 
-from streamcd import export as export_module
 from streamcd.convert import convert
 from streamcd.dataset import open_dataset
-from streamcd.export import export_libsvm
+from streamcd.export_libsvm import export_libsvm
+from streamcd.external_partition import PartitionWriter
 from streamcd.memory import RESERVED_BYTES
 from streamcd.progress import Listener
 
@@ -41,13 +41,13 @@ def test_float32_values_have_the_digits_they_need(tmp_path):
 
 def test_the_text_does_not_depend_on_the_memory(small_problem, made_dataset, tmp_path, monkeypatch):
     x, y = small_problem("random")
-    rows = np.random.default_rng(0).integers(0, 80, 30_000)
+    rows = np.random.default_rng(0).integers(0, 80, 90_000)
     data = made_dataset(x[rows], y[rows], chunk_rows=500)
     export_libsvm(data, tmp_path / "large")
     used: list[Any] = []
-    monkeypatch.setattr(export_module._Buckets, "_write", _counting(export_module._Buckets._write, used))
+    monkeypatch.setattr(PartitionWriter, "spill", _counting(PartitionWriter.spill, used))
     export_libsvm(data, tmp_path / "small", memory=RESERVED_BYTES + 14_000_000)
-    assert len(used) > 1
+    assert len(used) > 2
     assert (tmp_path / "small").read_bytes() == (tmp_path / "large").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "made", "small"]
 

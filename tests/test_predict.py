@@ -14,10 +14,10 @@ import sklearn.metrics
 from streamcd.errors import DataError, ModelError, UsageError
 from streamcd.memory import RESERVED_BYTES
 from streamcd.model import Model
-from streamcd.ordering import SourceOrder
 from streamcd.predict import evaluate, predict
 from streamcd.progress import Listener
-from streamcd.ranking import RocArea
+from streamcd.roc_auc import RocArea
+from streamcd.source_order import SourceOrder
 
 LOSSES = ["squared_hinge", "hinge", "log_loss", "crammer_singer"]
 
@@ -184,7 +184,7 @@ def test_predictions_do_not_depend_on_the_memory(small_problem, made_dataset, tm
     data = made_dataset(x, y)
     predict(data, model, tmp_path / "large.parquet")
     # the least number of rows to a bucket is for speed; here all have to be dealt out to buckets
-    monkeypatch.setattr("streamcd.ordering.LEAST_ROWS", 4)
+    monkeypatch.setattr("streamcd.source_order.LEAST_ROWS", 4)
     predict(data, model, tmp_path / "small.parquet", memory=RESERVED_BYTES + 130_000)
     assert pq.read_table(tmp_path / "large.parquet") == pq.read_table(tmp_path / "small.parquet")
 

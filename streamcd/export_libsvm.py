@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from .dataset import Dataset
+from .external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
 from .libsvm import write_rows
 from .memory import parse_size, require
 from .progress import Listener, Progress
 
-_RANGES = 4096  # of source places, whose text is estimated before it is dealt out
+_LAYOUT = Layout((np.dtype(np.int64),), (np.dtype(np.uint8),))
+"""Of a line: its row in the source, and its bytes."""
+_RANGES = 4096  # of source rows, whose text is estimated before it is dealt out
 _ENTRIES_AT_A_TIME = 1 << 15
 _BYTES_PER_ENTRY_AS_STRINGS = 250
-# A line in memory: Python's object and its places in two lists, beside its text, of which sorting takes a second copy.
-_ROW_OVERHEAD, _ENTRY_TEXT = 2 * 150, 2 * 20
+# A line in memory: what the partition says it takes, and the line once more in order.
+_ROW_OVERHEAD, _ENTRY_TEXT = 2 * _LAYOUT.record_bytes + 40, 2 * 20
 
 
 def export_libsvm(
@@ -65,12 +68,12 @@ def export_libsvm(
     partial = target.with_name(target.name + ".partial")
     try:
         with tempfile.TemporaryDirectory(prefix=".streamcd-export-", dir=target.parent) as scratch:
-            buckets = _Buckets(Path(scratch), _bounds(dataset, left // 2), left // 2)
-            for source, lines in _lines(dataset, listener):
-                buckets.add(source, lines)
-            with open(partial, "wb") as file:
-                for line in buckets.in_order():
-                    file.write(line)
+            run, ends = Path(scratch) / "run", _range_ends(dataset, left // 2)
+            _deal_out(dataset, run, ends, left // 2, listener)
+            with open(partial, "wb") as file, PartitionReader([run], _LAYOUT) as reader:
+                for bucket in range(len(ends)):
+                    lines = reader.read(bucket)
+                    file.write(lines.take(np.argsort(lines.fields[0])).items[0].data)
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(partial, target)
@@ -79,24 +82,35 @@ def export_libsvm(
     return target.stat().st_size
 
 
-def _bounds(dataset: Dataset, bucket_bytes: int) -> np.ndarray:
-    """First places of ranges of the source whose lines fit in `bucket_bytes`, from a look at the rows table."""
+def _range_ends(dataset: Dataset, bucket_bytes: int) -> list[int]:
+    """Ends of ranges of source rows whose lines fit in `bucket_bytes`, from a look at the rows table."""
     width = max(1, -(-dataset.n_rows // _RANGES))
     size = np.zeros(-(-dataset.n_rows // width), dtype=np.int64)
     for chunk in range(dataset.n_chunks):
         source, n_entries = dataset.read_rows(chunk, ("source", "n_entries"))
         np.add.at(size, source // width, _ROW_OVERHEAD + _ENTRY_TEXT * n_entries.astype(np.int64))
-    bounds, held = [0], 0
+    ends, held = [], 0
     for number, n_bytes in enumerate(size.tolist()):
         if held and held + n_bytes > bucket_bytes:
-            bounds.append(number * width)
+            ends.append(number * width)
             held = 0
         held += n_bytes
-    return np.array(bounds)
+    return [*ends, dataset.n_rows]
 
 
-def _lines(dataset: Dataset, listener: Listener) -> Iterator[tuple[np.ndarray, list[bytes]]]:
-    """Rows as lines, some at a time, with their places in the source."""
+def _deal_out(dataset: Dataset, run: Path, ends: list[int], memory_bytes: int, listener: Listener) -> None:
+    """Deal the lines of all rows out to ranges of source rows."""
+    ranges = Ranges(0, ends)
+    with PartitionWriter(run, _LAYOUT, len(ends), memory_bytes) as writer:
+        for source_row, text in _lines(dataset, listener):
+            characters = np.frombuffer(text, np.uint8)
+            line_ends = np.flatnonzero(characters == ord("\n")) + 1
+            lines = Records([source_row], np.concatenate([[0], line_ends]), [characters])
+            writer.append(ranges.number(source_row), lines)
+
+
+def _lines(dataset: Dataset, listener: Listener) -> Iterator[tuple[np.ndarray, bytes]]:
+    """Rows as lines, some at a time: their rows in the source, and the text."""
     original = None
     if dataset.manifest.get("compact"):
         original = (
@@ -119,53 +133,6 @@ def _lines(dataset: Dataset, listener: Listener) -> Iterator[tuple[np.ndarray, l
                 data.value[entries],
                 dataset.index_base,
             )
-            yield data.source[start:stop], text.getvalue().splitlines(keepends=True)
+            yield data.source[start:stop], text.getvalue()
             start = stop
         listener.progress(Progress("export", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
-
-
-class _Buckets:
-    """Lines dealt out by their places to files, one per range, each of which is sorted in memory in the end.
-
-    In a file every line follows its place and a blank.
-    """
-
-    def __init__(self, scratch: Path, bounds: np.ndarray, memory_bytes: int) -> None:
-        self._scratch, self._bounds, self._memory_bytes = scratch, bounds, memory_bytes
-        self._waiting: list[list[tuple[int, bytes]]] = [[] for _ in bounds]
-        self._n_bytes = 0
-
-    def add(self, source: np.ndarray, lines: list[bytes]) -> None:
-        """Take lines and their places."""
-        bucket = np.searchsorted(self._bounds, source, side="right") - 1
-        for number, place, line in zip(bucket.tolist(), source.tolist(), lines, strict=True):
-            self._waiting[number].append((place, line))
-            self._n_bytes += _ROW_OVERHEAD + len(line)
-        if len(self._waiting) > 1 and self._n_bytes > self._memory_bytes:
-            self._write()
-
-    def in_order(self) -> Iterator[bytes]:
-        """All lines by place."""
-        if len(self._waiting) > 1:
-            self._write()
-        for number, waiting in enumerate(self._waiting):
-            path = self._path(number)
-            if path.exists():
-                with open(path, "rb") as file:
-                    pairs = (line.split(b" ", 1) for line in file)
-                    waiting = [(int(place), line) for place, line in pairs]
-                path.unlink()
-            waiting.sort()
-            for _, line in waiting:
-                yield line
-
-    def _path(self, number: int) -> Path:
-        return self._scratch / f"lines-{number:06d}"
-
-    def _write(self) -> None:
-        for number, waiting in enumerate(self._waiting):
-            if waiting:
-                with open(self._path(number), "ab") as file:
-                    file.write(b"".join([b"%d %b" % pair for pair in waiting]))
-                waiting.clear()
-        self._n_bytes = 0

@@ -1,0 +1,109 @@
+"""Kernels that move records to their buckets: number them, order them by bucket, copy them in that order."""
+
+# mypy: allow-untyped-defs, no-check-untyped-defs
+# (types of kernels are numba's to infer; everything else here is annotated)
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, nogil=True)
+def number_by_ranges(key, ends, first_bucket, shift, start, bucket):
+    """Write the range that each key lies in to `bucket`.
+
+    Parameters
+    ----------
+    key : (n,) integer
+    ends : (buckets,) int64
+        Ends of the ranges, exclusive, ascending; the first range begins at `start`.
+    first_bucket : (cells,) int64, shift : int
+        The first range that overlaps cell ``(key - start) >> shift``.
+    bucket : (n,) uint16
+        Written.
+    """
+    for k in range(key.size):
+        b = first_bucket[(np.int64(key[k]) - start) >> shift]
+        while key[k] >= ends[b]:
+            b += 1
+        bucket[k] = b
+
+
+@njit(cache=True, nogil=True)
+def order_by_bucket(bucket, starts, order):
+    """Sort records by bucket, keeping their order within each (a counting sort).
+
+    Parameters
+    ----------
+    bucket : (n,) uint16
+    starts : (buckets + 1,) int64
+        Written: bucket b holds ``order[starts[b]:starts[b + 1]]``.
+    order : (n,) uint32
+        Written.
+    """
+    starts[:] = 0
+    for k in range(bucket.size):
+        starts[bucket[k] + 1] += 1
+    for b in range(starts.size - 1):
+        starts[b + 1] += starts[b]
+    following = starts.copy()
+    for k in range(bucket.size):
+        order[following[bucket[k]]] = k
+        following[bucket[k]] += 1
+
+
+@njit(cache=True, nogil=True)
+def take_words(words, order, out):
+    """Copy the rows `order` of `words` (n, w) to `out`; columns come as words so that few types have to be compiled."""
+    if words.shape[1] == 1:
+        for k in range(order.size):
+            out[k, 0] = words[order[k], 0]
+    else:
+        for k in range(order.size):
+            for j in range(words.shape[1]):
+                out[k, j] = words[order[k], j]
+
+
+@njit(cache=True, nogil=True)
+def take_items(records, indptr, words, out):
+    """Copy the items of records, one record after the other; record r has ``words[indptr[r]:indptr[r + 1]]``."""
+    end = 0
+    for r in records:
+        for k in range(indptr[r], indptr[r + 1]):
+            for j in range(words.shape[1]):
+                out[end, j] = words[k, j]
+            end += 1
+
+
+@njit(cache=True, nogil=True)
+def sort_entries(feature, row, value, first, table, occurring, following, ends, to_row, to_value):
+    """Put entries where they belong among those sorted by feature.
+
+    Parameters
+    ----------
+    first : int, table : (features of the range,) int32
+        Number of feature ``first + i`` among those that occur; empty where the range is too wide for a table.
+    occurring : (features,) int64
+        The features that occur, ascending.
+    following, ends : (features,) int64
+        Where the next entry of each goes, moved on in place; where its entries end.
+
+    Returns
+    -------
+    int
+        -1, or the number of the first entry that the counts do not allow for.
+    """
+    for k in range(feature.size):
+        if table.size:
+            i = np.int64(table[feature[k] - first])
+        else:
+            i = np.searchsorted(occurring, feature[k])
+            if i >= occurring.size or occurring[i] != feature[k]:
+                i = -1
+        if i < 0 or following[i] >= ends[i]:
+            return k
+        at = following[i]
+        following[i] += 1
+        to_row[at], to_value[at] = row[k], value[k]
+    return -1
