@@ -49,7 +49,7 @@ class ByteBlock:
     name : str
         The source, as messages name it.
     first : bool
-        Whether this is the first block of its source.
+        True for the first block of its source.
     bytes_read : int
         Bytes of all sources read so far; compressed bytes where they are compressed.
     """
@@ -246,7 +246,7 @@ def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
     with open(path, "rb") as file:
         start = 0
         while start < size:
-            # the first line that begins at or after the place where the cut should be; a long line is never cut
+            # the first line that begins where the cut should be, or after it; a long line is never cut
             file.seek(start + range_bytes - 1)
             while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
                 pass
@@ -318,7 +318,7 @@ class _Reader:
             self.filled.put(error)
 
     def stop(self) -> None:
-        """Let the thread end; one that waits for standard input is left behind, as nothing can wake it."""
+        """Let the thread end; one that waits for standard input is left waiting, as nothing can wake it."""
         self._stopped.set()
         self.free.put(None)
         self.thread.join(timeout=1.0)

@@ -16,7 +16,7 @@ _LENGTHS_AT_A_TIME = 1 << 16
 
 
 class ChunkRule:
-    """Where chunks end: greedily, by decoded bytes of the rows in final order."""
+    """Rule by which chunks end: greedily, by decoded bytes of the rows in final order."""
 
     def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
         self._chunk_bytes, self._entry_bytes = chunk_bytes, entry_bytes

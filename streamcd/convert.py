@@ -69,7 +69,7 @@ def convert(
     dtype : {"float32", "float64"}
         Of the values.
     index_base : {"auto", 0, 1}
-        What indices start at; ``"auto"``: 0 if an index 0 occurs anywhere, else 1.
+        The number that indices start at; ``"auto"``: 0 if an index 0 occurs anywhere, else 1.
     n_features : int, optional
         Width; by default the largest index decides.
     like : path, optional
@@ -221,7 +221,7 @@ def _check(options: Options) -> None:
 
 
 def _has_content(path: Path) -> bool:
-    """Whether the path is a file, or a directory with something in it."""
+    """Tell whether the path is a file, or a directory with something in it."""
     return not path.is_dir() or any(path.iterdir())
 
 

@@ -56,7 +56,7 @@ def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RunFormat:
-    """What writers and readers of runs have to agree on.
+    """Format of runs, on which their writers and readers have to agree.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class RunFormat:
         return self.directory / f"run-{run:07d}"
 
     def keys(self, source_row: np.ndarray) -> np.ndarray:
-        """What rows are sorted by."""
+        """Keys that rows are sorted by."""
         return source_row.astype(np.uint64) if self.seed is None else row_keys(source_row, self.seed)
 
     def sorted(self, rows: Rows) -> tuple[np.ndarray, np.ndarray | None]:
@@ -198,7 +198,7 @@ class RunWriter:
 
 
 def _segment_columns(rows: Rows) -> list[np.ndarray]:
-    """What is written of rows; what decides the order and the cut into chunks comes first, to be read alone."""
+    """Columns that are written; those that decide the order and the cut into chunks come first, to be read alone."""
     columns = (rows.source_row, np.diff(rows.indptr), rows.label, rows.weight, rows.index, rows.value)
     return [column for column in columns if column is not None and column.size]
 
@@ -221,7 +221,7 @@ def _read_columns(descriptor: int, name: Path, offset: int, columns: Sequence[np
 
 
 def _without(buffers: list[memoryview], n_bytes: int) -> list[memoryview]:
-    """What is left of buffers after their first `n_bytes`."""
+    """Drop the first `n_bytes` of buffers."""
     while buffers and n_bytes >= len(buffers[0]):
         n_bytes -= len(buffers[0])
         buffers = buffers[1:]
@@ -310,7 +310,7 @@ class RunReader:
     memory_bytes : int
         For rows in memory.
     wide : bool
-        Whether any index needs 64 bits.
+        True where any index needs 64 bits.
     held : HeldRows, optional
         All rows, where no run was written: one bucket of one cell.
     """

@@ -24,7 +24,7 @@ from .parquet import read_groups
 from .rowlayout import MAX_CLASSES
 
 STATISTICS_BYTES = 56
-"""What a feature takes while its statistics are made."""
+"""Memory of a feature while its statistics are made."""
 
 _GROUP_FEATURES = 1 << 16
 """Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""

@@ -1,8 +1,7 @@
 """libsvm text: a parser over blocks of bytes, and a writer.
 
 A line is ``label index:value index:value …``. Numbers come out as Python's ``float()`` gives them (correctly rounded
-float64) before they are cast to the dtype asked for. What the text may hold and what is refused is said by
-`iterate_batches`.
+float64) before they are cast to the dtype asked for. `iterate_batches` says what the text may hold and what is refused.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -571,7 +570,7 @@ def write_rows(
     value : ndarray of float32 or float64, shape (entries,)
         Written with the fewest digits that give the same number again in this dtype.
     index_base : {1, 0}
-        What is added to `feature`.
+        Added to `feature`.
     """
     # pyarrow makes 8 million entries a second, Python's own formatting less than a million and a half
     import pyarrow as pa

@@ -28,6 +28,7 @@ from .external_shuffle import MAX_BITS, HeldRows, RunFormat, RunReader, RunWrite
 from .feature_statistics import (
     STATISTICS_BYTES,
     DistinctFeatures,
+    FeatureColumns,
     LabelCounts,
     in_groups,
     join_statistics,
@@ -77,7 +78,7 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True)
 class Like:
-    """What is taken from the training side."""
+    """Properties of the training side that a conversion takes over."""
 
     name: str
     index_base: int
@@ -119,7 +120,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the memory of a worker is shared out."""
+    """Shares of the memory of a worker."""
 
     block_bytes: int
     max_line_bytes: int
@@ -128,7 +129,7 @@ class Plan:
     map_bytes: int
 
     def check_scales(self, n_features: int) -> None:
-        """Refuse divisors that do not fit; they take the place of rows, which are sorted by then."""
+        """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""
         needed = 8 * n_features
         if needed > self.sort_bytes:
             raise UsageError(
@@ -409,7 +410,7 @@ class Conversion:
         }
 
     def _unchanged_sources(self) -> list[dict[str, Any]]:
-        """What the sources were; of one that was changed while it was read, nobody knows what is in the dataset."""
+        """Name the sources; of one that was changed while it was read, nobody knows what is in the dataset."""
         sources = []
         for path, before in zip(self.options.paths, self.options.stamps, strict=True):
             if Stamp.of(path) != before:
@@ -479,7 +480,7 @@ class Conversion:
         writer = self._writer(writing.dataset, writing.shape)
         phase = "write" if writing.dataset.name == "dataset" else "write unscaled"
         tell = self.pool.tell_within(phase, "rows", writing.shape.n_rows)
-        groups = [shards] if tell is not None else [[shard] for shard in shards]
+        groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
         tasks = [(replace(writing, tell=tell), group) for group in groups]
         sizes = [sum(shard.n_rows for shard in group) for group in groups]
         for parts in self.pool.run(function, tasks, phase=phase, unit="rows", sizes=sizes):
@@ -489,21 +490,27 @@ class Conversion:
             held.release()  # statistics may need the memory
         if writing.scaling.changes_values:
             writer.write_scaling(writing.whole_scaling())
-        if writing.sums is None:
-            statistics = self._statistics_files(writing.dataset, None, writing.shape)
-        elif tell is not None:  # made by the only task
-            statistics = list(writing.sums.iterdir())
-        else:
-            sums = sorted(writing.sums.iterdir())
-            statistics = self._by_ranges(
-                partial(join_statistics, sums), writing.sums / "joined", self.pool.n_workers, writing.shape
-            )
-        columns = (batch for path in statistics for batch in saved_columns(path))
+        self._write_features(writer, writing)
+        writer.close(**manifest)
+
+    def _write_features(self, writer: DatasetWriter, writing: Writing) -> None:
+        columns: FeatureColumns = (
+            batch for path in self._statistics(writing) for batch in saved_columns(path)
+        )
         if writing.original is not None:
             original = np.load(writing.original, mmap_mode="r")
             columns = ({**batch, "original": original[batch["feature"]]} for batch in columns)
         writer.write_features(in_groups(columns), compact=self.options.compact)
-        writer.close(**manifest)
+
+    def _statistics(self, writing: Writing) -> list[Path]:
+        """Files with the statistics of features, from sums where there are any."""
+        if writing.sums is None:
+            return self._statistics_files(writing.dataset, None, writing.shape)
+        saved = sorted(writing.sums.iterdir())
+        if self.pool.n_workers == 1:  # made by the only task
+            return saved
+        join = partial(join_statistics, saved)
+        return self._by_ranges(join, writing.sums / "joined", self.pool.n_workers, writing.shape)
 
     def _scaled(self, writing: Writing, unscaled: Path) -> Writing:
         """The same shards, with divisors made from a dataset without scaling."""

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 ROW_BYTES = 72
-"""What a row takes in memory besides its entries: source row, label, weight, offset, key, and its part of the sort."""
+"""Memory of a row besides its entries: source row, label, weight, offset, key, and its part of the sort."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -113,7 +113,7 @@ class Arena:
         return self._all.index.dtype
 
     def has_room(self, n_rows: int, n_entries: int) -> bool:
-        """Whether that much more can be appended."""
+        """Tell whether this many more can be appended."""
         rows, entries = self.n_rows + n_rows, self.n_entries + n_entries
         return rows * ROW_BYTES + entries * self.entry_bytes <= self._n_bytes
 
@@ -166,7 +166,7 @@ class Arena:
 
 @dataclass
 class Counts:
-    """What was met while parsing, over all blocks so far.
+    """Counts of what was met while parsing, over all blocks so far.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class Counts:
     n_query_ids, n_decimal_labels : int
         ``qid:`` tokens skipped, and labels that are no integers.
     zero_index : bool
-        Whether an index 0 occurs.
+        True where an index 0 occurs.
     max_index : int
         The largest index, -1 where there is none; `max_location` is the file and line where it occurs first.
     max_location : str
@@ -201,7 +201,7 @@ class Counts:
 
     @property
     def is_wide(self) -> bool:
-        """Whether an index takes more than 32 bits."""
+        """True where an index takes more than 32 bits."""
         return self.max_index > _INT32_MAX
 
     def add(self, later: Counts) -> None:
@@ -213,7 +213,7 @@ class Counts:
             setattr(self, name, getattr(self, name) + getattr(later, name))
 
     def messages(self, dtype: np.dtype) -> list[str]:
-        """What a user wants to know about entries that are not in the result."""
+        """Tell of entries that are not in the result."""
         said = [
             (self.n_explicit_zeros, "explicit zeros dropped"),
             (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),

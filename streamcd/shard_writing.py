@@ -70,7 +70,7 @@ class Writing:
     sums : Path, optional
         A directory for the sums of every task's features; None where those of all do not fit in memory.
     encode_ahead : bool
-        Whether a thread encodes a chunk while the next one is gathered.
+        A thread encodes a chunk while the next one is gathered.
     tell : callable, optional
         Told the rows written, where all shards are one task.
     """
