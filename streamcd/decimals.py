@@ -1,6 +1,6 @@
 """Decimal numbers in text, as Python's ``float()`` gives them: correctly rounded float64.
 
-Text is read eight bytes at a time: as many have to follow its last digit, of any content (`sources.PADDING`).
+Text is read eight bytes at a time: as many have to follow its last digit, of any content (`byte_sources.PADDING`).
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs

@@ -12,9 +12,9 @@ import numpy as np
 
 from .dataset import Dataset
 from .external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
+from .libsvm import write_rows
 from .memory import parse_size, require
 from .progress import Listener, Progress
-from .svmlight import write_rows
 
 _LAYOUT = Layout((np.dtype(np.int64),), (np.dtype(np.uint8),))
 """Of a line: its row in the source, and its bytes."""

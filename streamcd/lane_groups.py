@@ -11,10 +11,10 @@ import numpy as np
 from .dataset import Dataset
 from .errors import UsageError
 from .memory import RESERVED_BYTES, format_size
-from .parallel import memory_per_worker
 from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
 from .plan import Plan, make_plan
 from .problems import Problem
+from .process_pool import memory_per_worker
 from .solvers import Solver
 from .training_options import make_lanes, make_solver
 

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from . import sources
+from .byte_sources import (
+    ByteRange,
+    expand_sources,
+    range_starts,
+    share_out,
+    total_bytes,
+)
 from .dataset import Dataset, open_dataset
 from .errors import ModelError, UsageError
 from .memory import RESERVED_BYTES, parse_size, require
 from .model import Model, load_model
-from .parallel import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from .parquet import TableWriter, schema
 from .problems import crammer_singer_losses, row_loss, twin_losses
+from .process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from .progress import Listener, Progress
 from .roc_auc import RocArea
 from .scaling import Scaling
 from .source_order import SourceOrder
-from .sources import (
-    Piece,
-    cut_into_pieces,
-    expand_sources,
-    piece_starts,
-    total_bytes,
-)
 from .sums import ExactSum
 
 if TYPE_CHECKING:
-    from .svmlight import RowBlock
+    from .libsvm import LibsvmFormat
+    from .rows import RowBatch
 
 MAX_CONFUSION_LABELS = 1000
 """Above so many labels there is no confusion matrix."""
@@ -136,34 +136,29 @@ class _Decisions:
             self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
     def _text_rows(self, phase: str) -> Iterator[_Rows]:
-        from .svmlight import iterate_blocks  # the parser's kernels: only where there is text
+        from .libsvm import iterate_sources  # the parser's kernels: only where there is text
 
-        blocks = iterate_blocks(self._path, listener=self.listener, phase=phase, **self._text_options())
-        return self._rows_of_blocks(blocks)
+        return self._rows_of_batches(iterate_sources(self._path, self._text_form(), self.listener, phase))
 
-    def piece_rows(self, piece: Piece, place0: int, line0: int) -> Iterator[_Rows]:
-        """The rows of a piece of text."""
-        from .svmlight import iterate_piece
+    def range_rows(self, part: ByteRange, first_row: int, first_line: int) -> Iterator[_Rows]:
+        """The rows of a range of text."""
+        from .libsvm import iterate_batches
 
-        return self._rows_of_blocks(iterate_piece(piece, place0=place0, line0=line0, **self._text_options()))
+        return self._rows_of_batches(iterate_batches([part], self._text_form(), first_row, first_line))
 
-    def _text_options(self) -> dict[str, Any]:
-        return {
-            "value_dtype": np.float64,
-            "index_base": self.model.index_base,
-            "n_features": self.model.n_features,
-            "ignore_beyond": True,
-            "block_bytes": self._text_block,
-        }
+    def _text_form(self) -> LibsvmFormat:
+        from .libsvm import LibsvmFormat
 
-    def _rows_of_blocks(self, blocks: Iterator[RowBlock]) -> Iterator[_Rows]:
+        model = self.model
+        return LibsvmFormat(np.float64, model.index_base, model.n_features, True, self._text_block)
+
+    def _rows_of_batches(self, batches: Iterator[RowBatch]) -> Iterator[_Rows]:
         counts = None
-        for block in blocks:
-            counts = block.counts
-            n_rows = block.label.size
-            source = np.arange(block.place0, block.place0 + n_rows)
-            feature = block.index - self.model.index_base
-            yield from self._decide(source, block.label, np.ones(n_rows), block.indptr, feature, block.value)
+        for batch in batches:
+            counts, rows = batch.counts, batch.rows
+            feature = rows.index - self.model.index_base
+            weight = np.ones(rows.n_rows)
+            yield from self._decide(rows.source_row, rows.label, weight, rows.indptr, feature, rows.value)
         if counts is not None:
             self.n_ignored += counts.n_ignored
 
@@ -190,16 +185,16 @@ class _Decisions:
             shares = in_shares(np.diff(dataset.entry_start).tolist(), n_tasks)
             sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
             return [(range(start, stop),) for start, stop in shares], sizes, "rows"
-        from .svmlight import check_rows, count_piece
+        from .libsvm import LibsvmFormat, check_rows, count_rows
 
         paths = expand_sources(self._path)
-        size = sum(Piece(path).n_bytes for path in paths) // n_tasks
-        pieces = cut_into_pieces(paths, min(max(size, sources.LEAST_PIECE_BYTES), sources.MOST_PIECE_BYTES))
-        sizes = [piece.n_bytes for piece in pieces]
-        counted = workers.run(count_piece, [(piece,) for piece in pieces], phase="count", sizes=sizes)
-        starts = piece_starts(pieces, counted)
+        ranges = share_out(paths, n_tasks)
+        sizes = [part.n_bytes for part in ranges]
+        tasks = [(part, LibsvmFormat()) for part in ranges]
+        counted = workers.run(count_rows, tasks, phase="count", sizes=sizes)
+        starts = range_starts(ranges, counted)
         check_rows(sum(n_rows for n_rows, _ in counted), paths)
-        return [(piece, *start) for piece, start in zip(pieces, starts, strict=True)], sizes, "B"
+        return [(part, *start) for part, start in zip(ranges, starts, strict=True)], sizes, "B"
 
     def _read_rows(self, path: Path) -> Iterator[_Rows]:
         """Rows from a worker's file, as many at a time as are decided at a time here."""
@@ -238,11 +233,11 @@ def _shared_model(directory: str) -> Model:
     return load_model(Path(directory) / "model")
 
 
-def _decide_share(shared: _Shared, out: Path, part: range | Piece, *start: int) -> int:
-    """Write the rows of some chunks or of a piece of text with their decisions; returns the entries ignored."""
+def _decide_share(shared: _Shared, out: Path, part: range | ByteRange, *start: int) -> int:
+    """Write the rows of some chunks or of a range of text with their decisions; returns the entries ignored."""
     model = _shared_model(shared.directory)
     decisions = _Decisions(shared.data, model, shared.budget, Listener())
-    rows = decisions.dataset_rows("", part) if isinstance(part, range) else decisions.piece_rows(part, *start)
+    rows = decisions.dataset_rows("", part) if isinstance(part, range) else decisions.range_rows(part, *start)
     with open(out, "wb") as file:
         for block in rows:
             records = np.empty((block.label.size, 3 + model.n_vectors))

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from .svmlight import write_rows
+from .libsvm import write_rows
 
 BLOCK_ROWS = 4096
 

@@ -35,7 +35,8 @@ from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
 from .external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, index_path
 from .locks import release_lock, take_lock
 from .memory import parse_size, require
-from .parallel import (
+from .parquet import sync_directory, write_file_atomically
+from .process_pool import (
     TASKS_PER_WORKER,
     Pool,
     Tell,
@@ -44,7 +45,6 @@ from .parallel import (
     memory_per_worker,
     open_pool,
 )
-from .parquet import sync_directory, write_file_atomically
 from .progress import Listener
 
 _MAX_BUCKETS = 256

@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from .parallel import TASKS_PER_WORKER, Workers, checked_workers, in_shares
 from .parquet import file_checksum
+from .process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares
 from .progress import Listener, Progress
 
 

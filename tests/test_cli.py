@@ -115,7 +115,7 @@ def test_training_does_not_load_what_costs_the_users_memory(data, tmp_path):
         "import sys\nfrom streamcd.cli import cli\n"
         f"try: cli.main(['train', {str(data)!r}, {str(tmp_path / 'run')!r}, '--json'])\nexcept SystemExit: pass\n"
         "names = {'scipy.sparse', 'scipy.optimize', 'dask', 'distributed', 'sklearn', 'pandas', 'matplotlib', 'rich',"
-        " 'streamcd.svmlight', 'streamcd.convert', 'streamcd.predict'}\n"
+        " 'streamcd.libsvm', 'streamcd.convert', 'streamcd.predict'}\n"
         "print(sorted(names & set(sys.modules)))"
     )
     done = subprocess.run(

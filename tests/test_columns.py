@@ -21,6 +21,7 @@ from streamcd.columnchecks import verify
 from streamcd.columns import Columns, open_columns
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, LockError, UsageError
+from streamcd.locks import release_lock, take_lock
 from streamcd.transpose import make_columns
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,6 +183,9 @@ def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: s
             after = {name: (work / name).stat().st_mtime_ns for name in marks}
             assert after == marks, "what was done was done again"
 
+    while (lock := take_lock(dataset.path)) is None:  # until the last worker has noticed
+        time.sleep(0.01)
+    release_lock(lock)
     assert files_of(make_columns(dataset, workers=2, listener=Told(), **SMALL)) == expected
     assert messages
 

@@ -18,14 +18,15 @@ import pytest
 import scipy.sparse as sp
 
 from streamcd import convert as convert_function
-from streamcd.convert import _LEAST_BYTES, Plan
+from streamcd.convert import _LEAST_BYTES
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
-from streamcd.features import feature_statistics, in_groups
+from streamcd.external_shuffle import row_keys
+from streamcd.feature_statistics import STATISTICS_BYTES, RangeStatistics, _scattered_statistics, in_groups
 from streamcd.memory import RESERVED_BYTES
+from streamcd.pipeline import Plan
 from streamcd.progress import Listener, Progress
-from streamcd.shuffle import row_keys
 from streamcd.synthetic import write_text_like
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,7 +207,7 @@ def test_a_bucket_that_is_too_large_is_scattered_again(
     text_file: Path, tmp_path: Path, with_plan: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = convert(text_file, tmp_path / "whole")
-    monkeypatch.setattr("streamcd.shuffle._MAX_BITS", 1)  # two buckets at a time
+    monkeypatch.setattr("streamcd.pipeline.MAX_BITS", 1)  # two buckets at a time
     with_plan(sort_bytes=40_000, block_bytes=1000)
     assert convert(text_file, tmp_path / "split").fingerprint == expected.fingerprint
 
@@ -395,17 +396,20 @@ def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes:
         for i in range(20)
     ]
 
-    def statistics(n_bytes: int, n_features: int) -> list[dict[str, np.ndarray]]:
-        pieces = feature_statistics(
-            lambda: chunks, n_features=n_features, n_rows=70, memory_bytes=n_bytes, scratch=tmp_path
-        )
-        return list(in_groups(pieces))
+    def by_ranges(width: int) -> list[dict[str, np.ndarray]]:
+        found = []
+        for start in range(0, 900, width):
+            statistics = RangeStatistics(start, min(start + width, 900))
+            for entries in chunks:
+                statistics.add(*entries)
+            found += statistics.columns(70)
+        return list(in_groups(found))
 
-    expected = statistics(10**6, 900)
-    for n_features in (900, 2**40):
-        for piece, same in zip(statistics(memory_bytes, n_features), expected, strict=True):
-            for name, column in piece.items():
-                assert np.array_equal(column, same[name]), name
+    scattered = in_groups(_scattered_statistics(lambda: chunks, 70, memory_bytes, tmp_path))
+    (expected,) = by_ranges(900)
+    for (same,) in (by_ranges(max(memory_bytes // STATISTICS_BYTES, 1)), list(scattered)):
+        for name, column in expected.items():
+            assert np.array_equal(column, same[name]), name
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -461,7 +465,10 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for target in ("streamcd.dataset_writer.DatasetWriter.write_chunk", "streamcd.shuffle._write_segment"):
+    for target in (
+        "streamcd.dataset_writer.PartWriter.write_chunk",
+        "streamcd.external_shuffle._write_columns",
+    ):
         with monkeypatch.context() as patched:
             patched.setattr(target, full)
             with_plan(sort_bytes=50_000)
@@ -473,13 +480,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 SLOW_CONVERSION = """
 import sys, time
 from streamcd import convert
-from streamcd.dataset_writer import DatasetWriter
-write = DatasetWriter.write_chunk
+from streamcd.dataset_writer import PartWriter
+write = PartWriter.write_chunk
 def slow(*arguments):
     write(*arguments)
     print("written", flush=True)
     time.sleep(60)
-DatasetWriter.write_chunk = slow
+PartWriter.write_chunk = slow
 convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True)
 """
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +27,25 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from streamcd import byte_sources, chunking, evaluate, load_model, make_columns, predict, process_pool, train
 from streamcd import convert as convert_function
-from streamcd import evaluate, load_model, make_columns, parallel, parallel_convert, predict, sources, train
-from streamcd.chunking import ChunkRule
+from streamcd.byte_sources import ByteRange, cut_into_ranges
+from streamcd.chunking import ChunkRule, cut_chunks
 from streamcd.columnchecks import verify
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
+from streamcd.external_shuffle import RunFormat, RunReader, RunWriter, row_keys
+from streamcd.libsvm import LibsvmFormat, count_rows, iterate_batches
 from streamcd.memory import RESERVED_BYTES
-from streamcd.parallel import COORDINATOR_BYTES, Workers, in_shares, memory_per_worker, processor_shares
+from streamcd.process_pool import COORDINATOR_BYTES, Workers, in_shares, memory_per_worker, processor_shares
 from streamcd.progress import Listener, Progress
-from streamcd.runs import RunFormat, RunReader, RunWriter
-from streamcd.shuffle import Rows, Sorter
-from streamcd.sources import Piece, cut_into_pieces
+from streamcd.rows import Rows
 from streamcd.sums import ExactSum
-from streamcd.svmlight import count_piece, iterate_blocks, iterate_piece
 from streamcd.synthetic import write_text_like
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = "2GB"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 convert: Callable[..., Dataset] = convert_function
 
 
@@ -68,8 +70,8 @@ class Lent:
 def started() -> Iterator[dict[int, Lent]]:
     """Processes by their number."""
     with (
-        Workers(2, Listener(), "streamcd.parallel_convert") as two,
-        Workers(3, Listener(), "streamcd.parallel_convert") as three,
+        Workers(2, Listener(), "streamcd.pipeline") as two,
+        Workers(3, Listener(), "streamcd.pipeline") as three,
     ):
         yield {2: Lent(two), 3: Lent(three)}
 
@@ -77,10 +79,10 @@ def started() -> Iterator[dict[int, Lent]]:
 @pytest.fixture
 def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
     """``lend(2)`` makes two processes that have been started do the work of the next call; small files are cut as well."""
-    monkeypatch.setattr(sources, "LEAST_PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
 
     def use(n_workers: int) -> int:
-        for module in ("convert", "predict", "verification"):
+        for module in ("process_pool", "predict", "verification"):
             if n_workers > 1:
                 monkeypatch.setattr(
                     importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]
@@ -149,7 +151,7 @@ def test_statistics_of_features_are_the_same_beside_the_rows_and_after_them(
     """Sums of every shard where those of all features fit in memory, else another read of the shards for them."""
     for room in (True, False):
         if not room:
-            monkeypatch.setattr("streamcd.parallel_convert._sums_bytes", lambda plan: 0)
+            monkeypatch.setattr("streamcd.pipeline.Plan.sums_bytes", lambda plan, rows_held: 0)
         convert(text_file, tmp_path / str(room), workers=lend(2), memory=MEMORY, scale=scale, **CUT)
     one = convert(text_file, tmp_path / "one", scale=scale, **CUT)
     assert one.n_shards > 3
@@ -321,6 +323,70 @@ def test_workers_end_with_a_process_that_is_killed(text_file: Path, tmp_path: Pa
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
+SLOW_TO_END = """
+import os, sys, threading, time
+import streamcd.process_pool as process_pool
+from streamcd import convert, make_columns
+from streamcd.errors import StreamcdError
+from streamcd.progress import Listener
+
+def end_late():
+    process_pool.multiprocessing.parent_process().join()
+    time.sleep(3)
+    os._exit(1)
+
+if sys.argv[-1] == "delayed":
+    process_pool._end_with_parent = end_late
+
+class Killed(Listener):
+    def progress(self, progress):
+        if sys.argv[-1] == "delayed" and progress.phase == phase:
+            os.kill(os.getpid(), 9)
+
+if __name__ == "__main__":
+    _, call, phase, how, source, dest, _ = sys.argv
+    if how == "spawned":  # a process with threads is not copied
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    options = {"workers": 2, "memory": "2GB", "chunk_size": "20kB", "shard_size": "100kB", "listener": Killed()}
+    try:
+        convert(source, dest, **options) if call == "convert" else make_columns(source, **options)
+    except StreamcdError as error:
+        sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "phase", "how"), [("convert", "write", "copied"), ("columns", "sort", "spawned")]
+)
+def test_nobody_begins_where_workers_of_a_killed_process_still_write(
+    call: str, phase: str, how: str, text_file: Path, tmp_path: Path
+) -> None:
+    """Copies let go of the lock: a new command began beside them, and put a part in place that they had cut short."""
+    script, data = tmp_path / "script.py", tmp_path / "data"
+    script.write_text(SLOW_TO_END)
+    if call == "columns":
+        convert(text_file, data, **CUT)
+    expected = convert(text_file, tmp_path / "expected", **CUT)
+    source = text_file if call == "convert" else data
+
+    def run(delay: str) -> subprocess.CompletedProcess[str]:
+        with open(tmp_path / "said", "w") as said:  # workers that outlive it would keep a pipe open
+            arguments = [sys.executable, script, call, phase, how, source, data, delay]
+            return subprocess.run([*map(str, arguments)], stderr=said, cwd=tmp_path, env=ENVIRONMENT)
+
+    assert run("delayed").returncode == -signal.SIGKILL
+    run("at once")
+    said = (tmp_path / "said").read_text()
+    assert re.fullmatch(
+        r".*: another (conversion writes this dataset|process makes its column layout); .*\n", said
+    )
+    assert not (data if call == "convert" else data / "columns").exists()
+    eventually(lambda: run("later").returncode == 0)
+    dataset = open_dataset(data)
+    assert dataset.fingerprint == expected.fingerprint
+    assert verify(dataset) == []
+
+
 def test_a_process_with_threads_is_not_copied() -> None:
     """Its workers are started from nothing, and give the same answers."""
     told = threading.Event()
@@ -328,7 +394,7 @@ def test_a_process_with_threads_is_not_copied() -> None:
     before = descendants(os.getpid())
     thread.start()
     try:
-        with Workers(2, Listener(), "streamcd.parallel") as workers:
+        with Workers(2, Listener(), "streamcd.process_pool") as workers:
             spawned = workers.run(os.getppid, [()])
             started = set(descendants(os.getpid())).difference(before)
             lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in started]
@@ -444,33 +510,35 @@ def test_columns_are_verified_by_several_workers_too(
 # The parts
 
 
-def test_pieces_are_the_whole_in_order(text_file: Path, several_files: list[str]) -> None:
+def test_ranges_are_the_whole_in_order(text_file: Path, several_files: list[str]) -> None:
     text = text_file.read_bytes()
     for size in (1, 50, 1000, 1 << 14, 1 << 30):
-        pieces = cut_into_pieces([str(text_file)], size)
-        stops = [len(text) if piece.stop is None else piece.stop for piece in pieces]
-        assert [piece.start for piece in pieces] == [0, *stops[:-1]]
+        ranges = cut_into_ranges([str(text_file)], size)
+        stops = [len(text) if part.stop is None else part.stop for part in ranges]
+        assert [part.start for part in ranges] == [0, *stops[:-1]]
         assert stops[-1] == len(text)
         assert all(text[stop - 1 : stop] == b"\n" for stop in stops)
-    paths = sources.expand_sources(several_files)
-    assert [piece.path for piece in cut_into_pieces(paths, 1 << 30)] == paths
+    paths = byte_sources.expand_sources(several_files)
+    assert [part.path for part in cut_into_ranges(paths, 1 << 30)] == paths
 
 
-def test_a_piece_is_parsed_as_its_part_of_the_whole(text_file: Path) -> None:
+def test_a_range_is_parsed_as_its_part_of_the_whole(text_file: Path) -> None:
     (whole,) = (
-        (block.label.copy(), block.index.copy()) for block in iterate_blocks(text_file, block_bytes=1 << 22)
+        replace(batch.rows, index=batch.rows.index.copy(), label=batch.rows.label.copy())
+        for batch in iterate_batches([ByteRange(str(text_file))], LibsvmFormat(block_bytes=1 << 22))
     )
+    form = LibsvmFormat(block_bytes=1 << 12)
     row, line, label, index = 0, 0, [], []
-    for piece in cut_into_pieces([str(text_file)], 1 << 14):
-        for block in iterate_piece(piece, place0=row, line0=line, block_bytes=1 << 12):
-            assert block.place0 == sum(map(len, label))
-            label.append(block.label.copy())
-            index.append(block.index.copy())
-        n_rows, n_lines = count_piece(piece, block_bytes=1 << 12)
+    for part in cut_into_ranges([str(text_file)], 1 << 14):
+        for batch in iterate_batches([part], form, row, line):
+            assert batch.rows.source_row[0] == sum(map(len, label))
+            label.append(batch.rows.label.copy())
+            index.append(batch.rows.index.copy())
+        n_rows, n_lines = count_rows(part, form)
         row, line = row + n_rows, line + n_lines
-    assert np.array_equal(np.concatenate(label), whole[0])
-    assert np.array_equal(np.concatenate(index), whole[1])
-    assert row == whole[0].size
+    assert np.array_equal(np.concatenate(label), whole.label)
+    assert np.array_equal(np.concatenate(index), whole.index)
+    assert row == whole.n_rows
     assert line == text_file.read_bytes().count(b"\n")
 
 
@@ -478,13 +546,13 @@ def test_a_piece_is_parsed_as_its_part_of_the_whole(text_file: Path) -> None:
 def test_rows_are_counted_as_they_are_parsed(text: str, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(text.encode())
-    parsed = sum(len(block.label) for block in iterate_piece(Piece(str(path)), place0=0, line0=0))
-    assert count_piece(Piece(str(path)))[0] == parsed
+    part, form = ByteRange(str(path)), LibsvmFormat()
+    assert count_rows(part, form)[0] == sum(batch.rows.n_rows for batch in iterate_batches([part], form))
 
 
 @pytest.mark.parametrize("seed", [3, None])
 @pytest.mark.parametrize("memory_bytes", [4_000, 20_000, 10_000_000])
-def test_runs_give_the_order_of_the_sorter_however_little_memory(
+def test_runs_give_the_order_of_the_keys_however_little_memory(
     seed: int | None, memory_bytes: int, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
@@ -492,27 +560,23 @@ def test_runs_give_the_order_of_the_sorter_however_little_memory(
     indptr = np.concatenate([[0], np.cumsum(counts)])
     index = rng.integers(0, 1000, indptr[-1])
     rows = Rows(np.arange(500), rng.random(500), None, indptr, index, rng.random(indptr[-1]))
-    options: dict[str, Any] = {"seed": seed, "value_dtype": np.dtype(np.float64), "weighted": False}
-    form = RunFormat(tmp_path, bits=2, **options)
+    form = RunFormat(tmp_path, seed, 2, np.dtype(np.float64), weighted=False)
     for run, start in enumerate(range(0, 500, 125)):
         writer = RunWriter(form, run, memory_bytes)
         for first in range(start, start + 125, 25):
             writer.append(rows.take(np.arange(first, first + 25)), wide=run == 2)
-        writer.close()
+        assert writer.close() is None
     reader = RunReader(form, 4, memory_bytes, wide=True)
-    cells = [cell for bucket in range(4) for cell in reader.cells(bucket)]
+    cells = [cell for bucket in range(reader.n_buckets) for cell in reader.cells(bucket)]
     assert len(cells) > 4 or memory_bytes > 4_000
     found = [
         (held.take(order), reader.lengths(cell)) for cell in cells for held, order in [reader.load(cell)]
     ]
     assert all(np.array_equal(np.diff(part.indptr), lengths) for part, lengths in found)
-    sorter = Sorter(tmp_path / "sorter", memory_bytes=1 << 20, **options)
-    sorter.append(rows, wide=True, share_read=None)
-    sorter.finish()
-    ((held, order),) = sorter.sorted_rows()
-    for name in ("place", "label", "index", "value"):
+    expected = rows.take(np.arange(500) if seed is None else np.argsort(row_keys(np.arange(500), seed)))
+    for name in ("source_row", "label", "index", "value"):
         joined = np.concatenate([getattr(part, name) for part, _ in found])
-        assert np.array_equal(joined, getattr(held.take(order), name))
+        assert np.array_equal(joined, getattr(expected, name))
 
 
 def test_every_worker_keeps_to_processors_of_its_own() -> None:
@@ -604,7 +668,7 @@ def test_a_worker_that_dies_before_it_has_work_is_told_of_with_the_work(
         raise BrokenProcessPool("terminated abruptly")
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
-    with Workers(2, Listener(), "streamcd.parallel") as workers:  # noqa: SIM117
+    with Workers(2, Listener(), "streamcd.process_pool") as workers:  # noqa: SIM117
         with pytest.raises(EnvironmentFailure, match="one of 2 worker processes"):
             workers.run(os.getppid, [()])
 
@@ -623,17 +687,17 @@ def test_how_workers_ended_is_told(
     codes: list[int | None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool ends the others with SIGTERM when one has died."""
-    with Workers(2, Listener(), "streamcd.parallel") as workers:
+    with Workers(2, Listener(), "streamcd.process_pool") as workers:
         workers.run(os.getppid, [()])
         left = iter(codes)
-        monkeypatch.setattr(parallel, "_exit_code", lambda process: next(left))
-        assert re.search(f"one of 2 worker processes {said}", workers._obituary())
+        monkeypatch.setattr(process_pool, "_exit_code", lambda process: next(left))
+        assert re.search(f"one of 2 worker processes {said}", workers._describe_worker_exit())
 
 
 def test_workers_are_refused_where_they_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
     with pytest.raises(UsageError, match="expected 1 in a process of a multiprocessing pool"):
-        Workers(2, Listener(), "streamcd.parallel")
+        Workers(2, Listener(), "streamcd.process_pool")
 
 
 def test_chunks_are_cut_the_same_however_many_lengths_are_read_at_a_time(
@@ -644,11 +708,11 @@ def test_chunks_are_cut_the_same_however_many_lengths_are_read_at_a_time(
     paths = [tmp_path / str(number) for number in range(3)]
     for path in paths:
         rng.integers(0, 40, rng.integers(0, 60)).tofile(path)
-    whole = parallel_convert._cut_chunks(paths, 700, 8)
+    whole = cut_chunks(paths, 700, 8)
     assert whole[0].size > 10
     for at_a_time in (1, 2, 7):
-        monkeypatch.setattr(parallel_convert, "_LENGTHS_AT_A_TIME", at_a_time)
-        found = parallel_convert._cut_chunks(paths, 700, 8)
+        monkeypatch.setattr(chunking, "_LENGTHS_AT_A_TIME", at_a_time)
+        found = cut_chunks(paths, 700, 8)
         assert [part.tolist() for part in found] == [part.tolist() for part in whole]
 
 

@@ -21,10 +21,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streamcd.byte_sources import ByteRange, expand_sources, read_blocks
 from streamcd.errors import DataError, UsageError
+from streamcd.libsvm import LibsvmFormat, iterate_sources, write_rows
 from streamcd.progress import Listener, Progress
-from streamcd.sources import expand_sources, read_blocks
-from streamcd.svmlight import Counts, iterate_blocks, write_rows
+from streamcd.rows import Counts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,13 +42,15 @@ def parse(source: Any, **options: Any) -> Parsed:
     label: list[float] = []
     rows: list[list[tuple[int, float]]] = []
     counts = Counts()
-    for block in iterate_blocks(source, **{"value_dtype": np.float64, **options}):
-        assert block.place0 == len(label)
-        label += block.label.tolist()
-        index, value = block.index.tolist(), block.value.tolist()
-        for start, stop in zip(block.indptr[:-1], block.indptr[1:], strict=True):
+    listener = options.pop("listener", None)
+    form = LibsvmFormat(**{"value_dtype": np.float64, **options})
+    for batch in iterate_sources(source, form, listener):
+        found, counts = batch.rows, batch.counts
+        assert found.source_row[0] == len(label)
+        label += found.label.tolist()
+        index, value = found.index.tolist(), found.value.tolist()
+        for start, stop in zip(found.indptr[:-1], found.indptr[1:], strict=True):
             rows.append(list(zip(index[start:stop], value[start:stop], strict=True)))
-        counts = block.counts
     assert counts.n_rows == len(rows)
     assert counts.n_entries == sum(map(len, rows))
     return Parsed(label, rows, counts)
@@ -294,7 +297,7 @@ def test_notices_index_zero_and_the_largest_index(parse_text: Callable[..., Pars
     counts = parse_text("1 3:1\n1 0:0 9:1\n1 9:2\n").counts
     assert counts.zero_index
     assert counts.max_index == 9
-    assert counts.max_place.endswith("data.libsvm:2")
+    assert counts.max_location.endswith("data.libsvm:2")
 
 
 def test_entries_beyond_the_width_can_be_ignored(parse_text: Callable[..., Parsed]) -> None:
@@ -423,8 +426,8 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 def test_standard_input_is_read(tmp_path: Path) -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from streamcd.svmlight import iterate_blocks\n"
-        "print([b.label.tolist() for b in iterate_blocks('-')])"
+        "import sys; sys.path.insert(0, sys.argv[1]); from streamcd.libsvm import LibsvmFormat, iterate_sources\n"
+        "print([b.rows.label.tolist() for b in iterate_sources('-', LibsvmFormat())])"
     )
     for data in (b"1 1:1\n-1 2:1", gzip.compress(b"1 1:1\n-1 2:1\n")):
         done = subprocess.run(
@@ -458,7 +461,7 @@ def test_stopping_early_ends_the_reading_thread(tmp_path: Path) -> None:
 
     (tmp_path / "a").write_bytes(TEXT * 10)
     before = set(threading.enumerate())
-    blocks = read_blocks([str(tmp_path / "a")], block_bytes=1000)
+    blocks = read_blocks([ByteRange(str(tmp_path / "a"))], block_bytes=1000)
     next(blocks)
     assert set(threading.enumerate()) - before
     blocks.close()

@@ -16,15 +16,14 @@ from pathlib import Path
 import click
 import numpy as np
 
-from streamcd.chunking import ChunkCutter
+from streamcd.chunking import ChunkRule
 from streamcd.dataset_writer import DatasetWriter
-from streamcd.distinct import LabelCounts
 from streamcd.errors import StreamcdError
-from streamcd.features import RangeStatistics, in_groups
-from streamcd.shuffle import Rows
-from streamcd.svmlight import write_rows
+from streamcd.feature_statistics import LabelCounts, RangeStatistics, in_groups
+from streamcd.libsvm import write_rows
+from streamcd.rows import Rows, concatenate
+from streamcd.staging import staging_directory
 from streamcd.synthetic import RowPiece, dense_block, iterate_rows, text_block
-from streamcd.workplace import workplace
 
 
 def block_maker(
@@ -34,6 +33,36 @@ def block_maker(
     if name == "dense":
         return partial(dense_block, n_features=n_features, seed=seed, n_classes=classes)
     return partial(text_block, n_features=n_features, entries_per_row=entries, seed=seed, n_classes=classes)
+
+
+class ChunkCutter:
+    """Cuts rows in final order into chunks."""
+
+    def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
+        self._rule = ChunkRule(chunk_bytes, entry_bytes)
+        self._pending: list[Rows] = []
+
+    def cut(self, rows: Rows, order: np.ndarray) -> Iterator[Rows]:
+        """Take rows in the given order; give the chunks that are complete."""
+        start = 0
+        for end in self._rule.ends(rows.indptr[order + 1] - rows.indptr[order]):
+            if end > start:
+                self._pending.append(rows.take(order[start:end]))
+            yield self.rest()
+            start = end
+        if start < len(order):
+            self._pending.append(rows.take(order[start:]))
+
+    def rest(self) -> Rows:
+        """The chunk begun so far."""
+        chunk = concatenate(self._pending)
+        self._pending = []
+        return chunk
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether a chunk is begun."""
+        return bool(self._pending)
 
 
 def write_dataset(
@@ -51,13 +80,13 @@ def write_dataset(
         raise StreamcdError(f"{dest} exists; name another place or replace it with --force")
     labels, statistics = LabelCounts(), RangeStatistics(0, n_features)
     cutter = ChunkCutter(chunk_bytes, entry_bytes=8)
-    with workplace(dest, force) as work:
+    with staging_directory(dest, force) as work:
         writer = DatasetWriter(
             work / "dataset", index_dtype=np.int32, value_dtype=np.float32, row_dtype=np.int64
         )
 
         def write(chunk: Rows) -> None:
-            writer.write_chunk(chunk.place, chunk.label, None, chunk.indptr, chunk.index, chunk.value)
+            writer.write_chunk(chunk.source_row, chunk.label, None, chunk.indptr, chunk.index, chunk.value)
             statistics.add(writer.n_parts - 1, chunk.index, chunk.value)
 
         n_rows = 0

@@ -1,8 +1,7 @@
 """libsvm text: a parser over blocks of bytes, and a writer.
 
 A line is ``label index:value index:value …``. Numbers come out as Python's ``float()`` gives them (correctly rounded
-float64) before they are cast to the dtype asked for. What the text may hold and what is refused is said by
-`iterate_blocks`.
+float64) before they are cast to the dtype asked for. `iterate_batches` says what the text may hold and what is refused.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -10,22 +9,32 @@ float64) before they are cast to the dtype asked for. What the text may hold and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from .byte_sources import (
+    ByteBlock,
+    ByteRange,
+    as_array,
+    display_name,
+    expand_sources,
+    read_blocks,
+    total_bytes,
+)
 from .compiling import kernel
 from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
 from .errors import DataError
+from .problems import LEAST_WEIGHT
 from .progress import Listener, Progress
-from .sources import ByteBlock, Piece, as_array, display_name, expand_sources, read_blocks, total_bytes
+from .rows import Counts, RowBatch, Rows
 
 BLOCK_BYTES = 8 << 20
 MAX_INDEX = 1 << 62
-_INT32_MAX = 2**31 - 1
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Lines
@@ -66,6 +75,8 @@ _INT32_MAX = 2**31 - 1
     _N_STATE,
 ) = range(16)
 _LINE_START = -2
+# what `Counts` begins with
+_COUNTED = [_ROWS, _ENTRIES, _ZEROS, _UNDERFLOWS, _IGNORED, _QIDS, _DECIMAL_LABELS]
 
 
 @kernel
@@ -75,7 +86,7 @@ def _parse(text, stop, state, label, indptr, index, value, least_index, end_inde
     Parameters
     ----------
     text : uint8[:]
-        Ends with a newline at ``stop - 1``; `PADDING` bytes behind it can be read.
+        Ends with a newline at ``stop - 1``; `PADDING` bytes after it can be read.
     state : int64[_N_STATE]
         Changed in place; holds all that is needed to go on after `_FULL`, or after `_FLOAT` once ``known`` is the value
         of the number at ``state[_KNOWN]``.
@@ -262,9 +273,8 @@ def _count(text, start, stop):
         c = text[position]
         if not (c == 0x0A or c == 0x23 or (c == 0x0D and text[position + 1] == 0x0A)):
             rows += 1
-        while (
-            True
-        ):  # to the newline, eight bytes at a time: the lowest zero byte of the word is found exactly
+        # to the newline, eight bytes at a time: the lowest zero byte of the word is found exactly
+        while True:
             word = load8(text, position) ^ np.uint64(0x0A0A0A0A0A0A0A0A)
             zeros = (word - np.uint64(0x0101010101010101)) & ~word & np.uint64(0x8080808080808080)
             if zeros != np.uint64(0):
@@ -276,215 +286,119 @@ def _count(text, start, stop):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Blocks of rows
-
-
-@dataclass
-class Counts:
-    """What was met while parsing, over all blocks so far.
-
-    Attributes
-    ----------
-    n_rows, n_entries : int
-        Rows, and entries kept.
-    n_explicit_zeros, n_underflows, n_ignored : int
-        Entries dropped: written as zero; zero only in the dtype asked for; with an index beyond the width.
-    n_query_ids, n_decimal_labels : int
-        ``qid:`` tokens skipped, and labels that are no integers.
-    zero_index : bool
-        Whether an index 0 occurs.
-    max_index : int
-        The largest index, -1 where there is none; `max_place` is the file and line where it occurs first.
-    max_place : str
-    """
-
-    n_rows: int = 0
-    n_entries: int = 0
-    n_explicit_zeros: int = 0
-    n_underflows: int = 0
-    n_ignored: int = 0
-    n_query_ids: int = 0
-    n_decimal_labels: int = 0
-    zero_index: bool = False
-    max_index: int = -1
-    max_place: str = ""
-
-    @property
-    def label_kind(self) -> str:
-        """``"integer"`` where every label is one, however it is written, else ``"decimal"``."""
-        return "decimal" if self.n_decimal_labels else "integer"
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether an index takes more than 32 bits."""
-        return self.max_index > _INT32_MAX
-
-    def add(self, later: Counts) -> None:
-        """Take in the counts of text that comes later."""
-        if later.max_index > self.max_index:
-            self.max_index, self.max_place = later.max_index, later.max_place
-        self.zero_index = self.zero_index or later.zero_index
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(later, name))
-
-    def messages(self, dtype: np.dtype) -> list[str]:
-        """What a user wants to know about entries that are not in the result."""
-        said = [
-            (self.n_explicit_zeros, "explicit zeros dropped"),
-            (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),
-            (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
-            (self.n_query_ids, "qid: tokens skipped: query groups have no meaning here"),
-        ]
-        return [f"{number:,} {text}" for number, text in said if number]
-
-
-_SUMS = (
-    "n_rows",
-    "n_entries",
-    "n_explicit_zeros",
-    "n_underflows",
-    "n_ignored",
-    "n_query_ids",
-    "n_decimal_labels",
-)
+# Batches of rows
 
 
 @dataclass(frozen=True)
-class RowBlock:
-    """Consecutive rows of the input. The arrays are filled anew when the next block is taken: copy what has to stay.
+class LibsvmFormat:
+    """Options of parsing.
 
     Attributes
     ----------
-    label : ndarray of float64, shape (rows,)
-    indptr : ndarray of int64, shape (rows + 1,)
-    index : ndarray of int64, shape (entries,)
-        As written in the text: the base is not subtracted.
-    value : ndarray of float32 or float64, shape (entries,)
-    place0 : int
-        0-based place of the first row among the rows of the input.
-    bytes_read : int
-        Bytes of the sources read so far.
-    bytes_total : int or None
-        Of all sources, where it can be known.
-    counts : Counts
-        Of the whole input up to and including this block.
+    value_dtype : dtype
+        float32 or float64.
+    index_base : {0, 1}, optional
+        The least index allowed; None allows 0, and `Counts.zero_index` tells whether it occurs.
+    n_features : int, optional
+        Width: indices must be below ``n_features + index_base`` (with no base given, as if it were 1).
+    ignore_beyond : bool
+        Pass over entries beyond the width, and count them, rather than refuse them.
+    block_bytes : int
+        Text parsed at a time. Memory used is about ten times as much.
+    max_line_bytes : int, optional
+        The longest line for which a block may grow.
     """
 
-    label: np.ndarray
-    indptr: np.ndarray
-    index: np.ndarray
-    value: np.ndarray
-    place0: int
-    bytes_read: int
-    bytes_total: int | None
-    counts: Counts
+    value_dtype: Any = np.float32
+    index_base: int | None = None
+    n_features: int | None = None
+    ignore_beyond: bool = False
+    block_bytes: int = BLOCK_BYTES
+    max_line_bytes: int | None = None
+
+    @property
+    def end_index(self) -> int:
+        """The first index that is too large."""
+        if self.n_features is None:
+            return MAX_INDEX + 1
+        return self.n_features + (1 if self.index_base is None else self.index_base)
+
+    def blocks(self, ranges: Sequence[ByteRange]) -> Generator[ByteBlock, None, None]:
+        """The text, in blocks of whole lines."""
+        return read_blocks(ranges, block_bytes=self.block_bytes, max_line_bytes=self.max_line_bytes)
 
 
-@dataclass
-class _Arrays:
-    """Room for the rows of one block."""
-
-    label: np.ndarray
-    indptr: np.ndarray
-    index: np.ndarray
-    value: np.ndarray
-
-    @classmethod
-    def for_text(cls, n_bytes: int, value_dtype: np.dtype) -> _Arrays:
-        # an entry takes four bytes of text or more; rows that are shorter than 16 make several blocks of a text
-        n_rows, n_entries = max(n_bytes // 16, 1024), n_bytes // 4 + 1
-        return cls(
-            np.empty(n_rows),
-            np.zeros(n_rows + 1, np.int64),
-            np.empty(n_entries, np.int64),
-            np.empty(n_entries, value_dtype),
-        )
-
-
-@dataclass
 class _Parser:
-    """Parses byte blocks one after the other; holds the arrays and what is known so far."""
+    """Parses blocks of text one after the other; holds the room for the rows of one, and what is known so far."""
 
-    value_dtype: np.dtype
-    least_index: int
-    end_index: int
-    ignore_beyond: bool
-    arrays: _Arrays
-    bytes_total: int | None
-    counts: Counts = field(default_factory=Counts)
-    line: int = 0
+    def __init__(self, form: LibsvmFormat, first_row: int, first_line: int) -> None:
+        self._form, self._first_row, self._line = form, first_row, first_line
+        self._value_dtype = np.dtype(form.value_dtype)
+        self._least_index, self._end_index = form.index_base or 0, form.end_index
+        self._counts = Counts()
+        self._make_room(form.block_bytes)
 
-    def rows(self, block: ByteBlock) -> Iterator[RowBlock]:
-        """The rows of a block of text, in one or more blocks of rows."""
+    def _make_room(self, n_bytes: int) -> None:
+        # an entry takes four bytes of text or more; rows that are shorter than 16 make several batches of a text
+        n_rows, n_entries = max(n_bytes // 16, 1024), n_bytes // 4 + 1
+        self._label, self._indptr = np.empty(n_rows), np.zeros(n_rows + 1, np.int64)
+        self._index, self._value = np.empty(n_entries, np.int64), np.empty(n_entries, self._value_dtype)
+
+    def batches(self, block: ByteBlock) -> Iterator[RowBatch]:
+        """The rows of a block of text, in one or more batches."""
         n_bytes = block.stop - block.start
-        if n_bytes // 4 + 1 > len(self.arrays.index):
-            self.arrays = _Arrays.for_text(n_bytes, self.value_dtype)
+        if n_bytes // 4 + 1 > len(self._index):
+            self._make_room(n_bytes)
         text = as_array(block)
         state = np.zeros(_N_STATE, np.int64)
-        state[_POSITION], state[_LINE] = block.start, 0 if block.first else self.line
-        state[_LAST], state[_KNOWN], state[_MAX_SEEN] = _LINE_START, -1, self.counts.max_index
+        state[_POSITION], state[_LINE] = block.start, 0 if block.first else self._line
+        state[_LAST], state[_KNOWN], state[_MAX_SEEN] = _LINE_START, -1, self._counts.max_index
         status = _FULL
         while status == _FULL:
             state[_ROWS], state[_ENTRIES] = 0, 0
             status = self._parse(block, text, state)
             if status not in (_END, _FULL):
                 self._refuse(status, block, state)
-            self._count(state, block.name)
             n_rows, n_entries = int(state[_ROWS]), int(state[_ENTRIES])
+            self._count(state, block.name)
             if n_rows:
-                arrays = self.arrays
-                yield RowBlock(
-                    arrays.label[:n_rows],
-                    arrays.indptr[: n_rows + 1],
-                    arrays.index[:n_entries],
-                    arrays.value[:n_entries],
-                    self.counts.n_rows - n_rows,
-                    block.bytes_read,
-                    self.bytes_total,
-                    self.counts,
-                )
+                yield RowBatch(self._rows(n_rows, n_entries), block.bytes_read, self._counts)
+
+    def _rows(self, n_rows: int, n_entries: int) -> Rows:
+        end = self._first_row + self._counts.n_rows
+        return Rows(
+            np.arange(end - n_rows, end),
+            self._label[:n_rows],
+            None,
+            self._indptr[: n_rows + 1],
+            self._index[:n_entries],
+            self._value[:n_entries],
+        )
 
     def _parse(self, block: ByteBlock, text: np.ndarray, state: np.ndarray) -> int:
-        arrays, known = self.arrays, 0.0
+        room = (self._label, self._indptr, self._index, self._value)
+        allowed = (self._least_index, self._end_index, self._form.ignore_beyond)
+        known = 0.0
         while True:
-            status = _parse(
-                text,
-                block.stop,
-                state,
-                arrays.label,
-                arrays.indptr,
-                arrays.index,
-                arrays.value,
-                self.least_index,
-                self.end_index,
-                self.ignore_beyond,
-                known,
-            )
+            status = _parse(text, block.stop, state, *room, *allowed, known)
             if status != _FLOAT:
                 return int(status)
             known = float(_token(block, int(state[_TOKEN])))
             state[_KNOWN] = state[_TOKEN]
 
     def _count(self, state: np.ndarray, name: str) -> None:
-        counts = self.counts
-        counts.n_rows += int(state[_ROWS])
-        counts.n_entries += int(state[_ENTRIES])
-        counts.n_explicit_zeros += int(state[_ZEROS])
-        counts.n_underflows += int(state[_UNDERFLOWS])
-        counts.n_ignored += int(state[_IGNORED])
-        counts.n_query_ids += int(state[_QIDS])
-        counts.n_decimal_labels += int(state[_DECIMAL_LABELS])
-        counts.zero_index = counts.zero_index or bool(state[_ZERO_INDEX])
+        counts = self._counts
+        counts.add(Counts(*[*state[_COUNTED].tolist(), bool(state[_ZERO_INDEX])]))
         if state[_MAX_SEEN] > counts.max_index:
             counts.max_index = int(state[_MAX_SEEN])
-            counts.max_place = f"{name}:{int(state[_MAX_LINE]) + 1}"
-        state[[_ZEROS, _UNDERFLOWS, _IGNORED, _QIDS, _DECIMAL_LABELS]] = 0
-        self.line = int(state[_LINE])
+            counts.max_location = f"{name}:{int(state[_MAX_LINE]) + 1}"
+        state[_COUNTED] = 0
+        self._line = int(state[_LINE])
 
     def _refuse(self, status: int, block: ByteBlock, state: np.ndarray) -> None:
         token = _token(block, int(state[_TOKEN]))
-        place = f"{block.name}:{int(state[_LINE]) + 1}"
-        raise DataError(f"{place}: {self._complaint(status, token, int(state[_LAST]))}")
+        location = f"{block.name}:{int(state[_LINE]) + 1}"
+        raise DataError(f"{location}: {self._complaint(status, token, int(state[_LAST]))}")
 
     def _complaint(self, status: int, token: str, last: int) -> str:
         found = f"found {_shortened(token)}"
@@ -493,10 +407,10 @@ class _Parser:
             what = "label" if status == _BAD_LABEL else "value"
             return f"expected a finite {what}, {found}; correct or remove the line"
         if status in (_RANGE, _LABEL_RANGE):
-            dtype = self.value_dtype if status == _RANGE else np.dtype(np.float64)
+            dtype = self._value_dtype if status == _RANGE else np.dtype(np.float64)
             advice = "convert with --dtype float64" if dtype == np.float32 else "rescale it"
             return f"expected a number that is finite in {dtype}, {found}; {advice}"
-        base = self.least_index
+        base = self._least_index
         complaints = {
             _BAD_LABEL: f"expected a number as label, {found}; correct the line",
             _BAD_TOKEN: f"expected index:value, {found}; correct the line",
@@ -506,7 +420,7 @@ class _Parser:
             _ORDER: f"expected increasing indices, {found} after index {last}; sort the row by index",
             _REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
             _HUGE: f"expected indices up to 2^62, {found}; renumber the features",
-            _BEYOND: f"expected indices up to {self.end_index - 1} (the number of features given), {found}; "
+            _BEYOND: f"expected indices up to {self._end_index - 1} (the number of features given), {found}; "
             "give a larger --n-features",
         }
         return complaints[status]
@@ -524,83 +438,62 @@ def _shortened(token: str, limit: int = 40) -> str:
     return repr(token if len(token) <= limit else token[:limit] + "…")
 
 
-def iterate_blocks(
-    sources: str | Path | Sequence[str | Path],
-    *,
-    value_dtype: Any = np.float32,
-    index_base: int | None = None,
-    n_features: int | None = None,
-    ignore_beyond: bool = False,
-    block_bytes: int = BLOCK_BYTES,
-    max_line_bytes: int | None = None,
-    listener: Listener | None = None,
-    phase: str = "parse",
-) -> Iterator[RowBlock]:
+def iterate_batches(
+    ranges: Sequence[ByteRange], form: LibsvmFormat, first_row: int = 0, first_line: int = 0
+) -> Iterator[RowBatch]:
     """Parse libsvm text.
 
     Taken: LF or CRLF; blank lines; comments after ``#``; rows without entries; any number of spaces and tabs; a last
     line without newline; a UTF-8 byte order mark; labels and values as decimal numbers with or without exponent;
-    ``qid:n`` (skipped). Entries that are zero, in the text or in `value_dtype`, are dropped and counted.
+    ``qid:n`` (skipped). Entries that are zero, in the text or in the type of the values, are dropped and counted.
 
     Parameters
     ----------
-    sources : path or sequence of paths
-        Files, directories, globs, ``"-"``; plain, gzip, bzip2, xz or Zstandard, by content.
-    value_dtype : dtype
-        float32 or float64.
-    index_base : {0, 1}, optional
-        The least index allowed; None allows 0, and `Counts.zero_index` tells whether it occurs.
-    n_features : int, optional
-        Width: indices must be below ``n_features + index_base`` (with no base given, as if it were 1).
-    ignore_beyond : bool
-        Pass over entries beyond the width, and count them, rather than refuse them.
-    block_bytes : int
-        Text parsed at a time. Memory used is about ten times as much.
-    max_line_bytes : int, optional
-        The longest line for which a block may grow.
-    listener : Listener, optional
-        Told the bytes read, once a block.
-    phase : str
-        What to call it then.
+    ranges : sequence of ByteRange
+        Files one after the other, of which the first may begin in its midst.
+    form : LibsvmFormat
+    first_row, first_line : int
+        Rows of the input, and lines of the first file, before the ranges.
 
     Yields
     ------
-    RowBlock
+    RowBatch
+        Its `counts` and `bytes_read` are those of these ranges alone.
 
     Raises
     ------
     DataError
         Naming file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
-        the base, beyond the width, out of order or repeated in its row; a damaged compressed file; no rows at all.
+        the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
+    """
+    parser = _Parser(form, first_row, first_line)
+    with closing(form.blocks(ranges)) as blocks:
+        for block in blocks:
+            yield from parser.batches(block)
+
+
+def iterate_sources(
+    sources: str | Path | Sequence[str | Path],
+    form: LibsvmFormat,
+    listener: Listener | None = None,
+    phase: str = "parse",
+) -> Iterator[RowBatch]:
+    """Parse all of some sources, as `expand_sources` takes them, and tell how far it is; see `iterate_batches`.
+
+    Raises
+    ------
+    DataError
+        As `iterate_batches`, and where there is no row at all.
     """
     paths = expand_sources(sources)
     total = total_bytes(paths)
-    parser = _parser(value_dtype, index_base, n_features, ignore_beyond, block_bytes, total)
-    blocks = read_blocks(paths, block_bytes=block_bytes, max_line_bytes=max_line_bytes)
-    try:
-        for block in blocks:
-            yield from parser.rows(block)
-            if listener is not None:
-                listener.progress(Progress(phase, block.bytes_read, total, "B"))
-    finally:
-        blocks.close()
-    check_rows(parser.counts.n_rows, paths)
-
-
-def _parser(
-    value_dtype: Any,
-    index_base: int | None,
-    n_features: int | None,
-    ignore_beyond: bool,
-    block_bytes: int,
-    bytes_total: int | None,
-) -> _Parser:
-    dtype = np.dtype(value_dtype)
-    width_end = (
-        MAX_INDEX + 1 if n_features is None else n_features + (1 if index_base is None else index_base)
-    )
-    arrays = _Arrays.for_text(block_bytes, dtype)
-    return _Parser(dtype, index_base or 0, width_end, ignore_beyond, arrays, bytes_total)
+    n_rows = 0
+    for batch in iterate_batches([ByteRange(path) for path in paths], form):
+        n_rows = batch.counts.n_rows
+        yield batch
+        if listener is not None:
+            listener.progress(Progress(phase, batch.bytes_read, total, "B"))
+    check_rows(n_rows, paths)
 
 
 def check_rows(n_rows: int, paths: Sequence[str]) -> None:
@@ -612,57 +505,45 @@ def check_rows(n_rows: int, paths: Sequence[str]) -> None:
         )
 
 
-def count_piece(
-    piece: Piece, *, block_bytes: int = BLOCK_BYTES, max_line_bytes: int | None = None
-) -> tuple[int, int]:
-    """Count the rows and the lines of a piece of a source, without reading what they say."""
+def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:
+    """Count the rows and the lines of a range, without reading what they say."""
     n_rows = n_lines = 0
-    blocks = read_blocks([piece], block_bytes=block_bytes, max_line_bytes=max_line_bytes)
-    try:
+    with closing(form.blocks([part])) as blocks:
         for block in blocks:
             rows, lines = _count(as_array(block), block.start, block.stop)
             n_rows, n_lines = n_rows + rows, n_lines + lines
-    finally:
-        blocks.close()
     return n_rows, n_lines
 
 
-def iterate_piece(
-    piece: Piece,
-    *,
-    place0: int,
-    line0: int,
-    value_dtype: Any = np.float32,
-    index_base: int | None = None,
-    n_features: int | None = None,
-    ignore_beyond: bool = False,
-    block_bytes: int = BLOCK_BYTES,
-    max_line_bytes: int | None = None,
-) -> Iterator[RowBlock]:
-    """Parse a piece of a source, as `iterate_blocks` does it all.
+def copy_weights(path: str, out: Path) -> int:
+    """Copy weights of rows, from text with a number a line to numbers of 8 bytes.
 
-    Parameters
-    ----------
-    piece : Piece
-    place0 : int
-        Rows of the input before it.
-    line0 : int
-        Lines of its file before it.
+    Returns
+    -------
+    int
+        How many there are.
 
-    Yields
+    Raises
     ------
-    RowBlock
-        Its `counts` and `bytes_read` are those of this piece alone.
+    DataError
+        Naming the row of a weight that is none.
     """
-    parser = _parser(value_dtype, index_base, n_features, ignore_beyond, block_bytes, None)
-    parser.line = line0
-    blocks = read_blocks([piece], block_bytes=block_bytes, max_line_bytes=max_line_bytes)
-    try:
-        for block in blocks:
-            for rows in parser.rows(block):
-                yield replace(rows, place0=place0 + rows.place0)
-    finally:
-        blocks.close()
+    # a line with a number and nothing else is a row of libsvm text that has only a label
+    form = LibsvmFormat(np.float64, block_bytes=1 << 18)
+    n_weights = 0
+    with open(out, "wb") as file:
+        for batch in iterate_sources(path, form):
+            weight = batch.rows.label
+            possible = (weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))
+            bad = np.flatnonzero(~possible | (np.diff(batch.rows.indptr) > 0))
+            if bad.size:
+                raise DataError(
+                    f"{path}: expected a weight a line, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
+                    f"found something else at row {int(batch.rows.source_row[bad[0]]) + 1}; correct the line"
+                )
+            weight.tofile(file)
+            n_weights += weight.size
+    return n_weights
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -689,7 +570,7 @@ def write_rows(
     value : ndarray of float32 or float64, shape (entries,)
         Written with the fewest digits that give the same number again in this dtype.
     index_base : {1, 0}
-        What is added to `feature`.
+        Added to `feature`.
     """
     # pyarrow makes 8 million entries a second, Python's own formatting less than a million and a half
     import pyarrow as pa

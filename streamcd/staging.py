@@ -1,4 +1,4 @@
-"""Where a dataset is written: a locked directory beside its place, into which it is moved when it is complete."""
+"""A locked directory in which a dataset is written, beside its final name, which it gets when it is complete."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .parquet import sync_directory
 
 
 @contextmanager
-def workplace(dest: Path, force: bool) -> Iterator[Path]:
+def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
     """A locked directory beside `dest`, for work in progress; its ``dataset`` becomes `dest` if all goes well.
 
-    What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left behind, unless
+    What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left, unless
     the process is killed.
     """
     dest = dest.absolute()

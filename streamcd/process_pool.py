@@ -1,6 +1,6 @@
 """Work shared out to processes of this machine, by dask's local scheduler of processes.
 
-What is done in a task is a plain function elsewhere; what is here starts the processes, hands out tasks in order, tells
+A task is a plain function elsewhere; this module starts the processes, hands out tasks in order, tells
 how far they are, and ends them whatever happens. Dask's local scheduler and not a cluster: no ports, no serialised data,
 a tenth of the memory, and a process that is killed ends the work at once instead of being started again.
 
@@ -28,11 +28,12 @@ from multiprocessing.context import ForkContext, ForkProcess, SpawnContext, Spaw
 from typing import Any
 
 from .errors import EnvironmentFailure, StreamcdError, UsageError
+from .locks import HeldLocks, kept_by_copies
 from .memory import RESERVED_BYTES, format_size
 from .progress import Listener, Progress
 
 COORDINATOR_BYTES = 200_000_000
-"""What the process that hands out the work takes of any budget, and the one that Python starts to look after semaphores.
+"""Memory of the process that hands out the work, and of the one that Python starts to look after semaphores.
 
 Measured on Linux x86-64: 142 MB with numba, pyarrow and dask loaded, which compiles nothing; 10 MB; the rest for tables.
 """
@@ -68,9 +69,9 @@ def memory_per_worker(
         The user's bound on the sum of all processes.
     workers : int
     needs : mapping of str to int
-        What takes memory in every worker; the reserve for the interpreter is added here.
+        Bytes taken in every worker, by purpose; the reserve for the interpreter is added here.
     own : mapping of str to int, optional
-        What takes memory in the process that hands out the work; the reserve for it is added here.
+        Bytes taken in the process that hands out the work; the reserve for it is added here.
     advice : str
 
     Returns
@@ -106,7 +107,7 @@ _processors: list[set[int]] = []
 """All processors, and this worker's share of them; empty where they are not shared out."""
 
 
-def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]]) -> None:
+def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]], _: HeldLocks) -> None:
     global _first_failed
     _first_failed = first_failed
     with n_begun.get_lock():
@@ -197,7 +198,7 @@ class _Copying(ForkContext):
 
 
 def _may_be_copied() -> bool:
-    """Whether this process has no thread of Python's but one; those of libraries look after themselves."""
+    """Tell whether this process has no thread of Python's but one; those of libraries look after themselves."""
     return sys.platform == "linux" and threading.active_count() == 1
 
 
@@ -252,7 +253,7 @@ class Workers:
     n_workers : int
     listener : Listener
     module : str
-        What the tasks need, for the workers to load while other things are done.
+        Module of the tasks, for the workers to load while other things are done.
     """
 
     def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
@@ -278,9 +279,12 @@ class Workers:
             self.n_workers,
             mp_context=self._context,
             initializer=_begin,
-            initargs=(self._first_failed, self._context.Value("q", 0), shares),
+            initargs=(self._first_failed, self._context.Value("q", 0), shares, HeldLocks()),
         )
-        with suppress(BrokenProcessPool):  # a worker that dies so early is met again, and told of, by `run`
+        with (
+            kept_by_copies(),
+            suppress(BrokenProcessPool),
+        ):  # a worker that dies so early is met again, and told of, by `run`
             for _ in range(self.n_workers):
                 self._pool.submit(_load, module)
 
@@ -303,12 +307,6 @@ class Workers:
         """None: the end of each task is told for it."""
         return None
 
-    @property
-    def module(self) -> Any:
-        """What the tasks need, here."""
-        with _signals_later():  # an import that is cut short makes Python end by the signal, whatever we say
-            return importlib.import_module(self._module)
-
     def run(
         self,
         function: Callable[..., Any],
@@ -327,7 +325,7 @@ class Workers:
         tasks : sequence of tuple
             Arguments.
         phase, unit : str
-            What to call the progress.
+            Names in the progress.
         sizes : sequence of int, optional
             The part of each task in the progress, in `unit`; without it, nothing is told.
 
@@ -339,7 +337,7 @@ class Workers:
         Raises
         ------
         StreamcdError, OSError, MemoryError
-            What the first task (in order) that failed ended with.
+            The error of the first task, in order, that failed.
         EnvironmentFailure
             Where a worker died.
         """
@@ -378,13 +376,13 @@ class Workers:
                     optimize_graph=False,
                 )
         except BrokenProcessPool:
-            raise EnvironmentFailure(self._obituary()) from None
+            raise EnvironmentFailure(self._describe_worker_exit()) from None
         for result in results:
             if isinstance(result, _Failure):
                 raise result.error
         return list(results)
 
-    def _obituary(self) -> str:
+    def _describe_worker_exit(self) -> str:
         found = [_exit_code(process) for process in self._context.processes]
         codes = [code for code in found if code is not None]
         # the pool ends the others with SIGTERM when one has died

@@ -13,7 +13,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from .errors import DataError, UsageError
 from .memory import format_size
 
 STANDARD_INPUT = "-"
-LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 1 << 20, 128 << 20
-"""Of pieces that several processes read."""
+LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
+"""Of ranges that several processes read."""
 
 PADDING = 16
 """Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
@@ -49,7 +49,7 @@ class ByteBlock:
     name : str
         The source, as messages name it.
     first : bool
-        Whether this is the first block of its source.
+        True for the first block of its source.
     bytes_read : int
         Bytes of all sources read so far; compressed bytes where they are compressed.
     """
@@ -132,10 +132,10 @@ def total_bytes(paths: Sequence[str]) -> int | None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ByteRange:
     """A part of a source that begins and ends where a line does: bytes ``start`` to ``stop`` of the file as it lies on disk.
 
-    Only text that is not compressed has parts; `stop` is None where the piece is all of a file.
+    Only text that is not compressed has parts; `stop` is None where the range is all of a source.
     """
 
     path: str
@@ -151,7 +151,7 @@ class Piece:
 class _Counted(io.RawIOBase):
     """A file that counts what is read from it, and gives back its first bytes after they were looked at.
 
-    With `n_bytes`, the file ends after so many.
+    With `n_bytes`, the file ends after that many bytes.
     """
 
     def __init__(self, file: Any, n_bytes: int | None = None) -> None:
@@ -164,8 +164,8 @@ class _Counted(io.RawIOBase):
         return True
 
     def peek(self, size: int) -> bytes:
-        while len(self._head) < size and (piece := self._file.read(size - len(self._head))):
-            self._head += piece
+        while len(self._head) < size and (more := self._file.read(size - len(self._head))):
+            self._head += more
         return self._head
 
     def readinto(self, buffer: Any) -> int:
@@ -186,62 +186,72 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
-def _open(path: str | Piece) -> _Counted:
-    if isinstance(path, Piece):
-        file = open(path.path, "rb", buffering=0)  # noqa: SIM115 - closed with what counts it
-        file.seek(path.start)
-        return _Counted(file, None if path.stop is None else path.n_bytes)
-    if path == STANDARD_INPUT:
+def _open(part: ByteRange) -> _Counted:
+    if part.path == STANDARD_INPUT:
         # closing the copy leaves the process's own standard input alone
         return _Counted(open(os.dup(sys.stdin.fileno()), "rb", buffering=0))
-    return _Counted(open(path, "rb", buffering=0))
+    file = open(part.path, "rb", buffering=0)  # noqa: SIM115 - closed with what counts it
+    if part.stop is None:
+        return _Counted(file)
+    file.seek(part.start)
+    return _Counted(file, part.n_bytes)
 
 
 def _codec(head: bytes) -> str | None:
     return next((codec for magic, codec in _MAGIC if head.startswith(magic)), None)
 
 
-def cut_into_pieces(paths: Sequence[str], piece_bytes: int) -> list[Piece]:
-    """Cut sources into pieces of about `piece_bytes` that can be read on their own; compressed ones are not cut.
-
-    Parameters
-    ----------
-    paths : sequence of str
-        Of regular files.
-    piece_bytes : int
-
-    Returns
-    -------
-    list of Piece
-        In the order of the source.
-    """
-    return [piece for path in paths for piece in _pieces(path, piece_bytes)]
+def is_compressed(path: str) -> bool:
+    """Tell from its first bytes whether a file is compressed."""
+    with open(path, "rb") as file:
+        return _codec(file.read(6)) is not None
 
 
-def piece_starts(pieces: Sequence[Piece], counted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Rows of the input and lines of its file before every piece, from the rows and lines in each."""
+def expected_text_bytes(ranges: Iterable[ByteRange]) -> int | None:
+    """Estimate the bytes of text, of which compressed files may hold eight times their size; None where nobody knows."""
+    total = 0
+    for part in ranges:
+        if total_bytes([part.path]) is None:
+            return None
+        total += (8 if part.stop is None and is_compressed(part.path) else 1) * part.n_bytes
+    return total
+
+
+def share_out(paths: Sequence[str], n_tasks: int) -> list[ByteRange]:
+    """Cut regular files into about `n_tasks` ranges, within bounds of their size."""
+    size = sum(os.path.getsize(path) for path in paths) // n_tasks
+    return cut_into_ranges(paths, min(max(size, LEAST_RANGE_BYTES), MOST_RANGE_BYTES))
+
+
+def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> list[ByteRange]:
+    """Cut regular files into ranges of about `range_bytes` that can be read on their own; compressed ones are not cut."""
+    return [part for path in paths for part in _ranges(path, range_bytes)]
+
+
+def range_starts(ranges: Sequence[ByteRange], counted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rows of the input and lines of its file before every range, from the rows and lines in each."""
     starts, row, line = [], 0, 0
-    for piece, (n_rows, n_lines) in zip(pieces, counted, strict=True):
-        line = line if piece.start else 0
+    for part, (n_rows, n_lines) in zip(ranges, counted, strict=True):
+        line = line if part.start else 0
         starts.append((row, line))
         row, line = row + n_rows, line + n_lines
     return starts
 
 
-def _pieces(path: str, piece_bytes: int) -> Iterator[Piece]:
+def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
+    size = os.path.getsize(path)
+    if size <= range_bytes or is_compressed(path):
+        yield ByteRange(path)
+        return
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= piece_bytes or _codec(file.read(6)) is not None:
-            yield Piece(path)
-            return
         start = 0
         while start < size:
-            # the first line that begins at or after the place where the cut should be; a long line is never cut
-            file.seek(start + piece_bytes - 1)
+            # the first line that begins where the cut should be, or after it; a long line is never cut
+            file.seek(start + range_bytes - 1)
             while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
                 pass
             stop = min(file.tell(), size)
-            yield Piece(path, start, stop)
+            yield ByteRange(path, start, stop)
             start = stop
 
 
@@ -283,8 +293,8 @@ def _fill(file: Any, view: memoryview, name: str) -> int:
 class _Reader:
     """The thread that fills buffers; its life is one call of `read_blocks`."""
 
-    def __init__(self, paths: Sequence[str | Piece], block_bytes: int, max_line_bytes: int) -> None:
-        self._paths = paths
+    def __init__(self, ranges: Sequence[ByteRange], block_bytes: int, max_line_bytes: int) -> None:
+        self._ranges = ranges
         self._max_line_bytes = max_line_bytes
         self.free: queue.Queue[bytearray | None] = queue.Queue()
         self.filled: queue.Queue[ByteBlock | BaseException | None] = queue.Queue()
@@ -297,9 +307,9 @@ class _Reader:
 
     def _run(self) -> None:
         try:
-            for path in self._paths:
-                with _open(path) as raw:
-                    self._read_source(raw, path)
+            for part in self._ranges:
+                with _open(part) as raw:
+                    self._read_range(raw, part)
                     self._bytes_before += raw.n_bytes
             self.filled.put(None)
         except _Stopped:
@@ -308,7 +318,7 @@ class _Reader:
             self.filled.put(error)
 
     def stop(self) -> None:
-        """Let the thread end; one that waits for standard input is left behind, as nothing can wake it."""
+        """Let the thread end; one that waits for standard input is left waiting, as nothing can wake it."""
         self._stopped.set()
         self.free.put(None)
         self.thread.join(timeout=1.0)
@@ -321,11 +331,10 @@ class _Reader:
             buffer = bytearray(self._block_bytes + PADDING)
         return buffer
 
-    def _read_source(self, raw: _Counted, path: str | Piece) -> None:
-        piece = path if isinstance(path, Piece) else Piece(path)
-        name = display_name(piece.path)
-        file = _decompressed(raw, whole=piece.stop is None)
-        tail, first, more = b"", piece.start == 0, True
+    def _read_range(self, raw: _Counted, part: ByteRange) -> None:
+        name = display_name(part.path)
+        file = _decompressed(raw, whole=part.stop is None)
+        tail, first, more = b"", part.start == 0, True
         while more:
             buffer = self._take_buffer()
             buffer, size = self._read_lines(file, buffer, tail, name)
@@ -364,14 +373,13 @@ class _Stopped(Exception):
 
 
 def read_blocks(
-    paths: Sequence[str | Piece], *, block_bytes: int, max_line_bytes: int | None = None
+    ranges: Sequence[ByteRange], *, block_bytes: int, max_line_bytes: int | None = None
 ) -> Generator[ByteBlock, None, None]:
-    """Read sources one after the other in blocks of whole lines.
+    """Read ranges one after the other in blocks of whole lines.
 
     Parameters
     ----------
-    paths : sequence of str or of Piece
-        As `expand_sources` or `cut_into_pieces` gives them.
+    ranges : sequence of ByteRange
     block_bytes : int
         Size of a block; three of them are in memory, besides what decompression takes.
     max_line_bytes : int, optional
@@ -382,7 +390,7 @@ def read_blocks(
     ByteBlock
         A source without a byte gives one block without text. A block's buffer is used again once the next one is taken.
     """
-    reader = _Reader(paths, block_bytes, max_line_bytes or max(64 * block_bytes, 1_000_000_000))
+    reader = _Reader(ranges, block_bytes, max_line_bytes or max(64 * block_bytes, 1_000_000_000))
     reader.thread.start()
     try:
         while (block := reader.filled.get()) is not None:
