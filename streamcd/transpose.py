@@ -118,20 +118,20 @@ def make_columns(
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for of the layout."""
+    """Options of the layout's format."""
 
     chunk_bytes: int
     shard_bytes: int
     compression: str
 
     def task(self, dataset: Dataset) -> dict[str, Any]:
-        """What is to be done, for a checkpoint to be known by."""
+        """Describe what is to be done, for its state to be known by."""
         return {"dataset": dataset.fingerprint, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the memory is shared out: for entries that wait to be written, and for entries sorted at a time."""
+    """Shares of the memory: for entries that wait to be written, and for entries sorted at a time."""
 
     gather_bytes: int
     sort_bytes: int
@@ -196,8 +196,8 @@ def _restore_replaced(work: Path, path: Path) -> None:
         os.rename(work / "replaced", path / FOLDER)
 
 
-def miscounted(dataset: Dataset) -> DatasetError:
-    """Name the error where the features' numbers of entries are not those of the entries."""
+def _miscounted(dataset: Dataset) -> DatasetError:
+    """Make the error for where the features' numbers of entries are not those of the entries."""
     return DatasetError(
         f"{dataset.path / 'features.parquet'}: does not count the entries of {dataset.path / 'entries'}; "
         "run 'streamcd verify', or convert the data again"
@@ -230,7 +230,7 @@ class Job(NamedTuple):
 
 
 class FeatureCounts:
-    """Which features occur and how often, read from ``features.parquet`` in pieces."""
+    """Reads which features occur and how often from ``features.parquet``, row group by row group."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -263,7 +263,7 @@ class FeatureCounts:
             inner = np.searchsorted(feature, borders).tolist()
             for start, stop in pairwise(sorted({0, *inner, feature.size})):
                 if feature[start] in borders:
-                    _begin(buckets, int(feature[start]))
+                    _begin_bucket(buckets, int(feature[start]))
                 self._extend(buckets, feature[start:stop], count[start:stop], limit)
         return buckets
 
@@ -279,10 +279,10 @@ class FeatureCounts:
                 buckets[-1] = last._replace(n_features=last.n_features + stop - start, n_entries=n_entries)
                 start = stop
             else:
-                _begin(buckets, int(feature[start]))
+                _begin_bucket(buckets, int(feature[start]))
 
 
-def _begin(buckets: list[Bucket], feature: int) -> None:
+def _begin_bucket(buckets: list[Bucket], feature: int) -> None:
     """Begin a bucket with a feature."""
     last = buckets[-1]
     if last.n_features:
@@ -295,6 +295,30 @@ def _divide(dataset: Dataset, options: Options, plan: Plan, n_workers: int) -> d
     n_tasks = TASKS_PER_WORKER * n_workers if n_workers > 1 else 1
     n_tasks = min(max(n_tasks, dataset.n_entries // _TASK_ENTRIES), _MAX_TASKS)
     counts = FeatureCounts(dataset)
+    whole, shards = _outline(dataset, options, counts)
+    if not whole.n_entries or (n_workers == 1 and counts.sort_bytes(whole) <= plan.sort_bytes):
+        return {"buckets": [whole], "jobs": [Job(0, 0, 1)], "shares": []}
+    first = np.array([feature for _, feature in shards])
+    sizes = np.zeros(first.size)
+    for feature, count in counts.pieces(0, dataset.n_features):
+        sizes += np.bincount(np.searchsorted(first, feature, side="right") - 1, count, first.size)
+    begun = [shards[start] for start, _ in in_shares(sizes.astype(np.int64).tolist(), n_tasks)]
+    borders = [feature for _, feature in begun]
+    buckets = counts.cut(whole, plan.sort_bytes, borders)
+    starts = np.searchsorted([bucket.start for bucket in buckets], borders).tolist()
+    starts[0] = 0  # the first bucket begins with features that do not occur
+    ends = [*starts[1:], len(buckets)]
+    return {
+        "buckets": buckets,
+        "jobs": [Job(shard, *ends) for (shard, _), *ends in zip(begun, starts, ends, strict=True)],
+        "shares": in_shares(np.diff(dataset.entry_start).tolist(), n_tasks),
+    }
+
+
+def _outline(
+    dataset: Dataset, options: Options, counts: FeatureCounts
+) -> tuple[Bucket, list[tuple[int, int]]]:
+    """Count all there is, and number the layout's shards that begin with a feature: with which one."""
     outline = ColumnsOutline(dataset, chunk_bytes=options.chunk_bytes, shard_bytes=options.shard_bytes)
     n_features = n_entries = 0
     for feature, count in counts.pieces(0, dataset.n_features):
@@ -303,28 +327,10 @@ def _divide(dataset: Dataset, options: Options, plan: Plan, n_workers: int) -> d
         n_entries += int(count.sum())
     outline.close_parts()
     if n_entries != dataset.n_entries:
-        raise miscounted(dataset)
-    whole = Bucket(0, dataset.n_features, n_features, n_entries)
-    if not n_entries or (n_workers == 1 and counts.sort_bytes(whole) <= plan.sort_bytes):
-        return {"buckets": [whole], "jobs": [Job(0, 0, 1)], "shares": []}
+        raise _miscounted(dataset)
     # a shard that begins within a feature goes with the one before
     shards = [(shard, feature) for shard, (feature, piece) in enumerate(outline.starts) if piece == 0]
-    first = np.array([feature for _, feature in shards])
-    size = np.zeros(first.size)
-    for feature, count in counts.pieces(0, dataset.n_features):
-        size += np.bincount(np.searchsorted(first, feature, side="right") - 1, count, first.size)
-    begun = [shards[start] for start, _ in in_shares(size.astype(np.int64).tolist(), n_tasks)]
-    buckets = counts.cut(whole, plan.sort_bytes, [feature for _, feature in begun])
-    starts = np.searchsorted([bucket.start for bucket in buckets], [feature for _, feature in begun]).tolist()
-    starts[:1] = [0]  # the first bucket begins with features that do not occur
-    return {
-        "buckets": buckets,
-        "jobs": [
-            Job(shard, start, stop)
-            for (shard, _), start, stop in zip(begun, starts, [*starts[1:], len(buckets)], strict=True)
-        ],
-        "shares": in_shares(np.diff(dataset.entry_start).tolist(), n_tasks),
-    }
+    return Bucket(0, dataset.n_features, n_features, n_entries), shards
 
 
 def _begin_or_go_on(
@@ -333,7 +339,8 @@ def _begin_or_go_on(
     """Prepare ``work / "state.json"``, or keep that of an earlier call of the same task, whatever its workers."""
     task = options.task(dataset)
     try:
-        if json.loads((work / "state.json").read_bytes())["task"] == task:
+        # a kill right after the layout was put in place left a state of what is there no more
+        if json.loads((work / "state.json").read_bytes())["task"] == task and (work / FOLDER).exists():
             listener.message("going on with a column layout that was begun earlier")
             return
     except (OSError, ValueError, KeyError):
@@ -477,7 +484,7 @@ class Transposition:
             n_entries += entries.size
             writer.add_pieces(feature, *entries.fields[1:])
         if n_entries != bucket.n_entries:
-            raise miscounted(self._dataset)
+            raise _miscounted(self._dataset)
         writer.end_feature(feature)
 
     def _sort_in_memory(self, bucket: Bucket, blocks: Blocks, writer: ColumnsWriter) -> None:
@@ -495,11 +502,11 @@ class Transposition:
         for entries in blocks:
             found = entries.fields[0]
             if found.size and (found.min() < first or found.max() > feature[-1]):
-                raise miscounted(self._dataset)
+                raise _miscounted(self._dataset)
             if scatter.sort_entries(*entries.fields, first, table, feature, following, ends, row, value) >= 0:
-                raise miscounted(self._dataset)
+                raise _miscounted(self._dataset)
         if not np.array_equal(following, ends):
-            raise miscounted(self._dataset)
+            raise _miscounted(self._dataset)
         del table
         writer.add(feature, count, row, value)
 

@@ -255,6 +255,22 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     assert files_of(make_columns(dataset, **SMALL)) == expected
 
 
+def test_a_kill_after_the_layout_was_put_in_place_leaves_it_alone(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of the work outlived the layout: asked for again, nothing was left to do, and nothing replaced it."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("streamcd.transpose.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_columns(dataset, **SMALL)
+    expected = files_of(open_columns(dataset))
+    assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
+
+
 def test_layout_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     make_columns(dataset, **SMALL)
     other = write_dataset(tmp_path / "other", random_rows(), n_chunks=3)
