@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quick_processes  # noqa: F401
 import scipy.sparse as sp
 
 from streamcd.dataset import Dataset, open_dataset
@@ -20,9 +21,19 @@ from streamcd.dataset_writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Every process that a test starts finds the source tree and this folder's `sitecustomize`.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+SUBPROCESS_ENVIRONMENT = dict(os.environ)
+
 # A shell starts what it puts in the background with Ctrl-C ignored, which processes hand down: those that tests interrupt
 # would not notice.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """A worker for each processor that the tests may use, as far as there is work for them."""
+    return min(len(os.sched_getaffinity(0)), 8)
 
 
 @pytest.fixture(scope="session")
@@ -192,8 +203,6 @@ def _feature_statistics(x: sp.csr_array) -> dict[str, np.ndarray]:
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
 
-SUBPROCESS_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-
 
 @pytest.fixture(scope="session")
 def streamcd() -> Callable[..., subprocess.CompletedProcess[str]]:
@@ -206,7 +215,6 @@ def streamcd() -> Callable[..., subprocess.CompletedProcess[str]]:
             capture_output=True,
             text=True,
             timeout=300,
-            env=SUBPROCESS_ENVIRONMENT,
             check=False,
             **options,
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
@@ -507,6 +508,9 @@ def test_a_silent_worker_is_given_up(
     """One worker hangs in its first round, as on a dead disk: the other finishes the training alone."""
     from streamcd.partition import Partition
 
+    streamcd.train(
+        data, tmp_path / "compiled", client=client, max_passes=2
+    )  # which may take longer than the timeout
     released, hung = threading.Event(), threading.Event()
     run_partition = Partition.run
 
@@ -519,7 +523,7 @@ def test_a_silent_worker_is_given_up(
     monkeypatch.setattr(Partition, "run", hang_once)
     try:
         result = streamcd.train(
-            data, tmp_path / "run", client=client, worker_timeout=2.0, tol=1e-3, max_passes=3000
+            data, tmp_path / "run", client=client, worker_timeout=4.0, tol=1e-3, max_passes=3000
         )
     finally:
         released.set()
@@ -783,17 +787,17 @@ class _Commands:
             time.sleep(0.1)
         return process, json.loads(file.read_text())["address"]
 
-    def start_worker(self, address: str, package: Path | None = None) -> subprocess.Popen[bytes]:
+    def start_worker(self, address: str, package: Path = ROOT) -> subprocess.Popen[bytes]:
         options = "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"
         return self._start("worker", address, *options, package=package)
 
-    def _start(self, *arguments: Any, package: Path | None = None) -> subprocess.Popen[bytes]:
+    def _start(self, *arguments: Any, package: Path = ROOT) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", "dask", *map(str, arguments)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(package or Path(__file__).resolve().parent.parent)},
+            env={**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{os.environ['PYTHONPATH']}"},
         )
         self.processes.append(process)
         return process
@@ -813,13 +817,11 @@ def commands(tmp_path: Path) -> Iterator[_Commands]:
 
 
 def _train_command(*arguments: Any) -> subprocess.Popen[str]:
-    root = Path(__file__).resolve().parent.parent
     return subprocess.Popen(
         [sys.executable, "-m", "streamcd", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
     )
 
 
