@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import quick_processes  # noqa: F401
-import scipy.linalg  # noqa: F401 - loads its BLAS
 import scipy.sparse as sp
 from click.testing import CliRunner
-from threadpoolctl import threadpool_limits
 
 from streamcd.cli import cli
 from streamcd.dataset import Dataset, open_dataset
@@ -27,9 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # Every process that a test starts finds the source tree and this folder's `sitecustomize`.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 SUBPROCESS_ENVIRONMENT = dict(os.environ)
-
-# The exact optima come from small matrices: threads of BLAS would only wait for the processors of other tests.
-threadpool_limits(1, "blas")
 
 # A shell starts what it puts in the background with Ctrl-C ignored, which processes hand down: those that tests interrupt
 # would not notice.
