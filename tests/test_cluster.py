@@ -46,12 +46,6 @@ LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 BINARY = LOSSES[:3]
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every round syncs what it wrote, which on a busy disk takes longer than all else here."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def weights(run: Path) -> np.ndarray:
     with np.load(run / "state.npz") as arrays:
         found: np.ndarray = arrays["w"]
