@@ -19,7 +19,7 @@ import streamcd
 from streamcd.conditioning import BAD_MEAN_SQUARE, advice, feature_rms
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, ModelError, UsageError
-from streamcd.export import export_libsvm
+from streamcd.export_libsvm import export_libsvm
 from streamcd.model import export_liblinear, import_liblinear
 from streamcd.pipeline import Plan
 from streamcd.progress import Listener
