@@ -12,7 +12,7 @@ from .external_partition import Layout, PartitionReader, PartitionWriter, Record
 
 _LAYOUT = Layout((np.dtype(np.float64), np.dtype(np.bool_)))
 _BYTES_PER_SCORE = 67
-"""At the worst moment: a score and its class as taken, joined and sorted, their order, four numbers for its group of ties."""
+"""At the worst moment: scores and classes as taken, joined and sorted, their order, four numbers for each group of ties."""
 _N_BOUNDS = 127
 _LEAST_SCORES = 1024
 

@@ -36,7 +36,7 @@ class SourceOrder:
     ) -> None:
         self._layout = Layout((np.dtype(np.int64), np.dtype((np.float64, (n_columns,)))))
         # a bucket is put in order while blocks of a quarter of its size are read
-        fitting = memory_bytes // (2 * self._layout.record_bytes)
+        fitting = memory_bytes // (16 * (1 + n_columns))
         self._bucket_rows = max(LEAST_ROWS, fitting, n_rows // (MAX_BUCKETS - 1))
         self._n_rows, self._n_columns, self._path = n_rows, n_columns, Path(scratch) / "run"
         self._ordered: np.ndarray | None = None

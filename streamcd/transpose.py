@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +36,16 @@ from .external_partition import Layout, PartitionReader, PartitionWriter, Ranges
 from .locks import release_lock, take_lock
 from .memory import parse_size, require
 from .parquet import sync_directory, write_file_atomically
-from .process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
-from .progress import Listener, Progress
+from .process_pool import (
+    TASKS_PER_WORKER,
+    Pool,
+    Tell,
+    checked_workers,
+    in_shares,
+    memory_per_worker,
+    open_pool,
+)
+from .progress import Listener
 
 _MAX_BUCKETS = 256
 """Half of them for jobs, whose shards begin within a range that would fit."""
@@ -99,9 +106,11 @@ def make_columns(
         raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
     options = Options(parse_size(chunk_size), parse_size(shard_size), compression)
     plan = _make_plan(dataset, parse_size(memory), options, checked_workers(workers))
-    work = dataset.path / f".{FOLDER}.partial"
+    listener, work = listener or Listener(), dataset.path / f".{FOLDER}.partial"
     with _locked(dataset.path), _disk_full(dataset.path):
-        _transpose(dataset, options, plan, work, workers, listener or Listener())
+        _begin_or_go_on(dataset, options, plan, work, workers, listener)
+        with open_pool(workers, listener, __name__) as pool:
+            Transposition(dataset, plan, work).run(pool)
         _put_in_place(work, dataset.path)
     dataset.close()
     return open_columns(dataset)
@@ -197,6 +206,10 @@ def miscounted(dataset: Dataset) -> DatasetError:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Dividing the work
+
+
+Blocks = Iterator[Records]
+"""Entries: feature, row, value."""
 
 
 class Bucket(NamedTuple):
@@ -314,223 +327,160 @@ def _divide(dataset: Dataset, options: Options, plan: Plan, n_workers: int) -> d
     }
 
 
-def _read_state(work: Path, task: dict[str, Any]) -> dict[str, Any] | None:
-    """The state that an earlier call of the same task left."""
-    try:
-        state = json.loads((work / "state.json").read_bytes())
-        if state["task"] == task:
-            return dict(state)
-    except (OSError, ValueError, KeyError):
-        pass
-    return None
-
-
-def _transpose(
+def _begin_or_go_on(
     dataset: Dataset, options: Options, plan: Plan, work: Path, n_workers: int, listener: Listener
 ) -> None:
-    """Make the layout in ``work / FOLDER``, from where an earlier call of any number of workers stopped."""
+    """Prepare ``work / "state.json"``, or keep that of an earlier call of the same task, whatever its workers."""
     task = options.task(dataset)
-    state = _read_state(work, task)
-    if state is not None:
-        listener.message("going on with a column layout that was begun earlier")
-    else:
-        for begun in dataset.path.glob(f".{FOLDER}.*"):
-            _restore_replaced(begun, dataset.path)
-            shutil.rmtree(begun)
-        work.mkdir()
-        state = {"task": task, **_divide(dataset, options, plan, n_workers)}
-        write_file_atomically(work / "state.json", json.dumps(state).encode())
-    (work / FOLDER).mkdir(exist_ok=True)
-    about = (options, plan, work, state)
-    if n_workers == 1:
-        Transposition(dataset, *about).run(_ThisProcess(listener))
-    else:
-        with Workers(n_workers, listener, __name__) as workers:
-            Transposition(dataset, *about).run(workers)
+    try:
+        if json.loads((work / "state.json").read_bytes())["task"] == task:
+            listener.message("going on with a column layout that was begun earlier")
+            return
+    except (OSError, ValueError, KeyError):
+        pass
+    for begun in dataset.path.glob(f".{FOLDER}.*"):
+        _restore_replaced(begun, dataset.path)
+        shutil.rmtree(begun)
+    (work / FOLDER).mkdir(parents=True)
+    state = {"task": task, **_divide(dataset, options, plan, n_workers)}
+    write_file_atomically(work / "state.json", json.dumps(state).encode())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The work
 
 
-class _ThisProcess:
-    """Carries tasks out one after the other; stands for `Workers`."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-
-    def run(
-        self,
-        function: Callable[..., Any],
-        tasks: Sequence[tuple[Any, ...]],
-        *,
-        phase: str,
-        unit: str,
-        sizes: Sequence[int],
-    ) -> None:
-        done, total = 0, sum(sizes)
-
-        def tell(n: int) -> None:
-            nonlocal done
-            done += n
-            self._listener.progress(Progress(phase, done, total, unit))
-
-        for task in tasks:
-            function(*task, tell=tell)
-
-
-def _silent(n_entries: int) -> None:
-    """Tell nothing: a worker's progress is told when its task is done."""
-
-
 class Transposition:
-    """One transposition: its tasks, and what every one of them has to know.
+    """One transposition, as its directory describes it: the tasks, and who hands them out.
 
     Parameters
     ----------
     dataset : Dataset
-    options : Options
     plan : Plan
         Of each worker.
     work : Path
-        Where runs, marks and the layout are.
-    state : dict
-        How the work is divided, by `_divide`.
+        Holds ``state.json``, and with it runs, marks and the layout.
     """
 
-    def __init__(
-        self, dataset: Dataset, options: Options, plan: Plan, work: Path, state: dict[str, Any]
-    ) -> None:
-        self._dataset, self._options, self._plan, self._work = dataset, options, plan, work
-        self._state = state
+    def __init__(self, dataset: Dataset, plan: Plan, work: Path) -> None:
+        self._dataset, self._plan, self._work = dataset, plan, work
+        state = json.loads((work / "state.json").read_bytes())
+        del state["task"]["dataset"]
+        self._options = Options(**state["task"])
         self._buckets = [Bucket(*bucket) for bucket in state["buckets"]]
         self._jobs = [Job(*job) for job in state["jobs"]]
-        self._runs = [work / f"run-{number:03d}" for number in range(len(state["shares"]))]
+        self._shares: list[tuple[int, int]] = state["shares"]
+        self._runs = [work / f"run-{number:03d}" for number in range(len(self._shares))]
+        self._marks = [work / f"sort-{number:03d}.json" for number in range(len(self._jobs))]
         self._counts = FeatureCounts(dataset)
         self._layout = Layout((dataset.index_dtype, dataset.row_dtype, dataset.value_dtype))
 
-    def run(self, workers: Workers | _ThisProcess) -> None:
+    def run(self, pool: Pool) -> None:
         """Do all that is left."""
-        self._run(workers, "scatter", [index_path(run) for run in self._runs], self._share_entries)
-        marks = [self._mark(number) for number in range(len(self._jobs))]
-        self._run(workers, "sort", marks, self._job_entries)
-        results = [json.loads(mark.read_bytes()) for mark in marks]
-        self._writer(
-            {name: [item for result in results for item in result[name]] for name in ("parts", "chunks")}
-        ).close()
+        self._run(pool, "scatter", [index_path(run) for run in self._runs], self._share_entries)
+        self._run(pool, "sort", self._marks, self._job_entries)
+        results = [json.loads(mark.read_bytes()) for mark in self._marks]
+        finished = {
+            name: [item for result in results for item in result[name]] for name in ("parts", "chunks")
+        }
+        self._writer(finished).close()
 
     def _run(
-        self, workers: Workers | _ThisProcess, phase: str, marks: list[Path], n_entries: Callable[[int], int]
+        self, pool: Pool, phase: str, marks: list[Path], entries: Callable[[int], tuple[int, int]]
     ) -> None:
         """Run the tasks of a phase that have no mark yet."""
-        alone = isinstance(workers, _ThisProcess)
-        about = (
-            self._dataset if alone else self._dataset.path,
-            self._options,
-            self._plan,
-            self._work,
-            self._state,
-        )
+        tell = pool.tell_within(phase, "entries", self._dataset.n_entries)
+        dataset = self._dataset.path if tell is None else self._dataset
         undone = [number for number, mark in enumerate(marks) if not mark.exists()]
-        workers.run(
-            _do_task,
-            [(*about, phase, number) for number in undone],
-            phase=phase,
-            unit="entries",
-            sizes=[n_entries(number) for number in undone],
-        )
+        tasks = [(dataset, self._plan, self._work, phase, number, tell) for number in undone]
+        sizes = [stop - start for start, stop in map(entries, undone)]
+        pool.run(_do_task, tasks, phase=phase, unit="entries", sizes=sizes)
 
-    def _share_entries(self, number: int) -> int:
-        start, stop = self._state["shares"][number]
-        return int(self._dataset.entry_start[stop] - self._dataset.entry_start[start])
+    def _share_entries(self, number: int) -> tuple[int, int]:
+        start, stop = self._dataset.entry_start[self._shares[number]].tolist()
+        return start, stop
 
-    def _job_entries(self, number: int) -> int:
-        _, start, stop = self._jobs[number]
-        return sum(bucket.n_entries for bucket in self._buckets[start:stop])
-
-    def _mark(self, number: int) -> Path:
-        return self._work / f"sort-{number:03d}.json"
+    def _job_entries(self, number: int) -> tuple[int, int]:
+        ends = np.cumsum([0, *(bucket.n_entries for bucket in self._buckets)])
+        start, stop = ends[list(self._jobs[number][1:])].tolist()
+        return start, stop
 
     def _writer(self, finished: dict[str, Any]) -> ColumnsWriter:
-        return ColumnsWriter(
-            self._work / FOLDER,
-            self._dataset,
-            chunk_bytes=self._options.chunk_bytes,
-            shard_bytes=self._options.shard_bytes,
-            compression=self._options.compression,
-            finished=finished,
-        )
+        options = asdict(self._options)
+        return ColumnsWriter(self._work / FOLDER, self._dataset, **options, finished=finished)
 
     # -- scattering
 
-    def scatter(self, number: int, tell: Callable[[int], None]) -> None:
+    def scatter(self, number: int, tell: Tell | None) -> None:
         """Deal the entries of a share of the row chunks out to the buckets."""
+        done, _ = self._share_entries(number)
         ranges = Ranges(0, [bucket.stop for bucket in self._buckets])
         with self._partition(self._runs[number], self._buckets, durable=True) as run:
-            for entries in _read_ahead(self._dataset, *self._state["shares"][number]):
+            for entries in _told(_read_ahead(self._dataset, *self._shares[number]), done, tell):
                 run.append(ranges.number(entries.fields[0]), entries)
-                tell(entries.size)
 
     def _partition(self, path: Path, buckets: list[Bucket], *, durable: bool) -> PartitionWriter:
         return PartitionWriter(path, self._layout, len(buckets), self._plan.gather_bytes, durable=durable)
 
     # -- sorting
 
-    def sort(self, number: int, tell: Callable[[int], None]) -> None:
+    def sort(self, number: int, tell: Tell | None) -> None:
         """Sort the buckets of a job and write its shards."""
         shard, start, stop = self._jobs[number]
+        done, _ = self._job_entries(number)
         writer = self._writer({"parts": [{}] * shard, "chunks": []})
+        again = self._work / f"again-{number:03d}"
         with PartitionReader(self._runs, self._layout) as reader:
             for bucket in range(start, stop):
-                read = partial(reader.blocks, bucket, _BLOCK_BYTES)
+                blocks = reader.blocks(bucket, _BLOCK_BYTES)
                 if not self._runs:  # all entries fit in memory
-                    read = partial(_read_ahead, self._dataset, 0, self._dataset.n_chunks)
-                path = self._work / f"again-{number:03d}"
-                self._sort_bucket(self._buckets[bucket], _told(read, tell), path, writer)
-        done = writer.close_parts()
-        result = {"parts": done["parts"][shard:], "chunks": done["chunks"]}
-        write_file_atomically(self._mark(number), json.dumps(result).encode())
+                    blocks = _read_ahead(self._dataset, 0, self._dataset.n_chunks)
+                self._sort_bucket(self._buckets[bucket], _told(blocks, done, tell), again, writer)
+                done += self._buckets[bucket].n_entries
+        finished = writer.close_parts()
+        result = {"parts": finished["parts"][shard:], "chunks": finished["chunks"]}
+        write_file_atomically(self._marks[number], json.dumps(result).encode())
 
-    def _sort_bucket(self, bucket: Bucket, read: _Read, path: Path, writer: ColumnsWriter) -> None:
+    def _sort_bucket(self, bucket: Bucket, blocks: Blocks, path: Path, writer: ColumnsWriter) -> None:
         if not bucket.n_entries:
             return
         alone = bucket.n_features == 1
         if self._counts.sort_bytes(bucket) <= self._plan.sort_bytes or (
             alone and bucket.n_entries <= writer.piece_entries
         ):
-            self._sort_in_memory(bucket, read, writer)
+            self._sort_in_memory(bucket, blocks, writer)
         elif alone:
-            self._copy_feature(bucket, read, writer)
+            self._copy_feature(bucket, blocks, writer)
         else:
-            self._split(bucket, read, path, writer)
+            self._split(bucket, blocks, path, writer)
 
-    def _split(self, bucket: Bucket, read: _Read, path: Path, writer: ColumnsWriter) -> None:
+    def _split(self, bucket: Bucket, blocks: Blocks, path: Path, writer: ColumnsWriter) -> None:
         """Deal a bucket that does not fit out to narrower ones."""
         parts = self._counts.cut(bucket, self._plan.sort_bytes)
         ranges = Ranges(bucket.start, [part.stop for part in parts])
         with self._partition(path, parts, durable=False) as run:
-            for entries in read():
+            for entries in blocks:
                 run.append(ranges.number(entries.fields[0]), entries)
         with PartitionReader([path], self._layout) as reader:
             for number, part in enumerate(parts):
                 again = path.with_name(path.name + "-again")
-                self._sort_bucket(part, partial(reader.blocks, number, _BLOCK_BYTES), again, writer)
+                self._sort_bucket(part, reader.blocks(number, _BLOCK_BYTES), again, writer)
         path.unlink()
         index_path(path).unlink()
 
-    def _copy_feature(self, bucket: Bucket, read: _Read, writer: ColumnsWriter) -> None:
+    def _copy_feature(self, bucket: Bucket, blocks: Blocks, writer: ColumnsWriter) -> None:
         """Write a bucket of one feature, which is in order as it is."""
         feature = int(next(self._counts.pieces(bucket.start, bucket.stop))[0][0])
         writer.begin_feature()
         n_entries = 0
-        for entries in read():
+        for entries in blocks:
             n_entries += entries.size
             writer.add_pieces(feature, *entries.fields[1:])
         if n_entries != bucket.n_entries:
             raise miscounted(self._dataset)
         writer.end_feature(feature)
 
-    def _sort_in_memory(self, bucket: Bucket, read: _Read, writer: ColumnsWriter) -> None:
+    def _sort_in_memory(self, bucket: Bucket, blocks: Blocks, writer: ColumnsWriter) -> None:
         pieces = list(self._counts.pieces(bucket.start, bucket.stop))
         feature, count = (np.concatenate([piece[k] for piece in pieces]) for k in range(2))
         ends = np.cumsum(count)
@@ -542,7 +492,7 @@ class Transposition:
             table[feature - first] = np.arange(feature.size, dtype=np.int32)
         row = np.empty(bucket.n_entries, dtype=self._dataset.row_dtype)
         value = np.empty(bucket.n_entries, dtype=self._dataset.value_dtype)
-        for entries in read():
+        for entries in blocks:
             found = entries.fields[0]
             if found.size and (found.min() < first or found.max() > feature[-1]):
                 raise miscounted(self._dataset)
@@ -554,41 +504,27 @@ class Transposition:
         writer.add(feature, count, row, value)
 
 
-_Read = Callable[[], Iterator[Records]]
-"""Reads the entries of a bucket: feature, row, value."""
-
-
-def _told(read: _Read, tell: Callable[[int], None]) -> _Read:
-    """Tell of entries when they have been read and worked on."""
-
-    def blocks() -> Iterator[Records]:
-        for entries in read():
-            yield entries
-            tell(entries.size)
-
-    return blocks
-
-
 def _do_task(
-    dataset: Dataset | Path,
-    options: Options,
-    plan: Plan,
-    work: Path,
-    state: dict[str, Any],
-    phase: str,
-    number: int,
-    *,
-    tell: Callable[[int], None] = _silent,
+    dataset: Dataset | Path, plan: Plan, work: Path, phase: str, number: int, tell: Tell | None
 ) -> None:
     """Scatter a share or sort a job, in whatever process."""
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    transposition = Transposition(opened, options, plan, work, state)
+    transposition = Transposition(opened, plan, work)
     (transposition.scatter if phase == "scatter" else transposition.sort)(number, tell)
     if opened is not dataset:
         opened.close()
 
 
-def _read_ahead(dataset: Dataset, start: int, stop: int) -> Iterator[Records]:
+def _told(blocks: Blocks, done: int, tell: Tell | None) -> Blocks:
+    """Tell of entries, besides those done before, when they have been read and worked on."""
+    for entries in blocks:
+        yield entries
+        done += entries.size
+        if tell is not None:
+            tell(done)
+
+
+def _read_ahead(dataset: Dataset, start: int, stop: int) -> Blocks:
     """Entries of row chunks, the next chunk read while one is worked on."""
 
     def read(chunk: int) -> Records:
