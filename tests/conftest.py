@@ -1,4 +1,4 @@
-"""Real data sets, small made problems, and the command line in a subprocess."""
+"""Real data sets, small made problems, and the command line."""
 
 from __future__ import annotations
 
@@ -6,23 +6,35 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import quick_processes  # noqa: F401
 import scipy.sparse as sp
+from click.testing import CliRunner
 
+from streamcd.cli import cli
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Every process that a test starts finds the source tree and this folder's `sitecustomize`.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+SUBPROCESS_ENVIRONMENT = dict(os.environ)
+
 # A shell starts what it puts in the background with Ctrl-C ignored, which processes hand down: those that tests interrupt
 # would not notice.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """A worker for each processor that the tests may use, as far as there is work for them."""
+    return min(len(os.sched_getaffinity(0)), 8)
 
 
 @pytest.fixture(scope="session")
@@ -192,24 +204,15 @@ def _feature_statistics(x: sp.csr_array) -> dict[str, np.ndarray]:
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
 
-SUBPROCESS_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-
 
 @pytest.fixture(scope="session")
 def streamcd() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``streamcd("info", dataset, "--json")`` runs the command in a process of its own."""
+    """``streamcd("info", dataset, "--json")`` runs the command, in this process."""
 
-    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "streamcd", *map(str, arguments)]
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=SUBPROCESS_ENVIRONMENT,
-            check=False,
-            **options,
-        )
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [str(argument) for argument in arguments]
+        done = CliRunner().invoke(cli, command)
+        return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
     return run
 
@@ -218,8 +221,8 @@ def streamcd() -> Callable[..., subprocess.CompletedProcess[str]]:
 def streamcd_json(streamcd: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., dict[str, Any]]:
     """Runs a command with ``--json`` that has to succeed, and gives its one object."""
 
-    def run(*arguments: object, **options: Any) -> dict[str, Any]:
-        done = streamcd(*arguments, "--json", **options)
+    def run(*arguments: object) -> dict[str, Any]:
+        done = streamcd(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         result: dict[str, Any] = json.loads(done.stdout)
         return result

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import scipy.optimize
 import scipy.sparse as sp
+from threadpoolctl import ThreadpoolController
 
 from streamcd import checkpoint
 from streamcd.dataset import Dataset
 from streamcd.kernels import DUAL, GAP, LOSS, N_ACTIVE, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+
+# Of BLAS, for small matrices: more would only wait for the processors of other tests. What is tested keeps all of its own.
+one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 LIBLINEAR_NUMBERS = {"squared_hinge": 1, "hinge": 3, "log_loss": 7, "crammer_singer": 4}
 
@@ -140,6 +144,7 @@ def exact_optimum(
     return w, primal_objectives(loss, x, y, w, cost)
 
 
+@one_thread
 def _newton(loss: str, signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
     w = np.zeros(signed.shape[1])
 
@@ -167,6 +172,7 @@ def _newton(loss: str, signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return w
 
 
+@one_thread
 def hinge_optimum(signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """``min ½‖Xᵀa‖² - Σa`` over ``0 <= a <= cost`` by a primal-dual interior-point method; returns ``Xᵀa``."""
     used = cost > 0

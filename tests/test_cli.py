@@ -203,9 +203,10 @@ def test_quiet_says_nothing_but_the_result(data, tmp_path):
     assert "relative gap" in found.stdout
 
 
-def test_standard_input_is_converted(streamcd_json, text, tmp_path):
-    converted = streamcd_json("convert", "-", tmp_path / "data", input=text.read_text())
-    assert converted["n_rows"] == 80
+def test_standard_input_is_converted(text, tmp_path):
+    command = [sys.executable, "-m", "streamcd", "convert", "-", str(tmp_path / "data"), "--json"]
+    done = subprocess.run(command, input=text.read_text(), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["n_rows"] == 80
 
 
 def test_liblinear_numbers_name_loss_and_method(data, tmp_path):

@@ -167,7 +167,7 @@ def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: s
     )
     script = dataset.path.with_name("script.py")
     script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run([sys.executable, str(script)])
     assert done.returncode == -signal.SIGKILL
     work = dataset.path / ".columns.partial"
     found = {"scatter": list(work.glob("run-*.index")), "sort": list(work.glob("sort-*.json"))}
@@ -241,8 +241,7 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
         "        time.sleep(0.02 if progress.phase == 'scatter' else 5)\n"
         f"transpose.make_columns({str(dataset.path)!r}, listener=Slow(), chunk_size=200, shard_size=1500)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
     while process.stdout.readline() != b"sort\n":
         pass
@@ -365,8 +364,7 @@ def test_a_hundred_million_entries_within_400_megabytes(tmp_path: Path) -> None:
     text, data = tmp_path / "text", tmp_path / "data"
     make = [sys.executable, str(ROOT / "tools" / "make_data.py")]
     size = ["--rows", "1000000", "--features", "300000", "--entries", "100"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([*make, "text", str(text), *size, "--as", "text"], check=True, env=environment)
+    subprocess.run([*make, "text", str(text), *size, "--as", "text"], check=True)
     figures = {}
     for step in (["convert", str(text), str(data)], ["columns", str(data)]):
         started = time.monotonic()
@@ -376,7 +374,7 @@ def test_a_hundred_million_entries_within_400_megabytes(tmp_path: Path) -> None:
             f"subprocess.run({command!r}, check=True)\n"
             "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n"
         )
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         figures[step[0]] = (time.monotonic() - started, int(done.stdout.split()[-1]))
     assert figures["columns"][1] <= 400_000_000
     assert figures["columns"][0] <= 3 * figures["convert"][0]

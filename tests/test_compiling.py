@@ -41,7 +41,7 @@ def gram_and_hits(package: Path) -> tuple[float, int]:
         text=True,
         check=True,
         cwd=package.parent,
-        env={**environment, "PYTHONPATH": str(package.parent)},
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(package.parent), os.environ["PYTHONPATH"]])},
     )
     gram, hits = done.stdout.split()
     return float(gram), int(hits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -67,8 +68,9 @@ def test_an_interrupted_demo_cleans_up(tmp_path, signum, status):
 
 
 @pytest.mark.slow
-def test_the_demo_itself_keeps_its_budget(streamcd_json, tmp_path):
-    result = streamcd_json("demo", "--keep", tmp_path / "kept")
+def test_the_demo_itself_keeps_its_budget(tmp_path):
+    command = [sys.executable, "-m", "streamcd", "demo", "--keep", str(tmp_path / "kept"), "--json"]
+    result = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert result["ok"]
     assert result["decoded_bytes"] > 1.8 * result["budget_bytes"]
     assert (tmp_path / "kept" / "run-killed" / "model" / "model.json").exists()

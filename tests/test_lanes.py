@@ -30,7 +30,7 @@ def lanes_of(result: Any) -> dict[tuple[Any, float], dict[str, Any]]:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_C_of_a_path_ends_where_its_own_run_ends(tmp_path: Path, loss: str) -> None:
-    data = write_dataset(tmp_path / "data", multiclass())
+    data = write_dataset(tmp_path / "data", multiclass(n_rows=60))
     path = train(data, tmp_path / "path", loss=loss, C=[0.1, 1.0, 3.0], tol=1e-6, max_passes=20_000)
     assert path.converged
     for C in (0.1, 1.0, 3.0):
@@ -57,7 +57,7 @@ def test_a_path_without_a_best_C_asks_which(tmp_path: Path) -> None:
 def test_groups_of_lanes_end_where_all_lanes_together_end(
     tmp_path: Path, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
+    data = write_dataset(tmp_path / "data", multiclass(n_rows=60), n_chunks=6)
     together = train(data, tmp_path / "together", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
     group = configuration.group_lanes
 
@@ -150,7 +150,7 @@ def test_a_code_file_is_read_or_its_line_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_warm_start_begins_with_w_of_alpha_and_saves_passes(tmp_path: Path, loss: str) -> None:
-    data = write_dataset(tmp_path / "data", multiclass(), n_chunks=4)
+    data = write_dataset(tmp_path / "data", multiclass(n_rows=60), n_chunks=4)
     first = train(data, tmp_path / "first", loss=loss, C=1.0, tol=1e-8, max_passes=50_000)
     again = train(
         data, tmp_path / "again", loss=loss, C=1.0, tol=1e-5, start_from=first.run, max_passes=50_000
@@ -198,7 +198,7 @@ def test_folds_are_dealt_by_the_place_in_the_source_evenly() -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("make", [random_rows, multiclass])
 def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: str, make: Any) -> None:
-    x, y = make()
+    x, y = make(n_rows=60)
     data = write_dataset(tmp_path / "data", (x, y), n_chunks=4)
     result = tune(
         data, tmp_path / "tune", C=[0.05, 1.0], cv=3, loss=loss, tol=1e-6, max_passes=50_000, seed=3
@@ -217,7 +217,7 @@ def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: 
             close = (np.abs(decisions) < 1e-4).any(axis=1).sum()
             hits = (single.model.labels(decisions) == y[fold == number]).sum()
             score = result.scores[f"{C:g}"]["folds"][number] * (fold == number).sum()
-            assert abs(score - hits) <= close
+            assert abs(score - hits) <= close + 1e-9
     assert result.best_C == max((0.05, 1.0), key=lambda C: (result.scores[f"{C:g}"]["mean"], -C))
     final = train(data, tmp_path / "final", loss=loss, C=result.best_C, tol=1e-6, max_passes=50_000)
     assert result.primal_objective == pytest.approx(final.primal_objective, rel=2e-6)

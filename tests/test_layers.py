@@ -148,7 +148,7 @@ def test_training_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
         f"streamcd.train({str(dataset.path)!r}, {str(tmp_path / 'run')!r}, max_passes=2)\n"
         "print('done', *sorted(name for name in sys.modules if name.startswith('scipy.')))\n"
     )
-    path = os.pathsep.join([str(tmp_path / "decoys"), str(PACKAGE.parent)])
+    path = os.pathsep.join([str(tmp_path / "decoys"), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

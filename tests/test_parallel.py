@@ -129,7 +129,9 @@ CUT = {"chunk_size": "20kB", "shard_size": "100kB"}
         {**CUT, "scale": "maxabs", "compact": True},
         {"seed": 5, "index_base": 0, "compression": "zstd"},
     ],
-    ids=lambda options: " ".join(map(str, options.items() - CUT.items())) or "plain",
+    ids=lambda options: (
+        " ".join(f"{name}={value}" for name, value in options.items() if name not in CUT) or "plain"
+    ),
 )
 def test_the_dataset_does_not_depend_on_the_number_of_workers(
     options: dict[str, Any], text_file: Path, tmp_path: Path, lend: Callable[[int], int]

@@ -232,7 +232,7 @@ def test_optimum_is_reached_and_certified(tmp_path: Path, loss: str, method: str
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("bias", [-1.0, 1.5])
 def test_agrees_with_the_dual_within_the_sum_of_the_gaps(tmp_path: Path, loss: str, bias: float) -> None:
-    dataset = columns_of(tmp_path / "data", multiclass(), weight=np.linspace(0.1, 3.0, 160))
+    dataset = columns_of(tmp_path / "data", multiclass(n_rows=80), weight=np.linspace(0.1, 3.0, 80))
     results = [
         train(
             dataset, tmp_path / method, loss=loss, method=method, C=[0.1, 2.0], bias=bias, tol=1e-4,
@@ -462,7 +462,7 @@ def test_a_warm_start_begins_with_the_weights_and_their_scores(
     tmp_path: Path, loss: str, method: str
 ) -> None:
     """From a run of any method; at the same C the first certificate or the one after a pass or two is enough."""
-    dataset = columns_of(tmp_path / "data", multiclass(), weight=np.linspace(0.1, 3.0, 160))
+    dataset = columns_of(tmp_path / "data", multiclass(n_rows=80), weight=np.linspace(0.1, 3.0, 80))
     options: dict[str, Any] = {"loss": loss, "bias": 1.5, "max_passes": 9000, "plan": small_windows(dataset)}
     train(dataset, tmp_path / "first", method=method, tol=1e-6, **options)
     for name, C in {"same": 1.0, "path": [0.9, 1.3]}.items():

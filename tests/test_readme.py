@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, SUBPROCESS_ENVIRONMENT, libsvm_text
@@ -20,38 +19,37 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def run_examples(folder: Path) -> str:
-    """All that the example's commands and its Python print, run in `folder`."""
-    printed = ""
-    for line in blocks("sh")[0].splitlines():
-        program, *arguments = shlex.split(line)
-        assert program == "streamcd"
-        command = [sys.executable, "-m", "streamcd", *arguments]
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=False
-        )
-        assert done.returncode == 0, (line, done.stderr)
-        printed += done.stdout
-    command = [sys.executable, "-c", blocks("python")[0]]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return printed + done.stdout
+@pytest.fixture
+def run_examples(tmp_path, monkeypatch, streamcd, capsys):
+    """``run_examples()`` gives all that the example's commands and its Python print, run in the test's directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run() -> str:
+        printed = ""
+        for line in blocks("sh")[0].splitlines():
+            program, *arguments = shlex.split(line)
+            assert program == "streamcd"
+            done = streamcd(*arguments)
+            assert done.returncode == 0, (line, done.stderr)
+            printed += done.stdout
+        exec(blocks("python")[0], {})
+        return printed + capsys.readouterr().out
+
+    return run
 
 
-def test_the_example_prints_what_the_readme_shows(real_data, tmp_path):
+def test_the_example_prints_what_the_readme_shows(run_examples, real_data, tmp_path):
     for name in ("a9a", "a9a.t"):
-        (tmp_path / f"{name}.xz").symlink_to(real_data(name))
-    printed = run_examples(tmp_path)
+        (tmp_path / f"{name}.xz").symlink_to(real_data(name).resolve())
+    printed = run_examples()
     for shown in blocks("text"):
         assert shown in printed
 
 
-def test_the_example_runs_on_made_data(small_problem, tmp_path):
+def test_the_example_runs_on_made_data(run_examples, small_problem, tmp_path):
     for name in ("a9a", "a9a.t"):  # not compressed: the content tells
         (tmp_path / f"{name}.xz").write_text(libsvm_text(*small_problem("random")))
-    assert "accuracy" in run_examples(tmp_path)
+    assert "accuracy" in run_examples()
 
 
 def test_every_file_has_its_line():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,6 @@ from streamcd.stopping import new_lane_arrays
 from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def log(run: Path) -> list[dict[str, Any]]:

@@ -57,14 +57,14 @@ def log_of(run: Path) -> list[dict[str, Any]]:
 def slow_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, Any]]:
     """What rounds of four workers are slow at, and little patience."""
     monkeypatch.setattr("streamcd.turns._PATIENCE", 64)
-    data = write_dataset(tmp_path / "data", random_rows(200, 100, seed=5), n_chunks=12, n_shards=12)
+    data = write_dataset(tmp_path / "data", random_rows(200, 100, seed=5), n_chunks=4, n_shards=8)
     return data.path, {"loss": "hinge", "tol": 1e-4, "max_passes": 3000, "seed": 1}
 
 
 def test_workers_that_are_slow_together_are_helped_by_one(
     slow_together: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Measured: 336 against 370 times the time of a read of all data, 869 passes against 1,473; one process 394."""
+    """Measured: 905 passes against 1,515."""
     data, options = slow_together
     found = streamcd.train(data, tmp_path / "run", client=Simulation(4), **options)
     alone = streamcd.train(data, tmp_path / "alone", method="dual", **options)
@@ -83,7 +83,7 @@ def test_a_run_with_turns_is_resumed_to_the_same_bits(
     slow_together: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     data, options = slow_together
-    options["tol"] = 1e-3
+    options["max_passes"] = 250
     streamcd.train(data, tmp_path / "whole", client=Simulation(4), **options)
     log = log_of(tmp_path / "whole")
     assert {line["workers"] for line in log} == {1, 4}

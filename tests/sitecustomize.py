@@ -1,0 +1,3 @@
+"""Python imports this where it starts: the tests' processes have this folder on their PYTHONPATH."""
+
+import quick_processes  # noqa: F401
