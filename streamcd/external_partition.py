@@ -146,16 +146,26 @@ class PartitionWriter:
     memory_bytes : int
         For records in memory. Pages of it are taken by the system as they are filled, whatever the shares of records and
         items.
+    record_bytes : int, optional
+        Counted for a record besides its items, where its maker needs more for it than the writer does.
     durable : bool
         Whether the run is to outlive a power cut once its index is there.
     """
 
     def __init__(
-        self, path: Path, layout: Layout, n_buckets: int, memory_bytes: int, *, durable: bool = False
+        self,
+        path: Path,
+        layout: Layout,
+        n_buckets: int,
+        memory_bytes: int,
+        *,
+        record_bytes: int = 0,
+        durable: bool = False,
     ) -> None:
         assert n_buckets <= MAX_BUCKETS
+        self._record_bytes = max(record_bytes, layout.record_bytes)
         self._path, self._layout, self._memory_bytes, self._durable = path, layout, memory_bytes, durable
-        most = min(max(memory_bytes // layout.record_bytes, 1), _MAX_RECORDS)
+        most = min(max(memory_bytes // self._record_bytes, 1), _MAX_RECORDS)
         most_items = max(memory_bytes // layout.item_bytes, 1) if layout.items else 0
         self._bucket = np.empty(most, np.uint16)
         self._fields = [np.empty(most, dtype) for dtype in layout.fields]
@@ -197,14 +207,12 @@ class PartitionWriter:
 
     def _fitting(self, records: Records, start: int) -> int:
         """Where the records end, from `start` on, that there is room for."""
-        room = (
-            self._memory_bytes - self._n * self._layout.record_bytes - self._n_items * self._layout.item_bytes
-        )
+        room = self._memory_bytes - self._n * self._record_bytes - self._n_items * self._layout.item_bytes
         most = min(len(self._bucket) - self._n, records.size - start)
         if records.indptr is None:
             return start + most
         ends = records.indptr[start + 1 : start + 1 + most] - records.indptr[start]
-        used = ends * self._layout.item_bytes + self._layout.record_bytes * np.arange(1, most + 1)
+        used = ends * self._layout.item_bytes + self._record_bytes * np.arange(1, most + 1)
         return start + int(np.searchsorted(used, room, side="right"))
 
     def _hold(self, bucket: np.ndarray, records: Records) -> None:
@@ -223,10 +231,20 @@ class PartitionWriter:
     def spill(self) -> None:
         """Write what is in memory."""
         if self._n:
-            indptr = self._indptr[: self._n + 1] if self._layout.items else None
-            held = Records([field[: self._n] for field in self._fields], indptr, self._items)
-            self._write(self._bucket[: self._n], held)
+            self._write(self._bucket[: self._n], self._held())
         self._n = self._n_items = 0
+
+    def _held(self) -> Records:
+        indptr = self._indptr[: self._n + 1] if self._layout.items else None
+        items = [item[: self._n_items] for item in self._items]
+        return Records([field[: self._n] for field in self._fields], indptr, items)
+
+    def hold(self) -> Records | None:
+        """All records, without a copy, in place of a run; None where some were written to it."""
+        if self._spills:
+            return None
+        self._file.close()
+        return self._held()
 
     def _write(self, bucket: np.ndarray, records: Records) -> None:
         order = np.empty(records.size, np.uint32)

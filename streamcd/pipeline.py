@@ -285,7 +285,7 @@ class Conversion:
         sums = self._sums("dataset", shape, parsed.held)
         rows_bytes = self.plan.rows_bytes(sums is not None)
         writing = Writing(
-            partial(RunReader, form, len(tasks), rows_bytes, counts.is_wide, parsed.held),
+            partial(RunReader, form, rows_bytes, counts.is_wide, parsed.held),
             self._part(self.work / "dataset", shape),
             shape,
             original,

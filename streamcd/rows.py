@@ -1,4 +1,4 @@
-"""Rows in memory, the room that they are gathered in, and the batches of rows that parsers give."""
+"""Rows in memory, and the batches of rows that parsers give."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 from numba import njit
-
-ROW_BYTES = 72
-"""Memory of a row besides its entries: source row, label, weight, offset, key, and its part of the sort."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -79,85 +76,6 @@ def concatenate(batches: list[Rows]) -> Rows:
         np.concatenate([rows.index for rows in batches]),
         np.concatenate([rows.value for rows in batches]),
     )
-
-
-class Arena:
-    """Room for rows up to a number of bytes. Memory is taken as it is filled, whatever the shares of rows and entries.
-
-    Parameters
-    ----------
-    n_bytes : int
-        `ROW_BYTES` a row and the bytes of its entries are counted.
-    index_dtype, value_dtype : dtype
-    weighted : bool
-    """
-
-    def __init__(self, n_bytes: int, index_dtype: np.dtype, value_dtype: np.dtype, weighted: bool) -> None:
-        self._n_bytes = n_bytes
-        self.entry_bytes = index_dtype.itemsize + value_dtype.itemsize
-        max_rows, max_entries = n_bytes // ROW_BYTES, n_bytes // self.entry_bytes
-        self.n_rows = self.n_entries = 0
-        # pages of these are taken by the system at their first use only
-        self._all = Rows(
-            np.empty(max_rows, np.int64),
-            np.empty(max_rows),
-            np.empty(max_rows) if weighted else None,
-            np.empty(max_rows + 1, np.int64),
-            np.empty(max_entries, index_dtype),
-            np.empty(max_entries, value_dtype),
-        )
-        self._all.indptr[0] = 0
-
-    @property
-    def index_dtype(self) -> np.dtype:
-        return self._all.index.dtype
-
-    def has_room(self, n_rows: int, n_entries: int) -> bool:
-        """Tell whether this many more can be appended."""
-        rows, entries = self.n_rows + n_rows, self.n_entries + n_entries
-        return rows * ROW_BYTES + entries * self.entry_bytes <= self._n_bytes
-
-    def reserve(self, n_rows: int, n_entries: int) -> Rows:
-        """Take room for rows; the caller fills the arrays, `indptr` (of ``n_rows`` ends) counting from the arena's start."""
-        row, entry = self.n_rows, self.n_entries
-        self.n_rows, self.n_entries = row + n_rows, entry + n_entries
-        assert self.n_rows <= len(self._all.label)
-        assert self.n_entries <= len(self._all.index)
-        held, stop, entry_stop = self._all, self.n_rows, self.n_entries
-        return Rows(
-            held.source_row[row:stop],
-            held.label[row:stop],
-            None if held.weight is None else held.weight[row:stop],
-            held.indptr[row + 1 : stop + 1],
-            held.index[entry:entry_stop],
-            held.value[entry:entry_stop],
-        )
-
-    def clear(self) -> None:
-        """Forget all rows, keep the memory."""
-        self.n_rows = self.n_entries = 0
-
-    def append(self, rows: Rows) -> None:
-        """Copy rows to the end."""
-        entry = self.n_entries
-        room = self.reserve(rows.n_rows, rows.n_entries)
-        room.source_row[:], room.label[:] = rows.source_row, rows.label
-        room.indptr[:] = rows.indptr[1:] + entry
-        room.index[:], room.value[:] = rows.index, rows.value
-        if room.weight is not None:
-            room.weight[:] = rows.weight
-
-    def rows(self) -> Rows:
-        """All rows, without a copy."""
-        held, n_rows, n_entries = self._all, self.n_rows, self.n_entries
-        return Rows(
-            held.source_row[:n_rows],
-            held.label[:n_rows],
-            None if held.weight is None else held.weight[:n_rows],
-            held.indptr[: n_rows + 1],
-            held.index[:n_entries],
-            held.value[:n_entries],
-        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

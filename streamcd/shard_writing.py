@@ -230,6 +230,7 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
             if not missing:
                 yield concatenate(pending)
                 pending, missing = [], next(sizes, 0)
+        del rows, order  # before the next ones are read
 
 
 def save_means(unscaled: Path, out: Path) -> None:

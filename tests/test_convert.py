@@ -467,7 +467,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
     for target in (
         "streamcd.dataset_writer.PartWriter.write_chunk",
-        "streamcd.external_shuffle._write_columns",
+        "streamcd.external_partition.PartitionWriter._write",
     ):
         with monkeypatch.context() as patched:
             patched.setattr(target, full)

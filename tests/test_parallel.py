@@ -568,7 +568,7 @@ def test_runs_give_the_order_of_the_keys_however_little_memory(
         for first in range(start, start + 125, 25):
             writer.append(rows.take(np.arange(first, first + 25)), wide=run == 2)
         assert writer.close() is None
-    reader = RunReader(form, 4, memory_bytes, wide=True)
+    reader = RunReader(form, memory_bytes, wide=True)
     cells = [cell for bucket in range(reader.n_buckets) for cell in reader.cells(bucket)]
     assert len(cells) > 4 or memory_bytes > 4_000
     found = [
