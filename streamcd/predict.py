@@ -20,7 +20,7 @@ from .model import Model, load_model
 from .ordering import SourceOrder
 from .parallel import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from .parquet import TableWriter, schema
-from .problems import crammer_singer_losses, row_loss, twin_losses
+from .problem import crammer_singer_losses, row_loss, twin_losses
 from .progress import Listener, Progress
 from .ranking import RocArea
 from .scaling import Scaling

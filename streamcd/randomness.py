@@ -9,7 +9,7 @@ _WORD = 2**64 - 1
 
 
 def random_key(*parts: int) -> np.uint64:
-    """A 64-bit key for `kernels.shuffle` as a function of integers such as (seed, read, window)."""
+    """A 64-bit key for `primitives.shuffle` as a function of integers such as (seed, read, window)."""
     key = 0
     for part in parts:
         key = (key ^ (part & _WORD)) * _GOLDEN & _WORD

@@ -20,8 +20,8 @@ from .checkpoint import SlotStore
 from .dataset import Dataset
 from .errors import DatasetError
 from .layouts import ColumnArena
-from .primal_kernels import compact_rows
-from .problems import Problem
+from .primal_kernels import Scores, compact_rows
+from .problem import Problem
 from .randomness import deal_folds
 from .stream import Window
 
@@ -52,6 +52,11 @@ class Rows:
     kind: np.ndarray
     weight: np.ndarray
 
+    @property
+    def arrays(self) -> Scores:
+        """The same arrays as kernels take them, flat."""
+        return Scores(self.score.reshape(-1), self.fresh.reshape(-1), self.kind, self.weight)
+
 
 class RowsInMemory:
     """All rows as one stretch.
@@ -59,7 +64,7 @@ class RowsInMemory:
     Parameters
     ----------
     arrays : dict of str to ndarray
-        ``score``, and in a read at fixed w ``fresh``: the part of a `solvers.State` that checkpoints keep.
+        ``score``, and in a read at fixed w ``fresh``: the part of a `protocol.State` that checkpoints keep.
     kind, weight : ndarray
     """
 

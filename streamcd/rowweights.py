@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .errors import DataError
-from .problems import LEAST_WEIGHT
+from .problem import LEAST_WEIGHT
 from .svmlight import RowBlock, iterate_blocks
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .compiling import kernel
+from .compile import kernel
 from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
 from .errors import DataError
 from .progress import Listener, Progress

@@ -15,7 +15,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd import configuration
 from streamcd.errors import ModelError, UsageError
-from streamcd.problems import make_problem
+from streamcd.problem import make_problem
 from streamcd.randomness import deal_folds
 from streamcd.train import train
 from streamcd.training_options import read_code

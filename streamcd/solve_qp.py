@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from .boxqp_kernels import CHANGE, UNBOUNDED, VIOLATION
-from .boxqp_matrices import Matrix, make_matrix
+from .boxqp_kernels import CHANGE, UNBOUNDED, VIOLATION, Point
 from .errors import UsageError
-from .kernels import shuffle
 from .memory import parse_size
+from .over_relaxation import omega_number, young
+from .primitives import shuffle
+from .qp_matrices import Matrix, make_matrix
 from .randomness import random_key
-from .relaxation import omega_number, young
 
 _FIRST_TRIAL, _LEAST_TRIAL = 5, 5  # passes before the first trial of an omega, and passes of a trial
 _MAX_TRIALS = 5
 _POWER_STEPS = 5
-_DEFAULT_CANDIDATE = 1.5  # where Young's formula does not apply, as `relaxation.CANDIDATE`
+_DEFAULT_CANDIDATE = 1.5  # where Young's formula does not apply, as `over_relaxation.CANDIDATE`
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def solve_box_qp(
     Raises
     ------
     UsageError
-        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective falls for ever along
-        a variable, or (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
+        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective is unbounded below
+        along a variable, or (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
     """
     settings = _Settings(
         omega if omega == "auto" else omega_number(omega), tol, max_passes, shrinking, indefinite, seed
@@ -271,7 +271,9 @@ class _Solution:
         self._check_direction(self.alpha[active] - before[0], self.gradient[active] - before[1])
         violation = float(out[VIOLATION])
         if not np.isfinite(violation) or not np.isfinite(self.alpha[active]).all():
-            raise UsageError("the objective falls for ever: Q is not positive definite where the box is open")
+            raise UsageError(
+                "the objective is unbounded below: Q is not positive definite where the box is open"
+            )
         self.threshold = violation if self.settings.shrinking else np.inf
         return violation
 
@@ -283,13 +285,13 @@ class _Solution:
             found = self.matrix.gather(active)
             self.gathered = None if found is None else (active, found)
         if self.gathered is None:
-            state = (box.lo, box.hi, self.alpha, self.gradient, self.active, *steering)
-            self.matrix.visit(_shuffled(active, key), state)
+            point = Point(box.lo, box.hi, self.alpha, self.gradient, self.active, *steering)
+            self.matrix.visit(_shuffled(active, key), point)
             return
         places, part = self.gathered
         arrays = [array[places] for array in (box.lo, box.hi, self.alpha, self.gradient, self.active)]
         inside = np.flatnonzero(arrays[-1])
-        part.visit(_shuffled(inside, key), (*arrays, *steering))
+        part.visit(_shuffled(inside, key), Point._make([*arrays, *steering]))
         for array, values in zip((self.alpha, self.gradient, self.active), arrays[2:], strict=True):
             array[places] = values
         if out[UNBOUNDED] >= 0:
@@ -366,7 +368,7 @@ class _Solution:
 
     def _unbounded(self, i: int) -> None:
         raise UsageError(
-            f"the objective falls for ever along variable {i}: Q[{i}, {i}] = {self.matrix.diagonal[i]:g} "
+            f"the objective is unbounded below along variable {i}: Q[{i}, {i}] = {self.matrix.diagonal[i]:g} "
             f"with bounds {self.box.lo[i]:g} and {self.box.hi[i]:g}; give it finite bounds"
         )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import kernels
+from . import primitives
 from .errors import UsageError
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -24,14 +24,14 @@ LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
 together are numbers still, and so is the least dual variable of the logistic loss divided by it."""
 
 LOSSES = {
-    "squared_hinge": kernels.SQUARED_HINGE,
-    "hinge": kernels.HINGE,
-    "log_loss": kernels.LOG_LOSS,
-    "crammer_singer": kernels.CRAMMER_SINGER,
-    "twin": kernels.TWIN_HINGE,
+    "squared_hinge": primitives.SQUARED_HINGE,
+    "hinge": primitives.HINGE,
+    "log_loss": primitives.LOG_LOSS,
+    "crammer_singer": primitives.CRAMMER_SINGER,
+    "twin": primitives.TWIN_HINGE,
 }
 
-SLACKS = {"hinge": kernels.TWIN_HINGE, "squared_hinge": kernels.TWIN_SQUARED_HINGE}
+SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUARED_HINGE}
 """Losses of the rows that a twin plane keeps at a distance."""
 
 

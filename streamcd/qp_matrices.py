@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import boxqp_kernels as kernels
+from .boxqp_kernels import Point
 from .errors import UsageError
 from .memory import format_size
 
@@ -25,9 +26,6 @@ _FAULT_BYTES = 1 << 21  # a fault may map a huge page, where the page cache has 
 _SYMMETRY = 1e-6  # what Q[i, j] and Q[j, i] may differ by, relative to the largest entry
 _TILE = 512  # rows and columns compared at a time; of a matrix on disk as many as memory allows, up to four times that
 
-State = tuple[Any, ...]
-"""What the kernels take from `lo` on: lo, hi, alpha, gradient, active, threshold, omega, out."""
-
 
 class Matrix(Protocol):
     """Q, however it is stored."""
@@ -39,7 +37,7 @@ class Matrix(Protocol):
         """``Qx``."""
         ...
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """Visit the variables of `order`, which are the active ones, keeping the gradient at these at least."""
         ...
 
@@ -146,9 +144,9 @@ class DenseMatrix:
         ]
         return np.concatenate(pieces) if pieces else np.zeros(0)
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
-        kernels.visit_dense(order, order, self._matrix, np.sort(order), self.diagonal, *state)
+        kernels.visit_dense(order, order, self._matrix, np.sort(order), self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """Nothing: all of it is in memory."""
@@ -168,9 +166,9 @@ class PackedMatrix:
         kernels.packed_product(self._packed, 0, self.n, x, out)
         return out
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
-        kernels.visit_packed(order, self._packed, self.diagonal, *state)
+        kernels.visit_packed(order, self._packed, self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """Nothing: all of it is in memory."""
@@ -188,15 +186,14 @@ class ReversedMatrix:
         """``Qx``."""
         return _turned(self._matrix.product(_turned(x)))
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
-        lo, hi, alpha, gradient, active, threshold, omega, out = state
-        moving = tuple(_turned(array) for array in (alpha, gradient, active))
-        self._matrix.visit(self.n - 1 - order, (_turned(lo), _turned(hi), *moving, threshold, omega, out))
-        for array, values in zip((alpha, gradient, active), moving, strict=True):
+        mirrored = Point._make([*map(_turned, point[:5]), *point[5:]])
+        self._matrix.visit(self.n - 1 - order, mirrored)
+        for array, values in zip(point[2:5], mirrored[2:5], strict=True):
             array[:] = values[::-1]
-        if out[kernels.UNBOUNDED] >= 0:
-            out[kernels.UNBOUNDED] = self.n - 1 - out[kernels.UNBOUNDED]
+        if point.out[kernels.UNBOUNDED] >= 0:
+            point.out[kernels.UNBOUNDED] = self.n - 1 - point.out[kernels.UNBOUNDED]
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """See `Matrix`."""
@@ -288,11 +285,11 @@ class MappedMatrix:
             out[rows] = panel.astype(np.float64, copy=False) @ x
         return out
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`; reads the rows of `order`."""
         columns = np.sort(order)
         for rows, panel in self._panels(order):
-            kernels.visit_dense(rows, np.arange(rows.size), panel, columns, self.diagonal, *state)
+            kernels.visit_dense(rows, np.arange(rows.size), panel, columns, self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """What of the active variables fits in half of the memory; reads their rows."""
@@ -346,16 +343,15 @@ class MappedTriangle:
             kernels.packed_product(panel, int(rows[0]), int(rows[-1]) + 1, x, out)
         return out
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
-        alpha, gradient = state[2], state[3]
-        before, rank = alpha.copy(), np.zeros(self.n, dtype=np.int64)
+        before, rank = point.alpha.copy(), np.zeros(self.n, dtype=np.int64)
         rank[order] = np.arange(order.size)
         for rows, starts, panel in self._panels(order):
-            kernels.visit_packed_rows(rows, starts, panel, before, self.diagonal, *state)
-        change = alpha - before
+            kernels.visit_packed_rows(rows, starts, panel, before, self.diagonal, point)
+        change = point.alpha - before
         for rows, starts, panel in self._panels(np.sort(order)):
-            kernels.settle(rows, starts, panel, rank, change, gradient)
+            kernels.add_deferred(rows, starts, panel, rank, change, point.gradient)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """What of the active variables fits in half of the memory, packed; reads their rows."""
@@ -394,10 +390,10 @@ class SparseMatrix:
         """``Qx``."""
         return np.asarray(self._rows @ x, dtype=np.float64)
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
         rows = self._rows
-        kernels.visit_sparse(order, rows.indptr, rows.indices, rows.data, self.diagonal, *state)
+        kernels.visit_sparse(order, rows.indptr, rows.indices, rows.data, self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """Nothing: all of it is in memory."""
