@@ -23,23 +23,20 @@ VIOLATION, UNBOUNDED, CHANGE = range(3)
 
 
 class Point(NamedTuple):
-    """A box, a point in it, and how steps are made from there."""
+    """A box, a point in it, and how steps are made from there.
 
-    lo: np.ndarray
-    """(n,) float64, as `hi`, `alpha` and `gradient`."""
-    hi: np.ndarray
-    alpha: np.ndarray
-    """Changed in place, as `gradient` and `active`."""
-    gradient: np.ndarray
-    active: np.ndarray
-    """(n,) uint8"""
-    threshold: float
-    """A variable at a bound whose gradient holds it there by more than this leaves the active set."""
-    omega: float
-    """Over-relaxation in (0, 2); 1 is plain coordinate descent."""
-    out: np.ndarray
-    """(3,) float64, changed in place: the largest projected gradient met; a variable along which the objective is unbounded
-    below, or -1; the sum of what the steps changed the objective by."""
+    A visit changes `alpha`, `gradient`, `active` and `out` in place. In `out` are the largest projected gradient met, a
+    variable along which the objective is unbounded below (-1 for none), and the sum of the objective's changes.
+    """
+
+    lo: np.ndarray  # (n,) float64
+    hi: np.ndarray  # (n,) float64
+    alpha: np.ndarray  # (n,) float64
+    gradient: np.ndarray  # (n,) float64
+    active: np.ndarray  # (n,) uint8
+    threshold: float  # a variable that the gradient holds at a bound by more than this leaves the active set
+    omega: float  # over-relaxation in (0, 2); 1 is plain coordinate descent
+    out: np.ndarray  # (3,) float64
 
 
 @inlined

@@ -31,8 +31,7 @@ class LaneColumns(NamedTuple):
 
     lane: int
     first: int
-    n_columns: int
-    """Columns of all lanes."""
+    n_columns: int  # of all lanes
 
 
 class ClassScratch(NamedTuple):

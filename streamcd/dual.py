@@ -69,9 +69,45 @@ class RowSolver:
         for lane in np.flatnonzero(state.lanes["restore"]).tolist():
             arena.active[start:stop, self.columns(lane)] = 1
 
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Certify lanes at their fixed w, then train the others."""
+        certifying = state.phase(START, CERTIFY)
+        if certifying.size:
+            self.certify(window, state, all_rows(window, order), certifying)
+        training = state.phase(TRAIN)
+        if training.size:
+            self.train(window, state, shuffled_active_rows(window, training, order, key), training)
+
+    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        """Add up the terms of a window's rows in some lanes, in the given order of rows."""
+        raise NotImplementedError
+
+    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        """Visit rows of a window once in some lanes, in the given order of rows."""
+        raise NotImplementedError
+
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """See `certificate`."""
-        return certificate(state)
+        """Return objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`).
+
+        With ``w`` as it stands and ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``: exact even where
+        `w` has drifted from `v`.
+        """
+        totals = state.totals
+        squared = np.einsum("ij,ij->j", state.w, state.w)
+        squared_alpha = np.einsum("ij,ij->j", state.w_alpha, state.w_alpha)
+        drift = np.array(
+            [_squared_distance(state.w[:, lane], state.w_alpha[:, lane]) for lane in range(state.w.shape[1])]
+        )
+        per_lane = state.w.shape[1] // totals.shape[0]  # Crammer–Singer has all its vectors in one lane
+        squared, squared_alpha, drift = (
+            x.reshape(-1, per_lane).sum(axis=1) for x in (squared, squared_alpha, drift)
+        )
+        return {
+            "primal": 0.5 * squared + totals[:, LOSS],
+            "dual": totals[:, DUAL] - 0.5 * squared_alpha,
+            "gap": np.maximum(totals[:, GAP], 0.0) + 0.5 * drift,
+            "violation": violation(totals),
+        }
 
     def violation(self, state: State) -> np.ndarray:
         """See `violation`."""
@@ -143,15 +179,6 @@ class DualSolver(RowSolver):
         arena.alpha[start:stop, :n_lanes] = alpha
         arena.alpha[start:stop, n_lanes : 2 * n_lanes] = cost - alpha
 
-    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Certify lanes at their fixed w, then train the others."""
-        certifying = state.phase(START, CERTIFY)
-        if certifying.size:
-            self._certify(window, state, all_rows(window, order), certifying)
-        training = state.phase(TRAIN)
-        if training.size:
-            self._train(window, state, shuffled_active_rows(window, training, order, key), training)
-
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the shrinking thresholds of the next read, the inner tolerance of Newton's method, and omega."""
         kept, totals = state.lanes, state.totals
@@ -161,7 +188,7 @@ class DualSolver(RowSolver):
                 kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
         over_relaxation.update_omega(kept, state.w, trained)
 
-    def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         steering = steering_of(state, state.lanes["inner_tolerance"])
         rows = (order, rows_of(window), self.costs, variables_of(window, state), steering, state.totals)
         if self.problem.n_lanes == 1:
@@ -169,7 +196,7 @@ class DualSolver(RowSolver):
         else:
             dual_kernels.dual_visit_lanes(*rows, Lanes(lanes, *self._scratch))
 
-    def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
         sums = (state.w_alpha.reshape(-1), state.totals)
         if self.problem.n_lanes == 1:
@@ -218,30 +245,6 @@ def set_thresholds(state: State, trained: np.ndarray) -> None:
         largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
         kept["high"][lane] = largest if largest > 0 else np.inf
         kept["low"][lane] = smallest if smallest < 0 else -np.inf
-
-
-def certificate(state: State) -> dict[str, np.ndarray]:
-    """Return objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`).
-
-    With ``w`` as it stands and ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``: exact even where
-    `w` has drifted from `v`.
-    """
-    totals = state.totals
-    squared = np.einsum("ij,ij->j", state.w, state.w)
-    squared_alpha = np.einsum("ij,ij->j", state.w_alpha, state.w_alpha)
-    drift = np.array(
-        [_squared_distance(state.w[:, lane], state.w_alpha[:, lane]) for lane in range(state.w.shape[1])]
-    )
-    per_lane = state.w.shape[1] // totals.shape[0]  # Crammer–Singer has all its vectors in one lane
-    squared, squared_alpha, drift = (
-        x.reshape(-1, per_lane).sum(axis=1) for x in (squared, squared_alpha, drift)
-    )
-    return {
-        "primal": 0.5 * squared + totals[:, LOSS],
-        "dual": totals[:, DUAL] - 0.5 * squared_alpha,
-        "gap": np.maximum(totals[:, GAP], 0.0) + 0.5 * drift,
-        "violation": violation(totals),
-    }
 
 
 def _squared_distance(u: np.ndarray, v: np.ndarray) -> float:

@@ -100,28 +100,21 @@ class PrimalSolver:
             self._train(window, state, self.visits(window, order, key), training)
 
     def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows = self._rows(state)
-        for places, column in self._runs(window, state, order):
+        side, rows = _sides(state), self._rows(state)
+        for columns, column in self._columns(window, state, order, "fresh"):
             if column is not None:
-                rows.take_back(("fresh",))
-                longcolumns.certify(column, _sides(state), lanes)
-                continue
-            held = rows.bring(window, fresh=True)
-            columns = (places, columns_of(window), held.arrays, self._costs, state.w.reshape(-1))
-            primal_kernels.primal_certify(*columns, _sides(state), lanes, state.totals)
+                longcolumns.certify(column, side, lanes)
+            else:
+                primal_kernels.primal_certify(*columns, side, lanes, state.totals)
         rows.take_back(("fresh",))
 
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows = self._rows(state)
-        begins = np.isnan(state.lanes["start_norm"])
-        for places, column in self._runs(window, state, order):
+        begins, rows = np.isnan(state.lanes["start_norm"]), self._rows(state)
+        for columns, column in self._columns(window, state, order, "score"):
             if column is not None:
-                rows.take_back(("score",))
                 longcolumns.train(column, begins, lanes)
-                continue
-            held = rows.bring(window, fresh=False)
-            columns = (places, columns_of(window), held.arrays, self._costs, state.w.reshape(-1))
-            primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
+            else:
+                primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
         rows.take_back(("score",))
 
     def places(self, window: Window, order: np.ndarray) -> np.ndarray:
@@ -214,22 +207,27 @@ class PrimalSolver:
             factor = np.divide(least, side, out=np.ones_like(least), where=side > 0)
             state.lanes[name][lanes] = factor[lanes]
 
-    def _runs(
-        self, window: Window, state: State, order: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, longcolumns.LongColumn | None]]:
-        """An order of columns, cut where one has to be visited in pieces: runs of places, and such columns alone."""
+    def _columns(
+        self, window: Window, state: State, order: np.ndarray, changed: str
+    ) -> Iterator[tuple[Any, longcolumns.LongColumn | None]]:
+        """Yield the arguments for runs of an order of columns, or, alone, a column that has to be visited in segments.
+
+        `changed` names the scores that are changed: those of the rows at hand are stored before a column of the latter kind.
+        """
         rows = self._rows(state)
         alone = (
             np.flatnonzero((order == _BIAS) & rows.paged) if window.sweep is None else np.arange(order.size)
         )
         start = 0
-        for place in alone.tolist():
-            if place > start:
-                yield order[start:place], None
-            yield order[place : place + 1], self._long_column(window, state, int(order[place]))
-            start = place + 1
-        if start < order.size:
-            yield order[start:], None
+        for stop in [*alone.tolist(), order.size]:
+            if stop > start:
+                held = rows.bring(window, fresh=changed == "fresh")
+                w = state.w.reshape(-1)
+                yield (order[start:stop], columns_of(window), held.arrays, self._costs, w), None
+            if stop < order.size:
+                rows.take_back((changed,))
+                yield None, self._long_column(window, state, int(order[stop]))
+            start = stop + 1
 
     def _long_column(self, window: Window, state: State, place: int) -> longcolumns.LongColumn:
         is_bias = place == _BIAS

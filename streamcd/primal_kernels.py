@@ -45,38 +45,32 @@ _FETCH_AT_MOST = 64  # entries of a column to come
 class Columns(NamedTuple):
     """Columns as an arena holds them; never changed by a kernel."""
 
-    indptr: np.ndarray
-    """(columns + 1,) int64: entries of column c are ``indptr[c]:indptr[c + 1]``, ascending by row."""
-    feature: np.ndarray
-    """(columns,) int64: the feature of each."""
-    row: np.ndarray
-    """(entries,): offsets into the arrays of `Scores`."""
-    value: np.ndarray
-    """(entries,)"""
+    indptr: (
+        np.ndarray
+    )  # (columns + 1,) int64: entries of column c are ``indptr[c]:indptr[c + 1]``, ascending by row
+    feature: np.ndarray  # (columns,) int64: the feature of each
+    row: np.ndarray  # (entries,): offsets into the arrays of `Scores`
+    value: np.ndarray  # (entries,)
 
 
 class Scores(NamedTuple):
-    """Arrays kept of every row."""
+    """Arrays kept of every row, the lanes of a row side by side. The margin is ``t = y z``, ``b = 1 - t``."""
 
-    score: np.ndarray
-    """(n * lanes,) float64, row-major: ``z = w·x``, changed in place; the margin is ``t = y z``, ``b = 1 - t``."""
-    fresh: np.ndarray
-    """Like `score`, summed up anew by a read at fixed w; empty outside of one."""
-    kind: np.ndarray
-    """(n,) uint16 or uint32: ``class * folds + fold`` of the row (the class alone where there are no folds)."""
-    weight: np.ndarray
-    """(n,) float64; empty where all are 1."""
+    score: np.ndarray  # (n * lanes,) float64: ``z = w·x``, changed in place
+    fresh: np.ndarray  # like `score`, summed up anew by a read at fixed w; empty outside of one
+    kind: (
+        np.ndarray
+    )  # (n,) uint16 or uint32: ``class * folds + fold`` (the class alone where there are no folds)
+    weight: np.ndarray  # (n,) float64; empty where all are 1
 
 
 class ColumnCosts(NamedTuple):
     """A problem as the primal methods take it."""
 
-    signed: np.ndarray
-    """(kinds, lanes) float64: y C of a row of that kind in that lane; 0 leaves it out."""
+    signed: np.ndarray  # (kinds, lanes) float64: y C of a row of that kind in that lane; 0 leaves it out
     loss: int
     bias: float
-    free_bias: bool
-    """Whether the bias's weight is not penalised."""
+    free_bias: bool  # whether the bias's weight is not penalised
 
 
 class Span(NamedTuple):
@@ -424,14 +418,9 @@ def segment_slopes(span, columns, scores, costs, begins, lanes, sums):
     """Add to `sums` (lanes, 4): slope, curve, bound, and, in lanes that begin, the slope at w = 0."""
     for lane in lanes:
         before, at_zero = (sums[lane, 0], sums[lane, 1], sums[lane, 2]), sums[lane, 3]
-        if span.dense:
-            slope, curve, bound = _add_slopes(span, True, lane, columns, scores, costs, before)
-            if begins[lane]:
-                at_zero = _add_slope_at_zero(span, True, lane, columns, scores, costs, at_zero)
-        else:
-            slope, curve, bound = _add_slopes(span, False, lane, columns, scores, costs, before)
-            if begins[lane]:
-                at_zero = _add_slope_at_zero(span, False, lane, columns, scores, costs, at_zero)
+        slope, curve, bound = _add_slopes(span, span.dense, lane, columns, scores, costs, before)
+        if begins[lane]:
+            at_zero = _add_slope_at_zero(span, span.dense, lane, columns, scores, costs, at_zero)
         sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = slope, curve, bound, at_zero
 
 
@@ -452,10 +441,7 @@ def segment_changes(span, columns, scores, costs, lanes, steps, changes):
     """Add to `changes` (lanes,) the difference to the loss when the lane makes its step of `steps` (lanes,)."""
     for lane in lanes:
         step, before = steps[lane], changes[lane]
-        if span.dense:
-            changes[lane] = _add_loss_change(span, True, lane, columns, scores, costs, step, before)
-        else:
-            changes[lane] = _add_loss_change(span, False, lane, columns, scores, costs, step, before)
+        changes[lane] = _add_loss_change(span, span.dense, lane, columns, scores, costs, step, before)
 
 
 @kernel
@@ -468,20 +454,14 @@ def is_sufficient(change, own, ridge, gradient, step, loss):
 def segment_moves(span, columns, costs, score, lanes, steps):
     """Add the steps (lanes,) along the column to `score`, in place."""
     for lane in lanes:
-        if span.dense:
-            _move(span, True, lane, columns, costs, score, steps[lane])
-        else:
-            _move(span, False, lane, columns, costs, score, steps[lane])
+        _move(span, span.dense, lane, columns, costs, score, steps[lane])
 
 
 @kernel
 def segment_dual_sums(span, columns, scores, costs, side, lanes, sums):
     """Add to `sums` (lanes,) the coordinate of w(alpha)."""
     for lane in lanes:
-        if span.dense:
-            sums[lane] = _add_dual_sum(span, True, lane, columns, scores, costs, side, sums[lane])
-        else:
-            sums[lane] = _add_dual_sum(span, False, lane, columns, scores, costs, side, sums[lane])
+        sums[lane] = _add_dual_sum(span, span.dense, lane, columns, scores, costs, side, sums[lane])
 
 
 @kernel

@@ -44,69 +44,52 @@ _WEIGHTS_AHEAD = 2
 class Rows(NamedTuple):
     """Rows as an arena holds them; never changed by a kernel."""
 
-    indptr: np.ndarray
-    """(rows + 1,) int64: entries of row i are ``indptr[i]:indptr[i + 1]``."""
-    feature: np.ndarray
-    """(entries,), 0-based."""
-    value: np.ndarray
-    """(entries,)"""
-    code: np.ndarray
-    """(rows,) int32: index of the row's label among the classes."""
-    weight: np.ndarray
-    """(rows,) float64"""
-    fold: np.ndarray
-    """(rows,) uint8: lane l leaves the row out where ``fold[i] == lane_fold[l]``."""
+    indptr: np.ndarray  # (rows + 1,) int64: entries of row i are ``indptr[i]:indptr[i + 1]``
+    feature: np.ndarray  # (entries,), 0-based
+    value: np.ndarray  # (entries,)
+    code: np.ndarray  # (rows,) int32: index of the row's label among the classes
+    weight: np.ndarray  # (rows,) float64
+    fold: np.ndarray  # (rows,) uint8: lane l leaves the row out where ``fold[i] == lane_fold[l]``
 
 
 class Costs(NamedTuple):
     """A problem: loss, bias, and the lanes' signs and costs."""
 
     loss: int
-    bias: float
-    """Value of the constant feature; 0 for none."""
-    sign: np.ndarray
-    """(classes, lanes): y of a row of that class in that lane."""
-    cost: np.ndarray
-    """(classes, lanes): C of a row of that class in that lane; 0 leaves the class out."""
-    lane_fold: np.ndarray
-    """(lanes,) int64: the fold that the lane leaves out, -1 for none."""
+    bias: float  # value of the constant feature; 0 for none
+    sign: np.ndarray  # (classes, lanes): y of a row of that class in that lane
+    cost: np.ndarray  # (classes, lanes): C of a row of that class in that lane; 0 leaves the class out
+    lane_fold: np.ndarray  # (lanes,) int64: the fold that the lane leaves out, -1 for none
 
 
 class Variables(NamedTuple):
-    """Dual variables and weights; changed in place by a visit."""
+    """Dual variables and weights; changed in place by a visit.
 
-    alpha: np.ndarray
-    """(rows, lanes) float64; for the logistic loss (rows, 2 lanes), C - alpha in the second half; for Crammer–Singer
-    (rows, k lanes)."""
-    active: np.ndarray
-    """(rows, flags) uint8: 0 where shrinking took the row out of the lane, or the class out of the row's problem."""
-    w: np.ndarray
-    """((d + 1) * vectors,) float64, row-major: the weights of a feature in all lanes are neighbours; the last row belongs to
-    the bias and stays 0 where there is none."""
+    For the logistic loss `alpha` holds C - alpha in a second half; for Crammer–Singer every lane has k columns. A flag is 0
+    where shrinking took the row out of the lane, or the class out of the row's problem. The weights of a feature in all
+    lanes are neighbours; those of the bias come last and stay 0 where there is none.
+    """
+
+    alpha: np.ndarray  # (rows, lanes) float64
+    active: np.ndarray  # (rows, lanes) uint8
+    w: np.ndarray  # ((d + 1) * lanes,) float64
 
 
 class Steering(NamedTuple):
     """Numbers by which the steps of a pass are made, each (lanes,) float64."""
 
-    high: np.ndarray
-    """Rows at 0 with a gradient above this leave the active set."""
-    low: np.ndarray
-    """Rows at their upper bound with a gradient below this leave it."""
-    tolerance: np.ndarray
-    """Inner tolerance of Newton's method (logistic)."""
-    omega: np.ndarray
-    """Over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent. No part of the logistic step."""
+    high: np.ndarray  # rows at 0 with a gradient above this leave the active set
+    low: np.ndarray  # rows at their upper bound with a gradient below this leave it
+    tolerance: np.ndarray  # of Newton's method (logistic)
+    omega: np.ndarray  # over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent
 
 
 class Lanes(NamedTuple):
     """The lanes to work on, and scratch for a row's dealings with them."""
 
-    chosen: np.ndarray
-    """(k,) int64"""
-    dots: np.ndarray
-    """(lanes,) float64"""
-    live: np.ndarray
-    """(lanes,) int64"""
+    chosen: np.ndarray  # (k,) int64
+    dots: np.ndarray  # (lanes,) float64
+    live: np.ndarray  # (lanes,) int64
 
 
 @intrinsic

@@ -17,10 +17,8 @@ from .primitives import DUAL, NO_STEP, row_cost
 class Elimination(NamedTuple):
     """The inverses that stand for the eliminated rows, and scratch."""
 
-    inverse: np.ndarray
-    """(lanes, d + 1, d + 1) float64: ``H⁻¹``."""
-    column: np.ndarray
-    """(d + 1,) float64: scratch for ``H⁻¹x``."""
+    inverse: np.ndarray  # (lanes, d + 1, d + 1) float64: ``H⁻¹``
+    column: np.ndarray  # (d + 1,) float64: scratch for ``H⁻¹x``
 
 
 @kernel

@@ -16,14 +16,13 @@ from .dual import (
     RowSolver,
     rows_of,
     set_thresholds,
-    shuffled_active_rows,
     steering_of,
     variables_of,
 )
 from .errors import UsageError
 from .primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows
+from .protocol import CERTIFY, START, Start, State, all_rows
 from .stream import Window
 from .twin_kernels import Elimination
 
@@ -68,16 +67,12 @@ class TwinSorSolver(RowSolver):
         return state
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Sum up matrices, certify, or train: each lane what its phase says."""
+        """Certify lanes at their fixed w (at 0 at the start, for `pulled` and DUAL), train others; sum up matrices."""
         state.lanes["seen_phase"][:] = state.lanes["phase"]
-        starting, certifying, training = (state.phase(phase) for phase in (START, CERTIFY, TRAIN))
+        super().visit(window, state, order, key)
+        starting = state.phase(START)
         if starting.size:
-            self._certify(window, state, all_rows(window, order), starting)  # at w = 0, for `pulled` and DUAL
             self._sum_up(window, state, all_rows(window, order), starting)
-        if certifying.size:
-            self._certify(window, state, all_rows(window, order), certifying)
-        if training.size:
-            self._train(window, state, shuffled_active_rows(window, training, order, key), training)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert what was summed up; renew w from alpha where a certificate was made; thresholds, omega."""
@@ -94,7 +89,7 @@ class TwinSorSolver(RowSolver):
         set_thresholds(state, trained)
         over_relaxation.update_omega(state.lanes, state.w, trained)
 
-    def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         sums = (state.w_alpha.reshape(-1), state.totals, lanes, state.matrices["pulled"])
         twin_kernels.twin_sor_certify(order, rows_of(window), self.costs, variables_of(window, state), *sums)
 
@@ -109,7 +104,7 @@ class TwinSorSolver(RowSolver):
             list(pool.map(part, range(n_parts)))
         state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
 
-    def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         before = _half_squares(state.w)
         steering = steering_of(state, np.zeros(self.problem.n_lanes))  # no step of these losses is Newton's
         elimination = Elimination(state.matrices["inverse"], self._column)
