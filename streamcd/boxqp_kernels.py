@@ -51,7 +51,7 @@ def _projected(gradient, alpha, lo, hi):
 
 @inlined
 def _minimiser(gradient, curvature, alpha, lo, hi, omega):
-    """Where a variable of curvature >= 0 goes: omega times the way to its minimum, or a bound where there is none inside."""
+    """Return the next value of a variable of curvature >= 0: omega times the way to its minimum, or a bound."""
     if curvature > 0.0:
         return min(max(alpha - omega * gradient / curvature, lo), hi)
     return lo if gradient > 0.0 else hi
@@ -147,13 +147,13 @@ def visit_packed(order, packed, diagonal, point):
         change = _move(i, diagonal, point)
         if change == 0.0:
             continue
-        place = i * (i + 1) // 2
+        offset = i * (i + 1) // 2
         for j in range(i + 1):
-            gradient[j] += change * packed[place + j]
-        place += i
+            gradient[j] += change * packed[offset + j]
+        offset += i
         for j in range(i + 1, n):
-            place += j
-            gradient[j] += change * packed[place]
+            offset += j
+            gradient[j] += change * packed[offset]
 
 
 @kernel
@@ -165,44 +165,44 @@ def visit_packed_rows(order, starts, panel, before, diagonal, point):
     """
     alpha, gradient = point.alpha, point.gradient
     for p in range(order.size):
-        i, place = order[p], starts[p]
+        i, offset = order[p], starts[p]
         total = 0.0
         for j in range(i):
-            total += panel[place + j] * (alpha[j] - before[j])
+            total += panel[offset + j] * (alpha[j] - before[j])
         gradient[i] += total
         change = _move(i, diagonal, point)
         if change == 0.0:
             continue
         for j in range(i + 1):
-            gradient[j] += change * panel[place + j]
+            gradient[j] += change * panel[offset + j]
 
 
 @kernel
 def add_deferred(rows, starts, panel, rank, change, gradient):
     """Add to the gradients of rows what variables before them changed by after `visit_packed_rows` had read the row.
 
-    `rank` is the place of a variable in the order of the visit; `change` is 0 where it was not visited.
+    `rank` is the position of a variable in the order of the visit; `change` is 0 where it was not visited.
     """
     for p in range(rows.size):
-        i, place = rows[p], starts[p]
+        i, offset = rows[p], starts[p]
         total = 0.0
         for j in range(i):
             if rank[j] > rank[i]:
-                total += panel[place + j] * change[j]
+                total += panel[offset + j] * change[j]
         gradient[i] += total
 
 
 @kernel
 def packed_product(slab, first, stop, x, out):
     """Add to `out` what the rows ``first:stop`` of the triangle, and their mirror images, give to ``Qx``."""
-    place = 0
+    offset = 0
     for i in range(first, stop):
         total = 0.0
         for j in range(i):
-            total += slab[place + j] * x[j]
-            out[j] += slab[place + j] * x[i]
-        out[i] += total + slab[place + i] * x[i]
-        place += i + 1
+            total += slab[offset + j] * x[j]
+            out[j] += slab[offset + j] * x[i]
+        out[i] += total + slab[offset + i] * x[i]
+        offset += i + 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------

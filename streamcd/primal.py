@@ -27,7 +27,7 @@ from .randomness import random_key
 from .rowscores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
 from .stream import Window
 
-_BIAS = -1  # the place of the bias in an order of columns
+_BIAS = -1  # stands for the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one that the bias is visited in
 
 
@@ -95,7 +95,7 @@ class PrimalSolver:
         if certifying.size:
             if window.number == 0:
                 self._begin_certificates(state, certifying)
-            self._certify(window, state, self.places(window, order), certifying)
+            self._certify(window, state, self.columns(window, order), certifying)
         if training.size:
             self._train(window, state, self.visits(window, order, key), training)
 
@@ -117,22 +117,22 @@ class PrimalSolver:
                 primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
         rows.take_back(("score",))
 
-    def places(self, window: Window, order: np.ndarray) -> np.ndarray:
-        """Places of all columns of a window, the bias among them in one window of a read, in the front of `order`."""
-        places = all_rows(window, order)
+    def columns(self, window: Window, order: np.ndarray) -> np.ndarray:
+        """Write the offsets of all columns of a window, the bias in one window of a read, to the front of `order`."""
+        chosen = all_rows(window, order)
         if self.problem.bias and self._bias_window(window) == window.number:
-            order[places.size] = _BIAS
-            return order[: places.size + 1]
-        return places
+            order[chosen.size] = _BIAS
+            return order[: chosen.size + 1]
+        return chosen
 
     def visits(self, window: Window, order: np.ndarray, key: np.uint64) -> np.ndarray:
-        """Places of the columns in the order in which they are visited, a function of `key`, in the front of `order`."""
-        places = self.places(window, order)
+        """Write the offsets of the columns in the order of their visits, a function of `key`, to the front of `order`."""
+        chosen = self.columns(window, order)
         if self.with_replacement:
-            primitives.draw(places.copy(), key, places)
+            primitives.draw(chosen.copy(), key, chosen)
         else:
-            primitives.shuffle(places, key)
-        return places
+            primitives.shuffle(chosen, key)
+        return chosen
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """The first pass has summed up the gradient at w = 0; the scores of a read at fixed w have served."""
@@ -229,15 +229,15 @@ class PrimalSolver:
                 yield None, self._long_column(window, state, int(order[stop]))
             start = stop + 1
 
-    def _long_column(self, window: Window, state: State, place: int) -> longcolumns.LongColumn:
-        is_bias = place == _BIAS
+    def _long_column(self, window: Window, state: State, offset: int) -> longcolumns.LongColumn:
+        is_bias = offset == _BIAS
         return longcolumns.LongColumn(
             arena=window.arena,
             sweep=None if is_bias else window.sweep,
             rows=self._rows(state),
             costs=self._costs,
             ridge=0.0 if is_bias and self.problem.free_bias else 1.0,
-            w=state.w[-1 if is_bias else window.arena.feature[place]],
+            w=state.w[-1 if is_bias else window.arena.feature[offset]],
             totals=state.totals,
         )
 
@@ -245,8 +245,8 @@ class PrimalSolver:
         if self._paged is not None:
             return self._paged
         if self._constants is None:
-            pieces = list(read_rows(self._dataset, self.problem, self._seed))
-            kinds, weights = zip(*pieces, strict=True) if pieces else ((), ())
+            chunks = list(read_rows(self._dataset, self.problem, self._seed))
+            kinds, weights = zip(*chunks, strict=True) if chunks else ((), ())
             self._constants = np.concatenate(kinds), np.concatenate(weights)
         return RowsInMemory(state.rows, *self._constants)
 
@@ -261,7 +261,7 @@ class PrimalSolver:
 class OnlineSolver(PrimalSolver):
     """Coordinates drawn uniformly at random with replacement, as many as there are (Algorithm 3).
 
-    Within a window so many draws as it holds features: each has one expected visit a pass, whatever the chunks' sizes.
+    A window makes one draw for each feature that it holds: each has one expected visit a pass, whatever the chunks' sizes.
     """
 
     with_replacement = True

@@ -217,7 +217,7 @@ def _record_gradient(gradient, at_zero, begins, lane, loss, totals):
 
 @inlined
 def _is_sufficient(change, gradient, step, loss):
-    """Whether the objective falls enough: Armijo's rule for the logistic loss, Algorithm 2's for the squared hinge."""
+    """Test that the objective falls enough: by Armijo's rule for the logistic loss, Algorithm 2's for the squared hinge."""
     if loss == LOG_LOSS:
         return change <= _SIGMA * gradient * step
     return change <= -_SIGMA * step * step
@@ -418,7 +418,10 @@ def segment_slopes(span, columns, scores, costs, begins, lanes, sums):
     """Add to `sums` (lanes, 4): slope, curve, bound, and, in lanes that begin, the slope at w = 0."""
     for lane in lanes:
         before, at_zero = (sums[lane, 0], sums[lane, 1], sums[lane, 2]), sums[lane, 3]
-        slope, curve, bound = _add_slopes(span, span.dense, lane, columns, scores, costs, before)
+        if span.dense:
+            slope, curve, bound = _add_slopes(span, True, lane, columns, scores, costs, before)
+        else:
+            slope, curve, bound = _add_slopes(span, False, lane, columns, scores, costs, before)
         if begins[lane]:
             at_zero = _add_slope_at_zero(span, span.dense, lane, columns, scores, costs, at_zero)
         sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = slope, curve, bound, at_zero
@@ -446,7 +449,7 @@ def segment_changes(span, columns, scores, costs, lanes, steps, changes):
 
 @kernel
 def is_sufficient(change, own, ridge, gradient, step, loss):
-    """Whether a step is accepted that changes the loss by `change`."""
+    """Test whether a step that changes the loss by `change` is accepted."""
     return _is_sufficient(ridge * (own * step + 0.5 * step * step) + change, gradient, step, loss)
 
 

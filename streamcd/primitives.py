@@ -147,7 +147,7 @@ def shuffle(order, key):
 
 @kernel
 def active_rows(row_start, row_stop, active, lanes, order):
-    """Collect the places of the rows that are active in any of `lanes`.
+    """Collect the rows that are active in any of `lanes`.
 
     Parameters
     ----------
@@ -164,8 +164,8 @@ def active_rows(row_start, row_stop, active, lanes, order):
         How many were written to `order`.
     """
     n = 0
-    for piece in range(row_start.size):
-        for i in range(row_start[piece], row_stop[piece]):
+    for chunk in range(row_start.size):
+        for i in range(row_start[chunk], row_stop[chunk]):
             for lane in lanes:
                 if active[i, lane]:
                     order[n] = i
@@ -181,8 +181,8 @@ def draw(candidates, key, order):
     for i in range(order.size):
         state += np.uint64(0x9E3779B97F4A7C15)
         # high bits times range: unbiased up to size / 2**32
-        place = ((_mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
-        order[i] = candidates[np.int64(place)]
+        drawn = ((_mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
+        order[i] = candidates[np.int64(drawn)]
 
 
 @kernel
@@ -193,10 +193,10 @@ def add_entry_hashes(row, feature, value_bits, sums):
     """
     first, second = sums[0], sums[1]
     for k in range(row.size):
-        place = _mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
-        entry = _mix(place) ^ np.uint64(value_bits[k])
+        location = _mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
+        entry = _mix(location) ^ np.uint64(value_bits[k])
         first += _mix(entry)
-        second += _mix(entry * np.uint64(0xD6E8FEB86659FD93) + _mix(place + np.uint64(0x632BE59BD9B4E019)))
+        second += _mix(entry * np.uint64(0xD6E8FEB86659FD93) + _mix(location + np.uint64(0x632BE59BD9B4E019)))
     sums[0], sums[1] = first, second
 
 

@@ -93,7 +93,7 @@ def _triangle(packed: np.ndarray, n: int, order: str, memory: int | None) -> Mat
 
 
 def float_type(matrix: np.ndarray) -> np.dtype[Any]:
-    """What the kernels take: single and double precision as they are, all else as double."""
+    """Return the type that kernels take: single and double precision as they are, double for all else."""
     return matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.dtype(np.float64)
 
 
@@ -102,7 +102,7 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
 
     The largest entry is the measure: entries that rounding alone makes different from 0 need not be symmetric in themselves.
     """
-    worst, place, largest, n = 0.0, (0, 0), 0.0, matrix.shape[0]
+    worst, worst_entry, largest, n = 0.0, (0, 0), 0.0, matrix.shape[0]
     for a in range(0, n, tile):
         for b in range(a, n, tile):
             rows, columns = slice(a, a + tile), slice(b, b + tile)
@@ -113,9 +113,9 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
             at = int(difference.argmax())
             if difference.flat[at] > worst:
                 worst = float(difference.flat[at])
-                place = a + at // difference.shape[1], b + at % difference.shape[1]
+                worst_entry = a + at // difference.shape[1], b + at % difference.shape[1]
     if worst > _SYMMETRY * largest:
-        i, j = place
+        i, j = worst_entry
         raise UsageError(
             f"Q: expected a symmetric matrix, found Q[{i}, {j}] = {matrix[i, j]:g} and Q[{j}, {i}] = {matrix[j, i]:g}; "
             "(Q + Qᵀ)/2 gives the same objective and is one"
@@ -139,10 +139,10 @@ class DenseMatrix:
         """``Qx``, in float64 also where Q is float32, without a copy of all of it."""
         if self._matrix.dtype == np.float64:
             return np.asarray(self._matrix @ x)
-        pieces = [
+        blocks = [
             self._matrix[start : start + _TILE].astype(np.float64) @ x for start in range(0, self.n, _TILE)
         ]
-        return np.concatenate(pieces) if pieces else np.zeros(0)
+        return np.concatenate(blocks) if blocks else np.zeros(0)
 
     def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
@@ -158,7 +158,7 @@ class PackedMatrix:
 
     def __init__(self, packed: np.ndarray, n: int) -> None:
         self._packed, self.n = packed, n
-        self.diagonal = packed[row_places(n)[1:] - 1].astype(np.float64)
+        self.diagonal = packed[row_offsets(n)[1:] - 1].astype(np.float64)
 
     def product(self, x: np.ndarray) -> np.ndarray:
         """``Qx``."""
@@ -205,8 +205,8 @@ def _turned(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values[::-1])
 
 
-def row_places(n: int) -> np.ndarray:
-    """Where the rows 0 to n of a packed lower triangle begin."""
+def row_offsets(n: int) -> np.ndarray:
+    """Return the offsets of the rows 0 to n of a packed lower triangle."""
     rows = np.arange(n + 1, dtype=np.int64)
     return rows * (rows + 1) // 2
 
@@ -274,8 +274,8 @@ class MappedMatrix:
         for start in range(0, order.size, self._rows):
             rows = order[start : start + self._rows]
             panel = np.empty((rows.size, self.n), dtype=self._dtype)
-            for place, row in enumerate(rows.tolist()):
-                self._map.read(self._matrix[row], panel[place])
+            for i, row in enumerate(rows.tolist()):
+                self._map.read(self._matrix[row], panel[i])
             yield rows, panel
 
     def product(self, x: np.ndarray) -> np.ndarray:
@@ -292,7 +292,7 @@ class MappedMatrix:
             kernels.visit_dense(rows, np.arange(rows.size), panel, columns, self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """What of the active variables fits in half of the memory; reads their rows."""
+        """Copy the active variables' rows and columns, where they fit in half of the memory."""
         if 2 * active.size**2 * self._dtype.itemsize > self._memory:
             return None
         out = np.empty((active.size, active.size), dtype=self._dtype)
@@ -317,7 +317,7 @@ class MappedTriangle:
         self._packed, self.n, self._memory = packed, n, memory
         self._dtype, self._map = float_type(packed), _Map(packed, memory)
         self._entries = panel_entries(memory, n, self._dtype.itemsize)
-        self._place = row_places(n)
+        self._offset = row_offsets(n)
         self.diagonal = np.empty(n)
         for rows, starts, panel in self._panels(np.arange(n)):
             self.diagonal[rows] = panel[starts + rows]
@@ -331,7 +331,7 @@ class MappedTriangle:
             rows, starts = order[first:stop], ends[first:stop] - order[first:stop] - 1 - done
             panel = np.empty(int(ends[stop - 1] - done), dtype=self._dtype)
             for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
-                values = self._packed[self._place[row] : self._place[row + 1]]
+                values = self._packed[self._offset[row] : self._offset[row + 1]]
                 self._map.read(values, panel[start : start + row + 1])
             yield rows, starts, panel
             first, done = stop, int(ends[stop - 1])
@@ -354,7 +354,7 @@ class MappedTriangle:
             kernels.add_deferred(rows, starts, panel, rank, change, point.gradient)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """What of the active variables fits in half of the memory, packed; reads their rows."""
+        """Copy the active variables' part of the triangle, where it fits in half of the memory."""
         if active.size * (active.size + 1) * self._dtype.itemsize > self._memory:
             return None
         out = np.empty(active.size * (active.size + 1) // 2, dtype=self._dtype)

@@ -134,7 +134,7 @@ def make_solver(
 
 
 def reads_columns(method: str) -> bool:
-    """Whether a method reads the column layout."""
+    """Return True for a method that reads the column layout."""
     return any(entry.layout == "columns" for entry in SOLVERS if entry.method == method)
 
 

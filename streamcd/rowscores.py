@@ -22,7 +22,7 @@ from .errors import DatasetError
 from .layouts import ColumnArena
 from .primal_kernels import Scores, compact_rows
 from .problem import Problem
-from .randomness import deal_folds
+from .randomness import assign_folds
 from .stream import Window
 
 PAGE_BYTES = 1 << 19
@@ -323,5 +323,5 @@ def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[n
         if not np.array_equal(classes[code], label):
             raise DatasetError(f"{dataset.place(chunk)}: a label that the manifest does not list")
         if n_folds:
-            code = code * n_folds + deal_folds(source, seed, n_folds)
+            code = code * n_folds + assign_folds(source, seed, n_folds)
         yield code.astype(dtype), weight if dataset.weighted else weight[:0]
