@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from numba import config, njit
-from numba.core.caching import (
-    CompileResultCacheImpl,
-    FunctionCache,
-    InTreeCacheLocator,
-    UserProvidedCacheLocator,
-    UserWideCacheLocator,
-)
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
 _HAS_KERNELS = re.compile(rb"^from (numba|\.[.\w]*compile) import", re.MULTILINE)
 
@@ -41,30 +35,22 @@ _STAMP = _digest(Path(__file__).parent)
 
 
 class _ByContents:
-    """A locator's stamp that is the digest."""
+    """A cache locator of numba's whose stamp is the digest; under ``NUMBA_CACHE_DIR`` all trees with it share a folder."""
 
     def get_source_stamp(self) -> str:
         return _STAMP
 
-
-class _InTree(_ByContents, InTreeCacheLocator):
-    """``__pycache__`` beside the kernel's file."""
-
-
-class _UserWide(_ByContents, UserWideCacheLocator):
-    """The user's cache directory, where ``__pycache__`` cannot be written."""
-
-
-class _UserProvided(_ByContents, UserProvidedCacheLocator):
-    """A folder of ``NUMBA_CACHE_DIR`` that all trees with these contents share."""
-
-    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
-        super().__init__(py_func, py_file)
-        self._cache_path = os.path.join(config.CACHE_DIR, f"streamcd_{_STAMP[:16]}")
+    def get_cache_path(self) -> str:
+        path: str = super().get_cache_path()  # type: ignore[misc]
+        given = config.CACHE_DIR and os.path.dirname(path) == config.CACHE_DIR.rstrip(os.sep)
+        return os.path.join(config.CACHE_DIR, f"streamcd_{_STAMP[:16]}") if given else path
 
 
 class _CacheImpl(CompileResultCacheImpl):
-    _locator_classes = (_UserProvided, _InTree, _UserWide)
+    _locator_classes = tuple(
+        type(locator.__name__, (_ByContents, locator), {})
+        for locator in CompileResultCacheImpl._locator_classes
+    )
 
 
 class _Cache(FunctionCache):
