@@ -8,8 +8,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .boxqp import BoxQPResult as BoxQPResult
-    from .boxqp import solve_box_qp as solve_box_qp
     from .convert import convert as convert
     from .dataset import Dataset as Dataset
     from .dataset import open_dataset as open  # noqa: F401
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from .predict import predict as predict
     from .progress import Listener as Listener
     from .resume import resume as resume
+    from .solve_qp import BoxQPResult as BoxQPResult
+    from .solve_qp import solve_box_qp as solve_box_qp
     from .train import Result as Result
     from .train import train as train
     from .transpose import make_columns as make_columns
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
 _PUBLIC = {
-    "BoxQPResult": ("boxqp", "BoxQPResult"),
+    "BoxQPResult": ("solve_qp", "BoxQPResult"),
     "Dataset": ("dataset", "Dataset"),
     "Listener": ("progress", "Listener"),
     "Model": ("model", "Model"),
@@ -42,7 +42,7 @@ _PUBLIC = {
     "open": ("dataset", "open_dataset"),
     "predict": ("predict", "predict"),
     "resume": ("resume", "resume"),
-    "solve_box_qp": ("boxqp", "solve_box_qp"),
+    "solve_box_qp": ("solve_qp", "solve_box_qp"),
     "train": ("train", "train"),
     "tune": ("tune", "tune"),
 }

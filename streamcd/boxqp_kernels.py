@@ -1,28 +1,45 @@
-"""Coordinate steps on an explicit quadratic over a box; they call nothing of `kernels`, so they have a file of their own.
+"""Coordinate steps on an explicit quadratic over a box.
 
 Problem: ``min ½ aᵀQa + h·a`` over ``lo <= a <= hi``, with the gradient ``g = Qa + h`` kept, so that a variable that stays
 costs nothing and one that moves costs one row of Q (which is its column: Q is symmetric).
 
-Arrays that all visits share
-----------------------------
-order : (m,) int64           variables to visit, in order of visit
-diagonal, lo, hi : (n,) float64
-alpha, gradient : (n,) float64, active : (n,) uint8   changed in place
-threshold : float            a variable at a bound whose gradient holds it there by more than this leaves the active set
-out : (3,) float64           changed in place: the largest projected gradient met; a variable that falls for ever, or -1;
-                             the sum of what the steps changed the objective by
+Arguments that all visits share
+-------------------------------
+order : (m,) int64       variables to visit, in order of visit
+diagonal : (n,) float64  of Q
+point : `Point`
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import njit
+
+from .compile import inlined, kernel
 
 VIOLATION, UNBOUNDED, CHANGE = range(3)
-"""Places in `out`."""
+"""Elements of ``Point.out``."""
 
 
-@njit(cache=True, inline="always")
+class Point(NamedTuple):
+    """A box, a point in it, and how steps are made from there.
+
+    A visit changes `alpha`, `gradient`, `active` and `out` in place. In `out` are the largest projected gradient met, a
+    variable along which the objective is unbounded below (-1 for none), and the sum of the objective's changes.
+    """
+
+    lo: np.ndarray  # (n,) float64
+    hi: np.ndarray  # (n,) float64
+    alpha: np.ndarray  # (n,) float64
+    gradient: np.ndarray  # (n,) float64
+    active: np.ndarray  # (n,) uint8
+    threshold: float  # a variable that the gradient holds at a bound by more than this leaves the active set
+    omega: float  # over-relaxation in (0, 2); 1 is plain coordinate descent
+    out: np.ndarray  # (3,) float64
+
+
+@inlined
 def _projected(gradient, alpha, lo, hi):
     """The gradient, without the part that a bound keeps from being followed."""
     if alpha <= lo:
@@ -32,15 +49,15 @@ def _projected(gradient, alpha, lo, hi):
     return gradient
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _minimiser(gradient, curvature, alpha, lo, hi, omega):
-    """Where a variable of curvature >= 0 goes: omega times the way to its minimum, or a bound where there is none inside."""
+    """Return the next value of a variable of curvature >= 0: omega times the way to its minimum, or a bound."""
     if curvature > 0.0:
         return min(max(alpha - omega * gradient / curvature, lo), hi)
     return lo if gradient > 0.0 else hi
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _better_bound(gradient, curvature, alpha, lo, hi):
     """The bound with the lower objective, an open one if there is one."""
     if np.isinf(lo) or np.isinf(hi):
@@ -51,14 +68,15 @@ def _better_bound(gradient, curvature, alpha, lo, hi):
     return hi
 
 
-@njit(cache=True, inline="always")
-def _jump(i, diagonal, lo, hi, alpha, gradient, out):
+@inlined
+def _jump(i, diagonal, point):
     """Move a variable of negative curvature to its better bound, if that is better than where it is; returns its change.
 
     No gradient tells: where it is 0, or a bound holds the variable, the other bound may be lower. How much lower on the
     way there, per length of the way, stands for the projected gradient.
     """
-    new = _better_bound(gradient[i], diagonal[i], alpha[i], lo[i], hi[i])
+    alpha, gradient, out = point.alpha, point.gradient, point.out
+    new = _better_bound(gradient[i], diagonal[i], alpha[i], point.lo[i], point.hi[i])
     if np.isinf(new):
         out[UNBOUNDED] = i
         return 0.0
@@ -72,40 +90,39 @@ def _jump(i, diagonal, lo, hi, alpha, gradient, out):
     return step
 
 
-@njit(cache=True, inline="always")
-def _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out):
+@inlined
+def _move(i, diagonal, point):
     """Take the step of one variable; returns its change."""
     if diagonal[i] < 0.0:
-        return _jump(i, diagonal, lo, hi, alpha, gradient, out)
-    old, slope = alpha[i], gradient[i]
-    projected = _projected(slope, old, lo[i], hi[i])
+        return _jump(i, diagonal, point)
+    out, lo, hi = point.out, point.lo[i], point.hi[i]
+    old, slope = point.alpha[i], point.gradient[i]
+    projected = _projected(slope, old, lo, hi)
     if projected == 0.0:
-        if (old <= lo[i] and slope > threshold) or (old >= hi[i] and slope < -threshold):
-            active[i] = 0
+        if (old <= lo and slope > point.threshold) or (old >= hi and slope < -point.threshold):
+            point.active[i] = 0
         return 0.0
     out[VIOLATION] = max(out[VIOLATION], abs(projected))
-    new = _minimiser(slope, diagonal[i], old, lo[i], hi[i], omega)
+    new = _minimiser(slope, diagonal[i], old, lo, hi, point.omega)
     if np.isinf(new):
         out[UNBOUNDED] = i
         return 0.0
-    alpha[i] = new
+    point.alpha[i] = new
     step = new - old
     out[CHANGE] += step * (slope + 0.5 * diagonal[i] * step)
     return step
 
 
-@njit(cache=True, nogil=True)
-def visit_dense(
-    order, rows, matrix, columns, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out
-):
+@kernel
+def visit_dense(order, rows, matrix, columns, diagonal, point):
     """Visit variables; the row of Q of the p-th is ``matrix[rows[p]]``. The gradient is kept up to date at `columns`.
 
     Cost: one row for each variable that moves.
     """
-    n = alpha.size
+    gradient, n = point.gradient, point.gradient.size
     for p in range(order.size):
         i = order[p]
-        change = _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out)
+        change = _move(i, diagonal, point)
         if change == 0.0:
             continue
         row = matrix[rows[p]]
@@ -121,85 +138,83 @@ def visit_dense(
 # The lower triangle packed row by row: Q[i, j], j <= i, at i (i + 1) / 2 + j
 
 
-@njit(cache=True, nogil=True)
-def visit_packed(order, packed, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out):
+@kernel
+def visit_packed(order, packed, diagonal, point):
     """As `visit_dense` for all of the triangle."""
-    n = alpha.size
+    gradient, n = point.gradient, point.gradient.size
     for p in range(order.size):
         i = order[p]
-        change = _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out)
+        change = _move(i, diagonal, point)
         if change == 0.0:
             continue
-        place = i * (i + 1) // 2
+        offset = i * (i + 1) // 2
         for j in range(i + 1):
-            gradient[j] += change * packed[place + j]
-        place += i
+            gradient[j] += change * packed[offset + j]
+        offset += i
         for j in range(i + 1, n):
-            place += j
-            gradient[j] += change * packed[place]
+            offset += j
+            gradient[j] += change * packed[offset]
 
 
-@njit(cache=True, nogil=True)
-def visit_packed_rows(
-    order, starts, panel, before, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out
-):
+@kernel
+def visit_packed_rows(order, starts, panel, before, diagonal, point):
     """As `visit_dense`; row i of the triangle, of the p-th variable, begins at ``panel[starts[p]]``.
 
     Before its step, a variable's gradient takes what those before it (j < i) have changed by since `before`; after it, the
-    gradients of those take its change. What it owes the later ones they take from their own rows: here, or in `settle`.
+    gradients of those take its change. Its change reaches the later ones through their own rows: here, or in `add_deferred`.
     """
+    alpha, gradient = point.alpha, point.gradient
     for p in range(order.size):
-        i, place = order[p], starts[p]
+        i, offset = order[p], starts[p]
         total = 0.0
         for j in range(i):
-            total += panel[place + j] * (alpha[j] - before[j])
+            total += panel[offset + j] * (alpha[j] - before[j])
         gradient[i] += total
-        change = _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out)
+        change = _move(i, diagonal, point)
         if change == 0.0:
             continue
         for j in range(i + 1):
-            gradient[j] += change * panel[place + j]
+            gradient[j] += change * panel[offset + j]
 
 
-@njit(cache=True, nogil=True)
-def settle(rows, starts, panel, rank, change, gradient):
+@kernel
+def add_deferred(rows, starts, panel, rank, change, gradient):
     """Add to the gradients of rows what variables before them changed by after `visit_packed_rows` had read the row.
 
-    `rank` is the place of a variable in the order of the visit; `change` is 0 where it was not visited.
+    `rank` is the position of a variable in the order of the visit; `change` is 0 where it was not visited.
     """
     for p in range(rows.size):
-        i, place = rows[p], starts[p]
+        i, offset = rows[p], starts[p]
         total = 0.0
         for j in range(i):
             if rank[j] > rank[i]:
-                total += panel[place + j] * change[j]
+                total += panel[offset + j] * change[j]
         gradient[i] += total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def packed_product(slab, first, stop, x, out):
     """Add to `out` what the rows ``first:stop`` of the triangle, and their mirror images, give to ``Qx``."""
-    place = 0
+    offset = 0
     for i in range(first, stop):
         total = 0.0
         for j in range(i):
-            total += slab[place + j] * x[j]
-            out[j] += slab[place + j] * x[i]
-        out[i] += total + slab[place + i] * x[i]
-        place += i + 1
+            total += slab[offset + j] * x[j]
+            out[j] += slab[offset + j] * x[i]
+        out[i] += total + slab[offset + i] * x[i]
+        offset += i + 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
-def visit_sparse(
-    order, indptr, indices, data, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out
-):
+@kernel
+def visit_sparse(order, indptr, indices, data, diagonal, point):
     """As `visit_dense` for compressed sparse rows."""
+    gradient = point.gradient
     for p in range(order.size):
         i = order[p]
-        change = _move(i, diagonal, lo, hi, alpha, gradient, active, threshold, omega, out)
+        change = _move(i, diagonal, point)
         if change == 0.0:
             continue
         for k in range(indptr[i], indptr[i + 1]):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import kernels
+from . import primitives
 from .columns import AGAIN, FOLDER, Columns, listed_files, open_columns
 from .dataset import Dataset, open_dataset
 from .errors import DatasetError
@@ -145,7 +145,7 @@ def _check_chunk(columns: Columns, chunk: int) -> _Checked:
     elif not np.isfinite(value).all():
         checked.problem = f"{place}: a value that is not finite"
     else:
-        kernels.add_entry_hashes(row, feature, value.astype(np.float64).view(np.uint64), checked.sums)
+        primitives.add_entry_hashes(row, feature, value.astype(np.float64).view(np.uint64), checked.sums)
     return checked
 
 
@@ -167,5 +167,5 @@ def _sum_rows(dataset: Dataset, start: int, stop: int) -> np.ndarray:
     sums = np.zeros(2, dtype=np.uint64)
     for chunk in range(start, stop):
         row, feature, value = dataset.read_entries(chunk, ("row", "feature", "value"))
-        kernels.add_entry_hashes(row, feature, value.astype(np.float64).view(np.uint64), sums)
+        primitives.add_entry_hashes(row, feature, value.astype(np.float64).view(np.uint64), sums)
     return sums

@@ -17,8 +17,8 @@ from .errors import CheckpointError, UsageError
 from .lane_groups import group_lanes
 from .memory import format_size, parse_size
 from .plan import Plan, describe_plan
-from .primal import PRIMAL_METHODS
 from .progress import Listener
+from .registry import reads_columns
 from .stopping import StopRule
 from .training_options import check_positive, make_lanes
 
@@ -66,7 +66,7 @@ def make_config(
         "checkpoint_every": float(checkpoint_every),
         "versions": versions(),
         **({} if rounds is None else {"rounds": dict(rounds)}),
-        **({"columns": open_columns(dataset).fingerprint} if options["method"] in PRIMAL_METHODS else {}),
+        **({"columns": open_columns(dataset).fingerprint} if reads_columns(options["method"]) else {}),
     }
 
 

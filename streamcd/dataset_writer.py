@@ -77,7 +77,7 @@ class PartWriter:
         value: np.ndarray,
     ) -> None:
         """Append a chunk, as `DatasetWriter.write_chunk`."""
-        from .scaling_kernels import add_row_norms  # numba: only where rows are written
+        from .rows_kernels import add_row_norms  # numba: only where rows are written
 
         n_rows, n_entries = label.size, feature.size
         value = np.ascontiguousarray(value, dtype=self._value_dtype)

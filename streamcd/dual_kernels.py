@@ -1,6 +1,6 @@
 """Hinge, squared hinge, logistic loss and twin planes by dual coordinate descent: visits and certificates.
 
-Arrays and their shapes are those at the head of `kernels`.
+Arguments are those at the head of `primitives`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
-from .compiling import kernel
-from .kernels import (
+from .compile import inlined, kernel
+from .primitives import (
     DUAL,
     GAP,
     HINGE,
@@ -33,8 +32,8 @@ from .kernels import (
     row_dot,
 )
 
-_SQUARE = 6  # beside the losses of `kernels`
-"""Loss ½ t² of the rows that a twin plane hugs, those with ``y = -1`` (`loss_of_row`)."""
+_SQUARE = 6  # beside the losses of `primitives`
+"""Loss ½ t² of the rows to which a twin plane is fitted, its own class, those with ``y = -1`` (`loss_of_row`)."""
 
 _TINY = 1e-200  # smallest dual variable of the logistic loss; its logarithm is finite
 _SHRINK_NEWTON = 0.1  # what a Newton step that leaves the interval is replaced by: Z becomes this times Z
@@ -44,9 +43,9 @@ _SHRINK_NEWTON = 0.1  # what a Newton step that leaves the interval is replaced 
 # One dual variable: its gradient, its step, its terms of the objectives. t = y w·x, q = x·x, both with the bias
 
 
-@njit(cache=True, inline="always")
+@inlined
 def loss_of_row(loss, y):
-    """The loss of one row: a twin plane hugs the rows with y = -1, and keeps the others at a distance."""
+    """Loss of one row: a twin plane is fitted to its own class (y = -1), and keeps the others at a distance."""
     if loss == TWIN_HINGE:
         return _SQUARE if y < 0.0 else HINGE
     if loss == TWIN_SQUARED_HINGE:
@@ -54,7 +53,7 @@ def loss_of_row(loss, y):
     return loss
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _svc_diagonal(loss, cost):
     """D_ii and U_i of hinge, squared hinge and square (whose lower bound is -U_i)."""
     if loss == SQUARED_HINGE:
@@ -64,7 +63,7 @@ def _svc_diagonal(loss, cost):
     return 0.0, cost
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _svc_terms(loss, t, cost, alpha):
     """Row's terms of gap, primal loss and dual objective: phi, C xi(t), alpha - D alpha²/2 (of a square: - D alpha²/2)."""
     diagonal, _ = _svc_diagonal(loss, cost)
@@ -77,7 +76,7 @@ def _svc_terms(loss, t, cost, alpha):
     return primal + quadratic - alpha * (1.0 - t), primal, alpha - quadratic
 
 
-@njit(cache=True, inline="always")
+@inlined
 def svc_projected_gradient(loss, t, cost, alpha):
     """G, and G projected: 0 where the bound at which alpha stands keeps it from moving."""
     diagonal, upper = _svc_diagonal(loss, cost)
@@ -91,7 +90,7 @@ def svc_projected_gradient(loss, t, cost, alpha):
     return gradient, gradient
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _svc_step(loss, gradient, q, cost, alpha, omega):
     """Omega times the way to the minimiser of the dual over this one variable, as far as its bounds allow."""
     diagonal, upper = _svc_diagonal(loss, cost)
@@ -102,12 +101,12 @@ def _svc_step(loss, gradient, q, cost, alpha, omega):
     return min(max(alpha - omega * gradient / curvature, lower), upper)
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _x_log_x(x):
     return x * math.log(x) if x > 0.0 else 0.0
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _log_terms(t, cost, alpha, rest):
     """As `_svc_terms` for the logistic loss; `rest` is C - alpha."""
     primal = cost * (math.log1p(math.exp(-t)) if t > 0.0 else math.log1p(math.exp(t)) - t)
@@ -115,7 +114,7 @@ def _log_terms(t, cost, alpha, rest):
     return primal - dual + alpha * t, primal, dual
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _log_gradient(t, alpha, rest):
     """Derivative of the dual; 0 where alpha stands at the smallest number kept and would go on falling."""
     gradient = math.log(alpha / rest) + t
@@ -124,7 +123,7 @@ def _log_gradient(t, alpha, rest):
     return gradient
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _log_step(t, q, cost, alpha, rest, tolerance):
     """Minimise the logistic dual over one variable by Newton's method, in the variable that is nearer to a bound.
 
@@ -156,13 +155,15 @@ def _log_step(t, q, cost, alpha, rest, tolerance):
 # One row in one lane, and the visits of hinge, squared hinge and logistic loss
 
 
-@njit(cache=True, inline="always")
-def solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, tolerance, omega, totals):
+@inlined
+def solve_row(i, lane, loss, row, variables, steering, totals):
     """Minimise the dual over the row's variable in one lane; returns the change of alpha.
 
-    `alpha`, `active` and the lane's row of `totals` are changed in place. The row leaves the active set where it stands at
-    a bound with a gradient beyond the threshold (Hsieh et al. 2008, section 3.2).
+    `row` is (t, q, C_i). The variables and the lane's row of `totals` are changed in place. The row leaves the active set
+    where it stands at a bound with a gradient beyond the threshold (Hsieh et al. 2008, section 3.2).
     """
+    t, q, c = row
+    alpha, n_lanes = variables.alpha, totals.shape[0]
     old = alpha[i, lane]
     totals[lane, N_VISITED] += 1
     if loss == LOG_LOSS:
@@ -173,8 +174,9 @@ def solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, toleran
         phi, _, dual_old = _svc_terms(loss, t, c, old)
         gradient, projected = svc_projected_gradient(loss, t, c, old)
     totals[lane, GAP] += phi
+    high, low = steering.high[lane], steering.low[lane]
     if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
-        active[i, lane] = 0
+        variables.active[i, lane] = 0
         totals[lane, N_SHRUNK] += 1
         return 0.0
     totals[lane, N_ACTIVE] += 1
@@ -183,12 +185,13 @@ def solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, toleran
     if abs(projected) <= NO_STEP:
         return 0.0
     if loss == LOG_LOSS:
-        new, new_rest, change, steps = _log_step(t, q, c, old, alpha[i, n_lanes + lane], tolerance)
+        rest = alpha[i, n_lanes + lane]
+        new, new_rest, change, steps = _log_step(t, q, c, old, rest, steering.tolerance[lane])
         alpha[i, n_lanes + lane] = new_rest
         totals[lane, N_STEPS] += steps
         _, _, dual_new = _log_terms(t, c, new, new_rest)
     else:
-        new = _svc_step(loss, gradient, q, c, old, omega)
+        new = _svc_step(loss, gradient, q, c, old, steering.omega[lane])
         change = new - old
         _, _, dual_new = _svc_terms(loss, t, c, new)
     alpha[i, lane] = new
@@ -197,28 +200,7 @@ def solve_row(i, lane, n_lanes, t, q, c, alpha, active, loss, high, low, toleran
 
 
 @kernel
-def dual_visit(
-    order,
-    indptr,
-    feature,
-    value,
-    code,
-    weight,
-    fold,
-    alpha,
-    active,
-    w,
-    bias,
-    sign,
-    cost,
-    lane_fold,
-    loss,
-    high,
-    low,
-    tolerance,
-    omega,
-    totals,
-):
+def dual_visit(order, rows, costs, variables, steering, totals):
     """Visit rows once in the given order: dual coordinate descent for one lane.
 
     Problem: ``min f(a) = ½ aᵀ(Q + D)a - Σ a`` over ``0 <= a_i <= U_i`` (hinge, squared hinge), or
@@ -226,130 +208,67 @@ def dual_visit(
     Of a twin plane, rows with y = 1 are of hinge or squared hinge, and those with y = -1 have the term ``½ a_i²/C_i`` and no
     bounds: their primal loss is ``½ C_i (w·x_i)²``.
 
-    Parameters
-    ----------
-    high, low : ndarray of float64, shape (1,)
-        Shrinking thresholds: rows at 0 with a gradient above `high` and at U with one below `low` leave the active set.
-    tolerance : ndarray of float64, shape (1,)
-        Inner tolerance of Newton's method (logistic).
-    omega : ndarray of float64, shape (1,)
-        Over-relaxation; no part of the logistic loss's step, which is not closed.
-    alpha, active, w, totals
-        Changed in place; shapes as at the head of `kernels` with one lane, but `w` of shape (d + 1,).
-
-    Notes
-    -----
-    Cost: two passes over the entries of each row. Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
+    Changed in place: `variables`, `totals`. Cost: two passes over the entries of each row.
+    Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
     """
+    w, bias = variables.w, costs.bias
     last = w.size - 1
     for p in range(order.size):
-        fetch_ahead(order, p, indptr, feature, value, w, 1)
+        fetch_ahead(order, p, rows, w, 1)
         i = order[p]
-        c = row_cost(i, 0, code, weight, fold, cost, lane_fold)
+        c = row_cost(i, 0, rows, costs)
         if c <= 0.0:
             continue
-        y = sign[code[i], 0]
-        start, stop = indptr[i], indptr[i + 1]
-        dot, q = row_dot(feature, value, w, start, stop)
+        y = costs.sign[rows.code[i], 0]
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        dot, q = row_dot(rows, w, start, stop)
         t = y * (dot + bias * w[last])
-        q += bias * bias
-        kind = loss_of_row(loss, y)
-        change = solve_row(
-            i, 0, 1, t, q, c, alpha, active, kind, high[0], low[0], tolerance[0], omega[0], totals
-        )
+        row = (t, q + bias * bias, c)
+        change = solve_row(i, 0, loss_of_row(costs.loss, y), row, variables, steering, totals)
         if change != 0.0:
-            add_row(feature, value, w, start, stop, change * y)
+            add_row(rows, w, start, stop, change * y)
             w[last] += change * y * bias
 
 
 @kernel
-def dual_visit_lanes(
-    order,
-    indptr,
-    feature,
-    value,
-    code,
-    weight,
-    fold,
-    alpha,
-    active,
-    w,
-    bias,
-    sign,
-    cost,
-    lane_fold,
-    loss,
-    high,
-    low,
-    tolerance,
-    omega,
-    totals,
-    lanes,
-    dots,
-    live,
-):
-    """As `dual_visit` for several lanes at once: a row is decoded and its lines of `w` are fetched once for all of them.
-
-    Parameters
-    ----------
-    w : ndarray of float64, shape ((d + 1) * n_lanes,)
-        Row-major: the weights of a feature in all lanes are neighbours.
-    high, low, tolerance, omega : ndarray of float64, shape (n_lanes,)
-    lanes : ndarray of int64
-        The lanes to train.
-    dots : ndarray of float64, shape (n_lanes,); live : ndarray of int64, shape (n_lanes,)
-        Scratch.
-    """
-    n_lanes = totals.shape[0]
+def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
+    """As `dual_visit` for several lanes at once: a row is decoded and its lines of `w` are fetched once for all of them."""
+    w, bias, n_lanes = variables.w, costs.bias, totals.shape[0]
+    live, dots = lanes.live, lanes.dots
     last = w.size - n_lanes
     for p in range(order.size):
-        fetch_ahead(order, p, indptr, feature, value, w, n_lanes)
+        fetch_ahead(order, p, rows, w, n_lanes)
         i = order[p]
         n_live = 0
-        for lane in lanes:
-            if active[i, lane] and row_cost(i, lane, code, weight, fold, cost, lane_fold) > 0.0:
+        for lane in lanes.chosen:
+            if variables.active[i, lane] and row_cost(i, lane, rows, costs) > 0.0:
                 live[n_live] = lane
                 n_live += 1
         if n_live == 0:
             continue
-        start, stop = indptr[i], indptr[i + 1]
-        _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots)
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live)
         q = bias * bias
         for k in range(start, stop):
-            q += np.float64(value[k]) * np.float64(value[k])
+            q += np.float64(rows.value[k]) * np.float64(rows.value[k])
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
-            y = sign[code[i], lane]
-            c = row_cost(i, lane, code, weight, fold, cost, lane_fold)
-            t = y * (dots[lane] + bias * w[last + lane])
-            change = solve_row(
-                i,
-                lane,
-                n_lanes,
-                t,
-                q,
-                c,
-                alpha,
-                active,
-                loss_of_row(loss, y),
-                high[lane],
-                low[lane],
-                tolerance[lane],
-                omega[lane],
-                totals,
-            )
+            y = costs.sign[rows.code[i], lane]
+            row = (y * (dots[lane] + bias * w[last + lane]), q, row_cost(i, lane, rows, costs))
+            change = solve_row(i, lane, loss_of_row(costs.loss, y), row, variables, steering, totals)
             if change != 0.0:
                 live[n_changed] = lane
                 dots[n_changed] = change * y
                 n_changed += 1
                 w[last + lane] += change * y * bias
-        _add_row_lanes(feature, value, w, n_lanes, start, stop, live, dots, n_changed)
+        _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n_changed)
 
 
-@njit(cache=True, inline="always")
-def _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots):
-    """x·w of a row in the first `n_live` of `live` lanes, into `dots` at the lane's place; four lanes a sweep."""
+@inlined
+def _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live):
+    """Write x·w of a row in the first `n_live` live lanes to `dots`, each at its lane; four lanes a sweep."""
+    feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
     position = 0
     while position + 4 <= n_live:
         a, b, c, d = live[position], live[position + 1], live[position + 2], live[position + 3]
@@ -372,25 +291,27 @@ def _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots):
         position += 1
 
 
-@njit(cache=True, inline="always")
-def _add_row_lanes(feature, value, w, n_lanes, start, stop, lanes, steps, n):
-    """Add ``steps[p]`` times the row to lane ``lanes[p]``, for the first `n`."""
+@inlined
+def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
+    """Add ``dots[p]`` times the row to lane ``live[p]``, for the first `n`."""
     if n == 0:
         return
+    feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
     for k in range(start, stop):
         v = np.float64(value[k])
         first = feature[k] * n_lanes
         for position in range(n):
-            w[first + lanes[position]] += steps[position] * v
+            w[first + live[position]] += dots[position] * v
 
 
-@njit(cache=True, inline="always")
-def certify_row(i, lane, n_lanes, t, c, alpha, loss, totals):
+@inlined
+def certify_row(i, lane, loss, t, c, alpha, totals):
     """Add the row's terms at fixed w to `totals`; returns its alpha."""
     a = alpha[i, lane]
     if loss == LOG_LOSS:
-        phi, primal, dual = _log_terms(t, c, a, alpha[i, n_lanes + lane])
-        projected = abs(_log_gradient(t, a, alpha[i, n_lanes + lane]))
+        rest = alpha[i, totals.shape[0] + lane]
+        phi, primal, dual = _log_terms(t, c, a, rest)
+        projected = abs(_log_gradient(t, a, rest))
     else:
         phi, primal, dual = _svc_terms(loss, t, c, a)
         _, projected = svc_projected_gradient(loss, t, c, a)
@@ -404,90 +325,55 @@ def certify_row(i, lane, n_lanes, t, c, alpha, loss, totals):
 
 
 @kernel
-def dual_certify(
-    order,
-    indptr,
-    feature,
-    value,
-    code,
-    weight,
-    fold,
-    alpha,
-    w,
-    bias,
-    sign,
-    cost,
-    lane_fold,
-    loss,
-    w_alpha,
-    totals,
-):
+def dual_certify(order, rows, costs, variables, w_alpha, totals):
     """Add up rows' terms of gap, loss and dual at fixed `w`, and ``w(alpha) = Σ y_i alpha_i x_i`` into `w_alpha`.
 
-    One lane; `w` and `w_alpha` of shape (d + 1,). Changed in place: `w_alpha`, `totals`.
+    One lane. Changed in place: `w_alpha`, of the shape of `w`, and `totals`.
     """
+    w, bias = variables.w, costs.bias
     last = w.size - 1
     for p in range(order.size):
-        fetch_ahead(order, p, indptr, feature, value, w, 1)
+        fetch_ahead(order, p, rows, w, 1)
         i = order[p]
-        c = row_cost(i, 0, code, weight, fold, cost, lane_fold)
+        c = row_cost(i, 0, rows, costs)
         if c <= 0.0:
             continue
-        y = sign[code[i], 0]
-        start, stop = indptr[i], indptr[i + 1]
-        dot, _ = row_dot(feature, value, w, start, stop)
+        y = costs.sign[rows.code[i], 0]
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        dot, _ = row_dot(rows, w, start, stop)
         t = y * (dot + bias * w[last])
-        a = certify_row(i, 0, 1, t, c, alpha, loss_of_row(loss, y), totals)
+        a = certify_row(i, 0, loss_of_row(costs.loss, y), t, c, variables.alpha, totals)
         if a != 0.0:
-            add_row(feature, value, w_alpha, start, stop, a * y)
+            add_row(rows, w_alpha, start, stop, a * y)
             w_alpha[last] += a * y * bias
 
 
 @kernel
-def dual_certify_lanes(
-    order,
-    indptr,
-    feature,
-    value,
-    code,
-    weight,
-    fold,
-    alpha,
-    w,
-    bias,
-    sign,
-    cost,
-    lane_fold,
-    loss,
-    w_alpha,
-    totals,
-    lanes,
-    dots,
-    live,
-):
-    """As `dual_certify` for the given lanes; `w` and `w_alpha` flat as in `dual_visit_lanes`."""
-    n_lanes = totals.shape[0]
+def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
+    """As `dual_certify` for the given lanes at once."""
+    w, bias, n_lanes = variables.w, costs.bias, totals.shape[0]
+    live, dots = lanes.live, lanes.dots
     last = w.size - n_lanes
     for p in range(order.size):
-        fetch_ahead(order, p, indptr, feature, value, w, n_lanes)
+        fetch_ahead(order, p, rows, w, n_lanes)
         i = order[p]
         n_live = 0
-        for lane in lanes:
-            if row_cost(i, lane, code, weight, fold, cost, lane_fold) > 0.0:
+        for lane in lanes.chosen:
+            if row_cost(i, lane, rows, costs) > 0.0:
                 live[n_live] = lane
                 n_live += 1
-        start, stop = indptr[i], indptr[i + 1]
-        _lane_dots(feature, value, w, n_lanes, start, stop, live, n_live, dots)
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live)
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
-            y = sign[code[i], lane]
-            c = row_cost(i, lane, code, weight, fold, cost, lane_fold)
+            y = costs.sign[rows.code[i], lane]
+            c = row_cost(i, lane, rows, costs)
             t = y * (dots[lane] + bias * w[last + lane])
-            a = certify_row(i, lane, n_lanes, t, c, alpha, loss_of_row(loss, y), totals)
+            a = certify_row(i, lane, loss_of_row(costs.loss, y), t, c, variables.alpha, totals)
             if a != 0.0:
                 live[n_changed] = lane
                 dots[n_changed] = a * y
                 n_changed += 1
                 w_alpha[last + lane] += a * y * bias
-        _add_row_lanes(feature, value, w_alpha, n_lanes, start, stop, live, dots, n_changed)
+        _add_row_lanes(rows, w_alpha, n_lanes, start, stop, lanes, n_changed)

@@ -10,8 +10,8 @@ from . import checkpoint
 from .dataset import Dataset
 from .errors import UsageError
 from .lane_groups import lane_groups
-from .primal import PRIMAL_METHODS
-from .problems import Problem
+from .problem import Problem
+from .registry import reads_columns
 from .training_options import make_lanes, make_solver
 from .warmstart import WarmStart, combination
 
@@ -36,7 +36,7 @@ class EndedRun:
                 f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
             )
         method, wanted = config["options"]["method"], asked["options"]["method"]
-        dual = wanted not in PRIMAL_METHODS
+        dual = not reads_columns(wanted)
         if dual and method not in ("dual", "sor"):
             raise UsageError(
                 f"{source} was not trained by a dual method; there are no dual variables to start from"

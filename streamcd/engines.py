@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from .dataset import Dataset
-from .kernels import VIOLATION_MAX, VIOLATION_MIN
 from .partition import Answer, Assignment, Order, Partition, open_same
+from .primitives import VIOLATION_MAX, VIOLATION_MIN
 from .rounds import Change, add_direction, add_in_tree, deal_shards
 
 

@@ -13,9 +13,9 @@ from .errors import UsageError
 from .memory import RESERVED_BYTES, format_size
 from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
 from .plan import Plan, make_plan
-from .problems import Problem
+from .problem import Problem
 from .process_pool import memory_per_worker
-from .solvers import Solver
+from .protocol import Solver
 from .training_options import make_lanes, make_solver
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly

@@ -11,7 +11,7 @@ from .columns import Columns, open_columns
 from .dataset import Dataset
 from .errors import DatasetError
 from .plan import Decoder
-from .randomness import deal_folds
+from .randomness import assign_folds
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
 """Entries of a window where the whole dataset is in memory: 32 MB, so that a window's rows are found in the processor's
@@ -110,7 +110,7 @@ class _RowDecoder:
         arena.code[row_start:row_stop] = code
         arena.weight[row_start:row_stop] = rows.get("weight", 1.0)
         if self.n_folds:
-            arena.fold[row_start:row_stop] = deal_folds(rows["source"], self.seed, self.n_folds)
+            arena.fold[row_start:row_stop] = assign_folds(rows["source"], self.seed, self.n_folds)
 
     def _copy_entries(
         self, arena: RowArena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray

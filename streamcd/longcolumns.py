@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from . import primal_kernels
-from .kernels import N_STEPS, N_VISITED
 from .layouts import ColumnArena
+from .primal_kernels import ColumnCosts, Columns, Span
+from .primitives import N_STEPS, N_VISITED
 from .rowscores import PagedRows, Rows, RowsInMemory, place_of
 
 
@@ -26,41 +26,44 @@ class LongColumn:
     ----------
     arena : ColumnArena
     sweep : callable, or None
-        `stream.Window.sweep`; None for the bias, which has the value `bias` in every row.
+        `stream.Window.sweep`; None for the bias, which has the value ``costs.bias`` in every row.
     rows : RowsInMemory or PagedRows
-    bias : float
+    costs : ColumnCosts
     ridge : float
         1, or 0 where the column's weight is not penalised.
     w : ndarray of float64, shape (lanes,)
         The column's weights; changed in place.
-    signed, loss, totals
+    totals
         See `primal_kernels`.
     """
 
     arena: ColumnArena
     sweep: Callable[[], Iterator[int]] | None
     rows: RowsInMemory | PagedRows
-    bias: float
+    costs: ColumnCosts
     ridge: float
     w: np.ndarray
-    signed: np.ndarray
-    loss: int
     totals: np.ndarray
 
-    def pieces(self, *, fresh: bool = False, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Any]]:
-        """All pieces in order: the rows of each, and the arguments with which its kernels begin."""
-        row, value = self.arena.row, self.arena.value
+    @property
+    def columns(self) -> Columns:
+        """The arena as kernels take it."""
+        arena = self.arena
+        return Columns(arena.indptr, arena.feature, arena.row, arena.value)
+
+    def segments(self, *, fresh: bool = False, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Span]]:
+        """Yield all segments in order, each with its rows."""
+        row = self.arena.row
         if self.sweep is None:
             for rows in self.rows.stretches(fresh=fresh, saved=saved):
-                yield rows, (0, rows.score.shape[0], True, row, value, self.bias)
+                yield rows, Span(0, rows.score.shape[0], True)
             return
         for n in self.sweep():
             start = 0
             for rows in self.rows.stretches(int(row[0]), int(row[n - 1]) + 1, fresh=fresh, saved=saved):
-                behind = rows.first + rows.score.shape[0]
-                stop = start + place_of(row[start:n], behind)
+                stop = start + place_of(row[start:n], rows.first + rows.score.shape[0])
                 row[start:stop] -= rows.first  # the next sweep decodes them again
-                yield rows, (start, stop, False, row, value, self.bias)
+                yield rows, Span(start, stop, False)
                 start = stop
 
 
@@ -68,19 +71,20 @@ def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
     """One step along the column in every lane of `lanes`; changes w, scores and totals as `primal_kernels.primal_visit`."""
     n_lanes = column.w.size
     sums = np.zeros((n_lanes, 4))
-    for rows, piece in column.pieces():
-        primal_kernels.piece_slopes(
-            *piece, *_row_arrays(rows), column.signed, column.loss, begins, lanes, sums
-        )
+    for rows, span in column.segments():
+        primal_kernels.segment_slopes(span, column.columns, rows.arrays, column.costs, begins, lanes, sums)
     steps = np.zeros((n_lanes, 3))
     own = column.ridge * column.w
-    primal_kernels.begin_steps(sums, own, column.ridge, column.loss, begins, lanes, column.totals, steps)
+    primal_kernels.begin_steps(
+        sums, own, column.ridge, column.costs.loss, begins, lanes, column.totals, steps
+    )
     chosen = _line_search(column, own, lanes[steps[lanes, 1] != 0.0], steps)
     moving = np.flatnonzero(chosen)
     if moving.size:
         column.w[moving] += chosen[moving]
-        for rows, piece in column.pieces(saved=("score",)):
-            primal_kernels.piece_moves(*piece, rows.score.reshape(-1), moving, chosen)
+        for rows, span in column.segments(saved=("score",)):
+            score = rows.score.reshape(-1)
+            primal_kernels.segment_moves(span, column.columns, column.costs, score, moving, chosen)
 
 
 def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -93,14 +97,14 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
         trying = lanes[~accepted]
         if trying.size:
             changes = np.zeros(column.w.size)
-            for rows, piece in column.pieces():
-                primal_kernels.piece_changes(
-                    *piece, *_row_arrays(rows), column.signed, column.loss, trying, step, changes
+            for rows, span in column.segments():
+                primal_kernels.segment_changes(
+                    span, column.columns, rows.arrays, column.costs, trying, step, changes
                 )
             column.totals[trying, N_STEPS] += 1
             accepted = accepted | [
-                primal_kernels.is_enough(
-                    changes[lane], own[lane], column.ridge, gradient[lane], step[lane], column.loss
+                primal_kernels.is_sufficient(
+                    changes[lane], own[lane], column.ridge, gradient[lane], step[lane], column.costs.loss
                 )
                 for lane in lanes
             ]
@@ -116,15 +120,10 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
 def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
     """What `primal_kernels.primal_certify` does with a column; changes the fresh scores and totals."""
     sums = np.zeros(column.w.size)
-    for rows, piece in column.pieces(fresh=True, saved=("fresh",)):
-        primal_kernels.piece_dual_sums(
-            *piece, *_row_arrays(rows), column.signed, column.loss, side, lanes, sums
-        )
-        primal_kernels.piece_moves(*piece, rows.fresh.reshape(-1), lanes, column.w)
+    for rows, span in column.segments(fresh=True, saved=("fresh",)):
+        primal_kernels.segment_dual_sums(span, column.columns, rows.arrays, column.costs, side, lanes, sums)
+        fresh = rows.fresh.reshape(-1)
+        primal_kernels.segment_moves(span, column.columns, column.costs, fresh, lanes, column.w)
     column.totals[lanes, N_VISITED] += 1
     if column.ridge:
-        primal_kernels.tell_differences(column.w, sums, lanes, column.totals)
-
-
-def _row_arrays(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return rows.score.reshape(-1), rows.kind, rows.weight
+        primal_kernels.accumulate_gap(column.w, sums, lanes, column.totals)

@@ -14,11 +14,11 @@ from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, Interrupted
 from .plan import Plan
-from .problems import Problem
+from .problem import Problem
 from .progress import Listener, Progress
+from .protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .randomness import random_key
 from .result import Outcome
-from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .stopping import StopRule, judge, new_lane_arrays, reopen
 from .stream import Stream, Window
 from .warmstart import WarmStart
@@ -193,7 +193,7 @@ class Loop:
             self.slots.restore(arrays.pop("slots"))
             self.seconds_before = float(arrays.pop("seconds"))
             self.bytes_before = int(arrays.pop("bytes_read"))
-            self.state.take(arrays)
+            self.state.load_arrays(arrays)
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"

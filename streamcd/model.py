@@ -66,7 +66,7 @@ class Model:
     class_weight : dict of float to float
         Factors on the cost of a label's rows.
     ridge, slack : float, str
-        Of twin planes (see `problems`).
+        Of twin planes (see `problem`).
     tie_order : ndarray of int64, shape (n_classes,)
         Classes (as places in `classes`) in the order of preference where decisions are equal: an empty row, say.
     fingerprint : str
@@ -165,7 +165,7 @@ class Model:
         n_ignored : int
             Entries of features beyond the model's width.
         """
-        from .margin_kernels import margins  # numba: only where rows are met
+        from .rows_kernels import margins  # numba: only where rows are met
 
         out = np.empty((indptr.size - 1, self.n_vectors))
         n_ignored = int(margins(indptr, feature, value, self.weights, out))

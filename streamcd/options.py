@@ -9,19 +9,12 @@ from typing import Any
 import click
 
 from .errors import UsageError
+from .registry import LOSSES, METHODS, SOLVERS
 
-LIBLINEAR_TYPES: dict[int, tuple[str, str]] = {
-    0: ("log_loss", "primal"),
-    1: ("squared_hinge", "dual"),
-    2: ("squared_hinge", "primal"),
-    3: ("hinge", "dual"),
-    4: ("crammer_singer", "dual"),
-    7: ("log_loss", "dual"),
+LIBLINEAR_TYPES = {
+    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
 }
 """LIBLINEAR's ``-s`` numbers as (loss, method)."""
-
-LOSSES = ("squared_hinge", "hinge", "log_loss", "crammer_singer", "twin")
-METHODS = ("auto", "dual", "primal", "online", "sor")
 
 SLACKS = ("hinge", "squared_hinge")
 
@@ -179,7 +172,7 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     ),
     click.option(
         "--method",
-        type=click.Choice(METHODS),
+        type=click.Choice(("auto", *METHODS)),
         help="dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, in a "
         "new random order each pass; online: likewise, features drawn with replacement; both for squared_hinge and "
         "log_loss, and need 'streamcd columns'. sor: for the loss twin, with the inverse of a matrix of features x features "

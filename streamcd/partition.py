@@ -20,11 +20,13 @@ import numpy as np
 from .checkpoint import SlotStore
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, DatasetError
-from .kernels import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
 from .layouts import RowArena, RowLayout
 from .plan import make_plan
-from .problems import LOSSES, Problem
+from .primitives import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
+from .problem import LOSSES, Problem
+from .protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .randomness import random_key
+from .registry import make_solver
 from .rounds import (
     APART,
     Change,
@@ -39,7 +41,6 @@ from .rounds import (
     row_costs,
     settle,
 )
-from .solvers import CERTIFY, DONE, SOLVERS, START, TRAIN, Solver, State, new_totals
 from .stream import Stream, Window
 
 WEIGHT_COPIES = 8
@@ -233,10 +234,10 @@ class Partition:
         self._chunks = np.flatnonzero(np.isin(whole.chunk_part, parts))
         self._dataset = whole.select_parts(parts)
         self._problem = _writable(assignment.problem)
-        self._solver = solver = SOLVERS[self._problem.loss, assignment.method](self._problem)
+        self._solver = solver = make_solver(self._problem, assignment.method, self._dataset)
         # trains on stiffened costs, which `_stiffen` sets
         self._stiff_problem = replace(self._problem, cost=self._problem.cost.copy())
-        self._stiff_solver = SOLVERS[self._problem.loss, assignment.method](self._stiff_problem)
+        self._stiff_solver = make_solver(self._stiff_problem, assignment.method, self._dataset)
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
         self.plan = make_plan(self._dataset, assignment.memory, model_bytes(solver), self._layout)
         self._stream = Stream(

@@ -24,7 +24,7 @@ from .errors import ModelError, UsageError
 from .memory import RESERVED_BYTES, parse_size, require
 from .model import Model, load_model
 from .parquet import TableWriter, schema
-from .problems import crammer_singer_losses, row_loss, twin_losses
+from .problem import crammer_singer_losses, row_loss, twin_losses
 from .process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from .progress import Listener, Progress
 from .roc_auc import RocArea

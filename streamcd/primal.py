@@ -8,26 +8,26 @@ certificate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from . import kernels, longcolumns, primal_kernels
+from . import longcolumns, primal_kernels, primitives
 from .dataset import Dataset
-from .kernels import DUAL, GAP, VIOLATION_MAX
 from .layouts import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
 from .plan import Paging
-from .primal_kernels import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM
-from .problems import Problem
+from .primal_kernels import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM, ColumnCosts, Columns
+from .primitives import DUAL, GAP, VIOLATION_MAX
+from .problem import Problem
+from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
 from .randomness import random_key
 from .rowscores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
-from .solvers import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
 from .stream import Window
 
-_BIAS = -1  # the place of the bias in an order of columns
+_BIAS = -1  # stands for the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one that the bias is visited in
 
 
@@ -58,7 +58,7 @@ class PrimalSolver:
         self._paged: PagedRows | None = None
         self._constants: tuple[np.ndarray, np.ndarray] | None = None
         self._losses: np.ndarray | None = None
-        self._signed = _signed_costs(problem)
+        self._costs = ColumnCosts(_signed_costs(problem), problem.loss_code, problem.bias, problem.free_bias)
 
     def page_rows(self, folder: Path, page_rows: int) -> PagedRows | None:
         """Keep what there is of all rows in a file, from before `new_state` on; in memory where `page_rows` is 0."""
@@ -95,68 +95,44 @@ class PrimalSolver:
         if certifying.size:
             if window.number == 0:
                 self._begin_certificates(state, certifying)
-            self._certify(window, state, self.places(window, order), certifying)
+            self._certify(window, state, self.columns(window, order), certifying)
         if training.size:
             self._train(window, state, self.visits(window, order, key), training)
 
     def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows = self._rows(state)
-        for places, column in self._runs(window, state, order):
+        side, rows = _sides(state), self._rows(state)
+        for columns, column in self._columns(window, state, order, "fresh"):
             if column is not None:
-                rows.take_back(("fresh",))
-                longcolumns.certify(column, _sides(state), lanes)
-                continue
-            held = rows.bring(window, fresh=True)
-            primal_kernels.primal_certify(
-                *self._columns(window, state, places),
-                held.score.reshape(-1),
-                held.kind,
-                held.weight,
-                *self._costs(),
-                _sides(state),
-                lanes,
-                held.fresh.reshape(-1),
-                state.totals,
-            )
+                longcolumns.certify(column, side, lanes)
+            else:
+                primal_kernels.primal_certify(*columns, side, lanes, state.totals)
         rows.take_back(("fresh",))
 
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows = self._rows(state)
-        begins = np.isnan(state.lanes["start_norm"])
-        for places, column in self._runs(window, state, order):
+        begins, rows = np.isnan(state.lanes["start_norm"]), self._rows(state)
+        for columns, column in self._columns(window, state, order, "score"):
             if column is not None:
-                rows.take_back(("score",))
                 longcolumns.train(column, begins, lanes)
-                continue
-            held = rows.bring(window, fresh=False)
-            primal_kernels.primal_visit(
-                *self._columns(window, state, places),
-                held.score.reshape(-1),
-                held.kind,
-                held.weight,
-                *self._costs(),
-                begins,
-                lanes,
-                state.totals,
-            )
+            else:
+                primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
         rows.take_back(("score",))
 
-    def places(self, window: Window, order: np.ndarray) -> np.ndarray:
-        """Places of all columns of a window, the bias among them in one window of a read, in the front of `order`."""
-        places = all_rows(window, order)
+    def columns(self, window: Window, order: np.ndarray) -> np.ndarray:
+        """Write the offsets of all columns of a window, the bias in one window of a read, to the front of `order`."""
+        chosen = all_rows(window, order)
         if self.problem.bias and self._bias_window(window) == window.number:
-            order[places.size] = _BIAS
-            return order[: places.size + 1]
-        return places
+            order[chosen.size] = _BIAS
+            return order[: chosen.size + 1]
+        return chosen
 
     def visits(self, window: Window, order: np.ndarray, key: np.uint64) -> np.ndarray:
-        """Places of the columns in the order in which they are visited, a function of `key`, in the front of `order`."""
-        places = self.places(window, order)
+        """Write the offsets of the columns in the order of their visits, a function of `key`, to the front of `order`."""
+        chosen = self.columns(window, order)
         if self.with_replacement:
-            kernels.draw(places.copy(), key, places)
+            primitives.draw(chosen.copy(), key, chosen)
         else:
-            kernels.shuffle(places, key)
-        return places
+            primitives.shuffle(chosen, key)
+        return chosen
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """The first pass has summed up the gradient at w = 0; the scores of a read at fixed w have served."""
@@ -172,18 +148,7 @@ class PrimalSolver:
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, 5))
         for rows in self._rows(state).stretches(fresh=True) if lanes.size else ():
-            primal_kernels.row_terms(
-                rows.score.reshape(-1),
-                rows.fresh.reshape(-1),
-                0,
-                rows.kind,
-                rows.weight,
-                self._signed,
-                self.problem.loss_code,
-                _sides(state),
-                lanes,
-                sums,
-            )
+            primal_kernels.row_terms(rows.arrays, self._costs, _sides(state), lanes, sums)
         totals = state.totals
         squared = np.einsum("ij,ij->j", state.w, state.w)
         if self.problem.free_bias:
@@ -204,7 +169,7 @@ class PrimalSolver:
         scale = start * self._smaller_side()
         return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
 
-    def settle(self, state: State, lane: int) -> None:
+    def adopt_certified_w(self, state: State, lane: int) -> None:
         """Go on from the scores that the read at fixed w has computed."""
         for rows in self._rows(state).stretches(fresh=True, saved=("score",)):
             rows.score[:, lane] = rows.fresh[:, lane]
@@ -215,11 +180,9 @@ class PrimalSolver:
             n_lanes = self.problem.n_lanes
             sums, side, lanes = np.zeros((n_lanes, 5)), np.ones((2, n_lanes)), np.arange(n_lanes)
             for rows in self._rows(state).stretches():
-                score = rows.score.reshape(-1)
-                constants = (rows.kind, rows.weight, self._signed)
-                primal_kernels.row_terms(
-                    score, score, 0, *constants, self.problem.loss_code, side, lanes, sums
-                )
+                scores = rows.arrays
+                scores = scores._replace(fresh=scores.score)
+                primal_kernels.row_terms(scores, self._costs, side, lanes, sums)
             self._losses = sums[:, LOSS_SUM].copy()
         w = state.w[: -1 if self.problem.free_bias else None, lane]
         return 0.5 * float(w @ w) + float(self._losses[lane])
@@ -235,16 +198,7 @@ class PrimalSolver:
         sums = np.zeros((2, self.problem.n_lanes))
         for rows in kept.stretches(saved=("fresh",)):
             rows.fresh[:, lanes] = 0.0
-            primal_kernels.side_sums(
-                rows.score.reshape(-1),
-                0,
-                rows.kind,
-                rows.weight,
-                self._signed,
-                self.problem.loss_code,
-                lanes,
-                sums,
-            )
+            primal_kernels.side_sums(rows.arrays, self._costs, lanes, sums)
         if not self.problem.free_bias:
             return
         # the multiplier of a free bias asks for Σ y alpha = 0: the heavier side is scaled down to the lighter one
@@ -253,51 +207,46 @@ class PrimalSolver:
             factor = np.divide(least, side, out=np.ones_like(least), where=side > 0)
             state.lanes[name][lanes] = factor[lanes]
 
-    def _runs(
-        self, window: Window, state: State, order: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, longcolumns.LongColumn | None]]:
-        """An order of columns, cut where one has to be visited in pieces: runs of places, and such columns alone."""
+    def _columns(
+        self, window: Window, state: State, order: np.ndarray, changed: str
+    ) -> Iterator[tuple[Any, longcolumns.LongColumn | None]]:
+        """Yield the arguments for runs of an order of columns, or, alone, a column that has to be visited in segments.
+
+        `changed` names the scores that are changed: those of the rows at hand are stored before a column of the latter kind.
+        """
         rows = self._rows(state)
         alone = (
             np.flatnonzero((order == _BIAS) & rows.paged) if window.sweep is None else np.arange(order.size)
         )
         start = 0
-        for place in alone.tolist():
-            if place > start:
-                yield order[start:place], None
-            yield order[place : place + 1], self._long_column(window, state, int(order[place]))
-            start = place + 1
-        if start < order.size:
-            yield order[start:], None
+        for stop in [*alone.tolist(), order.size]:
+            if stop > start:
+                held = rows.bring(window, fresh=changed == "fresh")
+                w = state.w.reshape(-1)
+                yield (order[start:stop], columns_of(window), held.arrays, self._costs, w), None
+            if stop < order.size:
+                rows.take_back((changed,))
+                yield None, self._long_column(window, state, int(order[stop]))
+            start = stop + 1
 
-    def _long_column(self, window: Window, state: State, place: int) -> longcolumns.LongColumn:
-        is_bias = place == _BIAS
+    def _long_column(self, window: Window, state: State, offset: int) -> longcolumns.LongColumn:
+        is_bias = offset == _BIAS
         return longcolumns.LongColumn(
             arena=window.arena,
             sweep=None if is_bias else window.sweep,
             rows=self._rows(state),
-            bias=self.problem.bias,
+            costs=self._costs,
             ridge=0.0 if is_bias and self.problem.free_bias else 1.0,
-            w=state.w[-1 if is_bias else window.arena.feature[place]],
-            signed=self._signed,
-            loss=self.problem.loss_code,
+            w=state.w[-1 if is_bias else window.arena.feature[offset]],
             totals=state.totals,
         )
-
-    def _columns(self, window: Window, state: State, order: np.ndarray) -> tuple[np.ndarray, ...]:
-        arena = window.arena
-        row = kernels.unsigned(arena.row)
-        return order, arena.indptr, arena.feature, row, arena.value, state.w.reshape(-1)
-
-    def _costs(self) -> tuple[np.ndarray, int, float, bool]:
-        return self._signed, self.problem.loss_code, self.problem.bias, self.problem.free_bias
 
     def _rows(self, state: State) -> RowsInMemory | PagedRows:
         if self._paged is not None:
             return self._paged
         if self._constants is None:
-            pieces = list(read_rows(self._dataset, self.problem, self._seed))
-            kinds, weights = zip(*pieces, strict=True) if pieces else ((), ())
+            chunks = list(read_rows(self._dataset, self.problem, self._seed))
+            kinds, weights = zip(*chunks, strict=True) if chunks else ((), ())
             self._constants = np.concatenate(kinds), np.concatenate(weights)
         return RowsInMemory(state.rows, *self._constants)
 
@@ -312,21 +261,10 @@ class PrimalSolver:
 class OnlineSolver(PrimalSolver):
     """Coordinates drawn uniformly at random with replacement, as many as there are (Algorithm 3).
 
-    Within a window so many draws as it holds features: each has one expected visit a pass, whatever the chunks' sizes.
+    A window makes one draw for each feature that it holds: each has one expected visit a pass, whatever the chunks' sizes.
     """
 
     with_replacement = True
-
-
-PRIMAL_SOLVERS: dict[tuple[str, str], Callable[[Problem, Dataset, int], PrimalSolver]] = {
-    ("squared_hinge", "primal"): PrimalSolver,
-    ("squared_hinge", "online"): OnlineSolver,
-    ("log_loss", "primal"): PrimalSolver,
-    ("log_loss", "online"): OnlineSolver,
-}
-"""Solver of each (loss, method), beside `solvers.SOLVERS`."""
-
-PRIMAL_METHODS = ("primal", "online")
 
 
 def _gap_on_the_ray(
@@ -339,6 +277,12 @@ def _gap_on_the_ray(
     best = 0.5 * alpha_sum * np.divide(alpha_sum, curvature, out=np.zeros_like(slope), where=some)
     # far from the optimum gap and gain agree in more digits than there are: their difference was 0 for data of size 1e7
     return np.maximum(np.where(gap > primal, primal - best, gap - gain), 0.0)
+
+
+def columns_of(window: Window) -> Columns:
+    """Return the columns of a window's arena."""
+    arena = window.arena
+    return Columns(arena.indptr, arena.feature, primitives.unsigned(arena.row), arena.value)
 
 
 def _sides(state: State) -> np.ndarray:

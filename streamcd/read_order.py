@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from .dataset import MAX_OPEN_PARTS
-from .kernels import shuffle
 from .plan import Plan, Table, unit_start
+from .primitives import shuffle
 from .randomness import random_key
 
 _ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the order of a whole read

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from . import relaxation
+from . import over_relaxation
 from .memory import peak_memory_bytes
-from .problems import Lane
+from .problem import Lane
 from .stopping import REASONS
 
 
@@ -43,7 +43,7 @@ class Result:
     n_features, n_rows, n_lanes : int
     lanes : list of dict
         ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega than 1, ``omega``
-        too, and of one chosen by trial ``omega_trial`` (see `relaxation.report`).
+        too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`).
     """
 
     run: str
@@ -157,7 +157,7 @@ def make_result(
                 "gap": float(gaps[number]),
                 "passes": int(kept["passes"][number]),
                 "converged": bool(kept["converged"][number]),
-                **relaxation.report(kept, number),
+                **over_relaxation.report(kept, number),
             }
             for number, lane in enumerate(lanes)
         ],

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
+from .dual import violation
 from .engines import Engine, Joint, SerialEngine, Simulation, WorkersLost, shard_entries
 from .errors import CheckpointError, EnvironmentFailure, Interrupted
-from .kernels import DUAL, GAP
 from .loop import StopRequested, Task, lane_figures, relative_estimate
 from .parquet import sync_directory
 from .partition import Assignment, Order, line_search_is_closed, paired_layout
+from .primitives import DUAL, GAP
 from .progress import Listener, Progress
+from .protocol import CERTIFY, DONE, START, TRAIN, new_totals
 from .randomness import random_key
 from .result import Outcome
 from .rounds import (
@@ -36,16 +38,11 @@ from .rounds import (
     next_stiffness,
     quadratic_step,
 )
-from .solvers import CERTIFY, DONE, START, TRAIN, new_totals, violation
 from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen, restore
 from .turns import Turns
 
 WORKER_TIMEOUT = 300.0
 """Seconds without a sign of a worker, after which its shards go to others."""
-
-ROUND_SOLVERS = tuple((loss, "dual") for loss in ("hinge", "squared_hinge", "log_loss", "crammer_singer"))
-"""(loss, method) whose rounds are known: dual coordinate descent, one lane or several. For Crammer-Singer the mathematics
-carries over whole: its dual is quadratic, and a step along any direction keeps every row's sum of zero."""
 
 _MOST_UNDERSTATED = 100.0
 _DEALING = 0x6465616C  # tells these keys from those of reads and windows
@@ -320,7 +317,7 @@ class RoundLoop:
             self.bytes_before = int(arrays.pop("bytes_read"))
             # runs begun before there was any have none
             arrays.setdefault("lane_stiffness", self.state.lanes["stiffness"])
-            self.state.take(arrays)
+            self.state.load_arrays(arrays)
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"

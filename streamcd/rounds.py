@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import EnvironmentFailure
-from .kernels import shuffle
-from .problems import Problem
+from .primitives import shuffle
+from .problem import Problem
 
 LINEAR, QUADRATIC, LONGEST, APART = range(4)
 """Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,

@@ -20,9 +20,9 @@ from .checkpoint import SlotStore
 from .dataset import Dataset
 from .errors import DatasetError
 from .layouts import ColumnArena
-from .primal_kernels import compact_rows
-from .problems import Problem
-from .randomness import deal_folds
+from .primal_kernels import Scores, compact_rows
+from .problem import Problem
+from .randomness import assign_folds
 from .stream import Window
 
 PAGE_BYTES = 1 << 19
@@ -52,6 +52,11 @@ class Rows:
     kind: np.ndarray
     weight: np.ndarray
 
+    @property
+    def arrays(self) -> Scores:
+        """The same arrays as kernels take them, flat."""
+        return Scores(self.score.reshape(-1), self.fresh.reshape(-1), self.kind, self.weight)
+
 
 class RowsInMemory:
     """All rows as one stretch.
@@ -59,7 +64,7 @@ class RowsInMemory:
     Parameters
     ----------
     arrays : dict of str to ndarray
-        ``score``, and in a read at fixed w ``fresh``: the part of a `solvers.State` that checkpoints keep.
+        ``score``, and in a read at fixed w ``fresh``: the part of a `protocol.State` that checkpoints keep.
     kind, weight : ndarray
     """
 
@@ -318,5 +323,5 @@ def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[n
         if not np.array_equal(classes[code], label):
             raise DatasetError(f"{dataset.place(chunk)}: a label that the manifest does not list")
         if n_folds:
-            code = code * n_folds + deal_folds(source, seed, n_folds)
+            code = code * n_folds + assign_folds(source, seed, n_folds)
         yield code.astype(dtype), weight if dataset.weighted else weight[:0]

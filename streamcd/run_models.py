@@ -13,7 +13,7 @@ from .configuration import versions
 from .dataset import Dataset
 from .lane_groups import lane_groups
 from .model import Model, path_directory
-from .problems import Problem
+from .problem import Problem
 from .result import Result
 
 _BLOCK_BYTES = 1 << 23  # of weights at a time, where a model is written

@@ -74,7 +74,7 @@ class Scaling:
         -------
         ndarray of float64, shape (entries,)
         """
-        from .scaling_kernels import scale_rows  # numba: only where rows are met
+        from .rows_kernels import scale_rows  # numba: only where rows are met
 
         scales = np.empty(0) if self.scales is None else self.scales
         out = np.empty(feature.size)

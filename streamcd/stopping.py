@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import DatasetError
-from .kernels import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
-from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State
+from .primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
+from .protocol import CERTIFY, DONE, START, TRAIN, Solver, State
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
 REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
@@ -77,7 +77,7 @@ def judge(state: State, rule: StopRule, solver: Solver, data: str) -> None:
         if lane not in certified:
             _judge_training(state, rule, solver, int(lane))
     for lane in certified:
-        solver.settle(state, int(lane))
+        solver.adopt_certified_w(state, int(lane))
     _refuse_infinite(state, data)
 
 

@@ -63,7 +63,7 @@ class Stream:
     layout : Layout
     seed : int
     n_folds : int
-        Deal the rows to so many folds (`deal_folds`); 0 for none.
+        Deal the rows to so many folds (`assign_folds`); 0 for none.
 
     Attributes
     ----------

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 _EXPONENTS = 2200  # of all finite float64, with room
-_BLOCK = 1 << 20  # so many halves of 27 bits add up exactly in float64
+_BLOCK = 1 << 20  # halves of 27 bits, which add up exactly in float64
 
 
 class ExactSum:
@@ -35,9 +35,9 @@ class ExactSum:
         # a number is an integer of 53 bits times a power of two; integers of a power are added in halves, exactly
         fraction, exponent = np.frexp(numbers)
         whole = np.ldexp(fraction, 53).astype(np.int64)
-        place = exponent.astype(np.int64) + _EXPONENTS // 2
-        upper = np.bincount(place, weights=whole >> 27, minlength=_EXPONENTS)
-        lower = np.bincount(place, weights=whole & ((1 << 27) - 1), minlength=_EXPONENTS)
+        power = exponent.astype(np.int64) + _EXPONENTS // 2
+        upper = np.bincount(power, weights=whole >> 27, minlength=_EXPONENTS)
+        lower = np.bincount(power, weights=whole & ((1 << 27) - 1), minlength=_EXPONENTS)
         for i in np.flatnonzero((upper != 0) | (lower != 0)).tolist():
             integer = (int(upper[i]) << 27) + int(lower[i])
             self._total += integer * Fraction(2) ** (i - _EXPONENTS // 2 - 53)

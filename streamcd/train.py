@@ -20,7 +20,7 @@ from .memory import parse_size
 from .model import stored_certificate
 from .partition import DASK_BYTES
 from .plan import Plan
-from .problems import Problem
+from .problem import Problem
 from .progress import Listener
 from .result import Outcome, Result, join_outcomes, make_result
 from .roundloop import RoundLoop, make_round_loop

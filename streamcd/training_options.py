@@ -11,12 +11,12 @@ import numpy as np
 from .dataset import Dataset
 from .errors import UsageError
 from .plan import Plan
-from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
-from .problems import Problem, make_problem
+from .problem import Problem, make_problem
 from .progress import Listener
-from .relaxation import check_omega
-from .roundloop import ROUND_SOLVERS, WORKER_TIMEOUT
-from .solvers import SOLVERS, Solver
+from .protocol import Solver
+from .registry import SOLVERS, check_omega, find_solver
+from .registry import make_solver as make_registered_solver
+from .roundloop import WORKER_TIMEOUT
 from .stopping import StopRule
 
 
@@ -98,8 +98,8 @@ def round_options(
     loss, method = options["loss"], options["method"]
     if options.get("omega", 1.0) != 1.0:
         raise UsageError("omega is for one process: on workers a line search decides how far a step goes")
-    if (loss, method) not in ROUND_SOLVERS:
-        known = ", ".join(f"{loss} by {way}" for loss, way in ROUND_SOLVERS)
+    if not find_solver(loss, method).in_rounds:
+        known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
         raise UsageError(
             f"{loss} by method {method} is not for several workers: rounds are steps of block-diagonal dual coordinate "
             f"descent with a line search along the dual; there are: {known}"
@@ -169,19 +169,6 @@ def make_lanes(dataset: Dataset, options: Mapping[str, Any]) -> Problem:
 
 
 def make_solver(problem: Problem, options: Mapping[str, Any], dataset: Dataset) -> Solver:
-    """The solver of a problem."""
-    method = options["method"]
-    if problem.free_bias and method not in PRIMAL_METHODS:
-        raise UsageError(
-            f"--unpenalized-bias is for --method {' and '.join(PRIMAL_METHODS)}, found {method}; "
-            "or give --bias a larger value, which is penalised less"
-        )
-    if (problem.loss, method) in PRIMAL_SOLVERS:
-        return PRIMAL_SOLVERS[problem.loss, method](problem, dataset, options["seed"])
-    try:
-        make = SOLVERS[problem.loss, method]
-    except KeyError:
-        known = ", ".join(f"{loss} by {way}" for loss, way in {**SOLVERS, **PRIMAL_SOLVERS})
-        raise UsageError(f"no solver for {problem.loss} by method {method}; there are: {known}") from None
+    """Make the solver of a problem."""
     omega = options.get("omega", 1.0)
-    return make(problem) if omega == 1.0 else make(problem, omega=omega)
+    return make_registered_solver(problem, options["method"], dataset, seed=options["seed"], omega=omega)

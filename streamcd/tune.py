@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import checkpoint, margin_kernels
+from . import checkpoint, rows_kernels
 from .configuration import make_config, refuse_existing
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
@@ -23,7 +23,7 @@ from .loop import StopRequested
 from .model import plane_distances
 from .parquet import write_file_atomically
 from .plan import Plan, make_plan
-from .problems import Problem
+from .problem import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
 from .stream import Stream, Window
@@ -223,7 +223,7 @@ def _count_correct(
     """Add to `correct` how many rows of each fold are classified rightly by the lanes that left it out."""
     arena = window.arena
     decisions = np.empty((stop - start, w.shape[1]))
-    margin_kernels.margins(arena.indptr[start : stop + 1], arena.feature, arena.value, w[:-1], decisions)
+    rows_kernels.margins(arena.indptr[start : stop + 1], arena.feature, arena.value, w[:-1], decisions)
     decisions += lanes.bias * w[-1]
     code, fold = arena.code[start:stop], arena.fold[start:stop]
     columns = lanes.block_lanes * lanes.lane_vectors

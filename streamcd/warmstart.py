@@ -17,8 +17,8 @@ import numpy as np
 from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, UsageError
-from .problems import Problem, lane_dual_terms
-from .solvers import Solver
+from .problem import Problem, lane_dual_terms
+from .protocol import Solver
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
 

@@ -13,7 +13,17 @@ from threadpoolctl import ThreadpoolController
 
 from streamcd import checkpoint
 from streamcd.dataset import Dataset
-from streamcd.kernels import DUAL, GAP, LOSS, N_ACTIVE, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+from streamcd.primitives import (
+    DUAL,
+    GAP,
+    LOSS,
+    N_ACTIVE,
+    N_TOTALS,
+    N_VISITED,
+    VIOLATION_MAX,
+    VIOLATION_MIN,
+    Rows,
+)
 
 # Of BLAS, for small matrices: more would only wait for the processors of other tests. What is tested keeps all of its own.
 one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
@@ -338,12 +348,10 @@ def crammer_singer_subproblem(b: np.ndarray, q: float, upper: np.ndarray) -> np.
 # Arrays as kernels take them
 
 
-def kernel_rows(
-    x: sp.csr_array, code: np.ndarray, weight: np.ndarray | None = None
-) -> tuple[np.ndarray, ...]:
-    """indptr, feature, value, code, weight, fold, in the types that datasets have."""
+def kernel_rows(x: sp.csr_array, code: np.ndarray, weight: np.ndarray | None = None) -> Rows:
+    """Rows in the types that datasets have."""
     n_rows = x.shape[0]
-    return (
+    return Rows(
         x.indptr.astype(np.int64),
         x.indices.astype(np.int32),
         x.data.astype(np.float32),
@@ -361,7 +369,7 @@ def new_totals(n_lanes: int) -> np.ndarray:
 
 
 def slow_shuffle(n: int, key: int) -> list[int]:
-    """What `kernels.shuffle` makes of 0 … n - 1, in Python's own integers."""
+    """What `primitives.shuffle` makes of 0 … n - 1, in Python's own integers."""
     word = 2**64 - 1
 
     def mix(z: int) -> int:

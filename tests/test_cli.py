@@ -22,10 +22,11 @@ from streamcd import cli as cli_module
 from streamcd.cli import cli
 from streamcd.console import Console, describe_progress, explain
 from streamcd.errors import DataError, Interrupted, LockError
-from streamcd.model import load_model
+from streamcd.model import LIBLINEAR_SOLVERS, load_model
 from streamcd.options import LIBLINEAR_TYPES, LOSSES, METHODS
+from streamcd.problem import LOSSES as LOSS_CODES
 from streamcd.progress import Listener, Progress
-from streamcd.solvers import SOLVERS
+from streamcd.registry import SOLVERS
 
 
 def run(*arguments: object) -> Result:
@@ -92,9 +93,12 @@ def test_every_command_takes_json(command):
 
 
 def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
-    assert {loss for loss, _ in SOLVERS} <= set(LOSSES)
-    assert {method for _, method in SOLVERS} <= set(METHODS)
-    assert set(LIBLINEAR_TYPES.values()) >= {key for key in SOLVERS if key[1] == "dual" and key[0] != "twin"}
+    """Of the registry, of the problem, and of LIBLINEAR's text format."""
+    assert set(LOSSES) == set(LOSS_CODES)
+    assert METHODS == ("dual", "primal", "online", "sor")
+    assert set(LIBLINEAR_TYPES) == {0, 1, 2, 3, 4, 7}
+    assert set(LIBLINEAR_TYPES.values()) == set(LIBLINEAR_SOLVERS.values())
+    assert len({(entry.loss, entry.method) for entry in SOLVERS}) == len(SOLVERS)
 
 
 def test_help_loads_neither_numpy_nor_numba():

@@ -24,7 +24,7 @@ import streamcd
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation, WorkersLost
 from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
-from streamcd.problems import dual_terms
+from streamcd.problem import dual_terms
 from streamcd.progress import Listener
 from streamcd.rounds import (
     DUAL_CHANGE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import scipy.sparse as sp
 from reference import Twin, crammer_singer_subproblem, kernel_rows, new_totals, slow_margins, slow_shuffle
 from small_datasets import multiclass, random_rows
 
-from streamcd import crammer_singer_kernels, dual_kernels, kernels, margin_kernels
-from streamcd.kernels import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
-from streamcd.problems import LOSSES, crammer_singer_primal, dual_objective, primal_objective
+from streamcd import crammer_singer_kernels, dual_kernels, primitives, rows_kernels
+from streamcd.crammer_singer_kernels import ClassScratch, LaneColumns
+from streamcd.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+from streamcd.problem import LOSSES, crammer_singer_primal, dual_objective, primal_objective
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 BIASES = [0.0, 1.5]
@@ -40,7 +42,7 @@ class Lanes:
         weight = rng.uniform(0.5, 2.0, self.n_rows)
         weight[4] = 0.0
         self.rows = kernel_rows(self.x, code, weight)
-        self.rows[5][:] = np.arange(self.n_rows) % 3
+        self.rows.fold[:] = np.arange(self.n_rows) % 3
         self.lane_fold = np.full(n_lanes, -1)
         if n_lanes > 1:
             self.lane_fold[-1] = 2
@@ -48,7 +50,7 @@ class Lanes:
         else:
             self.sign = np.array([[-1.0], [1.0]])
         self.cost = rng.uniform(0.3, 3.0, self.sign.shape)
-        row_cost = self.cost[code] * weight[:, None] * (self.rows[5][:, None] != self.lane_fold[None, :])
+        row_cost = self.cost[code] * weight[:, None] * (self.rows.fold[:, None] != self.lane_fold[None, :])
         start = rng.uniform(0.2, 0.8, row_cost.shape) * row_cost
         if loss != "log_loss":
             start[rng.random(start.shape) < 0.3] = 0.0
@@ -61,28 +63,30 @@ class Lanes:
         self.alpha = np.hstack([start, row_cost - start]) if loss == "log_loss" else start.copy()
         self.active = np.ones((self.n_rows, n_lanes), dtype=np.uint8)
         self.w, self.totals = np.ascontiguousarray(w).reshape(-1), new_totals(n_lanes)
-        self.scratch = (np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64))
+        self.lanes = primitives.Lanes(
+            np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64)
+        )
+
+    def arguments(self, order: np.ndarray) -> tuple[Any, ...]:
+        costs = primitives.Costs(LOSSES[self.loss], self.bias, self.sign, self.cost, self.lane_fold)
+        return order, self.rows, costs, primitives.Variables(self.alpha, self.active, self.w)
 
     def visit(self, order: np.ndarray) -> None:
-        thresholds = [
-            np.full(self.n_lanes, number)
-            for number in (self.twin.high, self.twin.low, 1e-13, self.twin.omega)
-        ]
-        problem = (self.bias, self.sign, self.cost, self.lane_fold, LOSSES[self.loss])
-        arguments = (order, *self.rows, self.alpha, self.active, self.w, *problem, *thresholds, self.totals)
+        numbers = (self.twin.high, self.twin.low, 1e-13, self.twin.omega)
+        steering = primitives.Steering(*(np.full(self.n_lanes, number) for number in numbers))
+        arguments = (*self.arguments(order), steering, self.totals)
         if self.n_lanes == 1:
             dual_kernels.dual_visit(*arguments)
         else:
-            dual_kernels.dual_visit_lanes(*arguments, *self.scratch)
+            dual_kernels.dual_visit_lanes(*arguments, self.lanes)
 
     def certify(self, order: np.ndarray) -> np.ndarray:
-        problem = (self.bias, self.sign, self.cost, self.lane_fold, LOSSES[self.loss])
         w_alpha = np.zeros_like(self.w)
-        arguments = (order, *self.rows, self.alpha, self.w, *problem, w_alpha, self.totals)
+        arguments = (*self.arguments(order), w_alpha, self.totals)
         if self.n_lanes == 1:
             dual_kernels.dual_certify(*arguments)
         else:
-            dual_kernels.dual_certify_lanes(*arguments, *self.scratch)
+            dual_kernels.dual_certify_lanes(*arguments, self.lanes)
         return w_alpha
 
     def assert_same(self, tolerance: float) -> None:
@@ -141,7 +145,7 @@ def test_lanes_of_one_visit_are_each_a_visit_of_their_own(loss: str) -> None:
     together.visit(order)
     before = apart.w.copy().reshape(-1, 6)
     for lane in (4, 0, 2):
-        apart.scratch = (np.array([lane]), *apart.scratch[1:])
+        apart.lanes = apart.lanes._replace(chosen=np.array([lane]))
         apart.visit(order)
     w, alone = together.w.reshape(-1, 6), apart.w.reshape(-1, 6)
     np.testing.assert_allclose(alone[:, [0, 2, 4]], w[:, [0, 2, 4]], rtol=1e-12, atol=1e-13)
@@ -237,11 +241,11 @@ def test_logistic_steps_stay_finite_and_keep_their_digits_at_both_bounds(C: floa
     alpha[:, 1] = C - alpha[:, 0]
     signs, active = np.array([[-1.0], [1.0]]), np.ones((30, 1), dtype=np.uint8)
     w = np.append(x.T @ (y * alpha[:, 0]), 0.0)
+    costs = primitives.Costs(primitives.LOG_LOSS, 0.0, signs, cost, NO_FOLD)
+    steering = primitives.Steering(*(np.array([number]) for number in (np.inf, -np.inf, 1e-10, 1.0)))
     for _ in range(30):
-        dual_kernels.dual_visit(
-            np.arange(30), *rows, alpha, active, w, 0.0, signs, cost, NO_FOLD, kernels.LOG_LOSS,
-            np.array([np.inf]), np.array([-np.inf]), np.array([1e-10]), np.ones(1), new_totals(1),
-        )  # fmt: skip
+        variables = primitives.Variables(alpha, active, w)
+        dual_kernels.dual_visit(np.arange(30), rows, costs, variables, steering, new_totals(1))
         assert np.isfinite(w).all()
         assert (alpha > 0).all()
         np.testing.assert_allclose(alpha.sum(axis=1), C, rtol=1e-12)
@@ -262,7 +266,7 @@ class Classes:
         x = sp.csr_array(dense)
         self.code = np.unique(y, return_inverse=True)[1]
         self.rows = kernel_rows(x, self.code, rng.uniform(0.5, 2.0, 50))
-        self.c = self.rows[4] * 0.7
+        self.c = self.rows.weight * 0.7
         self.x = np.hstack([dense, np.full((50, 1), bias)])
         self.bias, self.first, self.n_columns = bias, first, n_columns
         self.cost = np.full((4, n_columns // 4), 0.7)
@@ -271,18 +275,21 @@ class Classes:
         self.w = np.zeros(10 * n_columns)
         self.totals = new_totals(n_columns // 4)
 
+    def arguments(self) -> tuple[Any, ...]:
+        sign = np.ones_like(self.cost)  # of no meaning here
+        costs = primitives.Costs(primitives.CRAMMER_SINGER, self.bias, sign, self.cost, self.lane_fold)
+        variables = primitives.Variables(self.alpha, self.active, self.w)
+        return self.rows, costs, variables, LaneColumns(self.first // 4, self.first, self.n_columns)
+
     def visit(self, order: np.ndarray) -> None:
-        crammer_singer_kernels.crammer_singer_visit(
-            order, *self.rows, self.alpha, self.active, self.w, self.bias, self.cost, self.lane_fold,
-            self.first // 4, self.first, self.n_columns, self.totals, *np.empty((3, 4)),
-        )  # fmt: skip
+        scratch = ClassScratch(*np.empty((3, 4)))
+        crammer_singer_kernels.crammer_singer_visit(order, *self.arguments(), self.totals, scratch)
 
     def certify(self) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
         crammer_singer_kernels.crammer_singer_certify(
-            np.arange(50), *self.rows, self.alpha, self.w, self.bias, self.cost, self.lane_fold,
-            self.first // 4, self.first, self.n_columns, w_alpha, self.totals, np.empty(4),
-        )  # fmt: skip
+            np.arange(50), *self.arguments(), w_alpha, self.totals, np.empty(4)
+        )
         return w_alpha
 
     def own(self, columns: np.ndarray) -> np.ndarray:
@@ -372,7 +379,7 @@ def test_an_empty_row_leaves_nothing_in_the_gap_of_crammer_singer() -> None:
 def test_shuffle_is_its_slow_twin_bit_for_bit(n: int) -> None:
     for key in (0, 1, 2**63 + 11, 2**64 - 1):
         order = np.arange(n)
-        kernels.shuffle(order, np.uint64(key))
+        primitives.shuffle(order, np.uint64(key))
         assert order.tolist() == slow_shuffle(n, key)
 
 
@@ -381,7 +388,7 @@ def test_shuffle_is_uniform() -> None:
     counts = dict.fromkeys(itertools.permutations(range(4)), 0)
     for draw in range(12_000):
         order = np.arange(4)
-        kernels.shuffle(order, np.uint64(draw * 0x9E3779B97F4A7C15 % 2**64))
+        primitives.shuffle(order, np.uint64(draw * 0x9E3779B97F4A7C15 % 2**64))
         counts[tuple(order.tolist())] += 1
     chi_square = sum((count - 500) ** 2 / 500 for count in counts.values())
     assert chi_square < 69.0
@@ -391,7 +398,7 @@ def test_active_rows_are_those_active_in_any_of_the_lanes() -> None:
     active = (np.random.default_rng(0).random((30, 4)) < 0.3).astype(np.uint8)
     start, stop = np.array([3, 10, 20]), np.array([7, 20, 29])
     lanes, order = np.array([1, 3]), np.empty(30, dtype=np.int64)
-    n = kernels.active_rows(start, stop, active, lanes, order)
+    n = primitives.active_rows(start, stop, active, lanes, order)
     expected = [
         i
         for first, last in zip(start, stop, strict=True)
@@ -406,6 +413,6 @@ def test_margins_are_products_and_unknown_features_are_counted() -> None:
     w = np.random.default_rng(0).standard_normal((5, 3))
     indptr, feature, value = kernel_rows(x, np.zeros(20))[:3]
     out = np.empty((20, 3))
-    ignored = margin_kernels.margins(indptr, feature, value, w, out)
+    ignored = rows_kernels.margins(indptr, feature, value, w, out)
     assert ignored == (feature >= 5).sum()
     np.testing.assert_allclose(out, slow_margins(x.toarray()[:, :5], w), rtol=1e-12, atol=1e-12)

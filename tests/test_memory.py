@@ -165,7 +165,7 @@ def test_many_lanes_stay_within_their_budget(tmp_path: Path, loss: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("loss", ["squared_hinge", "log_loss", "crammer_singer"])
-def test_compiling_the_kernels_is_part_of_the_budget(tmp_path: Path, loss: str, n_classes: int) -> None:
+def test_compile_the_kernels_is_part_of_the_budget(tmp_path: Path, loss: str, n_classes: int) -> None:
     """The first training after an installation: nothing is compiled yet."""
     write_large(tmp_path / "data", 160, n_classes=n_classes)
     budget = RESERVED_BYTES + 50_000_000

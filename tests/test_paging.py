@@ -21,12 +21,12 @@ from streamcd.configuration import make_config
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
-from streamcd.kernels import N_STEPS
 from streamcd.layouts import ColumnLayout
 from streamcd.memory import RESERVED_BYTES
 from streamcd.plan import Plan
 from streamcd.primal import PrimalSolver
 from streamcd.primal_kernels import compact_rows
+from streamcd.primitives import N_STEPS
 from streamcd.progress import Listener
 from streamcd.resume import resume
 from streamcd.stream import Stream

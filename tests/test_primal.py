@@ -29,14 +29,15 @@ from small_datasets import (
 from streamcd.columns import open_columns
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
-from streamcd.kernels import GAP, N_VISITED, VIOLATION_MAX
 from streamcd.plan import Plan
 from streamcd.predict import evaluate
-from streamcd.primal import PRIMAL_SOLVERS, OnlineSolver, PrimalSolver
-from streamcd.problems import make_problem
+from streamcd.primal import OnlineSolver, PrimalSolver
+from streamcd.primitives import GAP, N_VISITED, VIOLATION_MAX
+from streamcd.problem import make_problem
 from streamcd.progress import Listener
+from streamcd.protocol import CERTIFY, State
+from streamcd.registry import make_solver
 from streamcd.resume import resume
-from streamcd.solvers import CERTIFY, State
 from streamcd.stream import Stream
 from streamcd.train import train
 from streamcd.transpose import make_columns
@@ -65,7 +66,7 @@ class Pass:
             n_features=dataset.n_features,
             **problem,
         )
-        self.solver = PRIMAL_SOLVERS[loss, method](self.problem, dataset, 0)
+        self.solver = make_solver(self.problem, method, dataset)
         self.state: State = self.solver.new_state()
         plan = Plan(max(dataset.n_entries, 1), dataset.n_features, resident=True)
         with Stream(dataset, plan, self.solver.layout, 0) as stream:
@@ -311,7 +312,7 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
         proof = it.solver.certificate(it.state)
         assert it.state.totals[0, N_VISITED] == 20
         assert proof["dual"][0] <= best * (1 + 1e-12) <= proof["primal"][0] * (1 + 1e-11)
-        it.solver.settle(it.state, 0)
+        it.solver.adopt_certified_w(it.state, 0)
         np.testing.assert_allclose(it.state.rows["score"], x @ it.state.w[:-1], atol=1e-12)
 
 

@@ -25,11 +25,11 @@ from streamcd.checkpoint import read_array_rows, read_arrays
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.model import load_model
+from streamcd.registry import SOLVERS
 from streamcd.resume import resume
-from streamcd.solvers import SOLVERS
 from streamcd.train import train
 
-LOSSES = [loss for loss, method in SOLVERS if method == "dual"]
+LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual"]
 
 
 @pytest.fixture(scope="module")

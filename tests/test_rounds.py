@@ -15,11 +15,12 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation
-from streamcd.kernels import GAP
 from streamcd.partition import Answer, Assignment, Order, Partition
+from streamcd.primitives import GAP
+from streamcd.protocol import DONE, TRAIN
 from streamcd.randomness import random_key
+from streamcd.registry import make_solver
 from streamcd.rounds import LINEAR, assign_shards, deal_shards, next_stiffness
-from streamcd.solvers import DONE, SOLVERS, TRAIN
 from streamcd.stopping import new_lane_arrays
 from streamcd.training_options import make_lanes, make_options
 
@@ -101,7 +102,7 @@ def partition_after(
         str(dataset.path), dataset.fingerprint, str(folder), problem, "dual", 0, 1_000_000_000
     )
     partition = Partition(assignment, list(range(dataset.n_shards // 2)))
-    state = SOLVERS[loss, "dual"](problem).new_state()
+    state = make_solver(problem, "dual", dataset).new_state()
     state.lanes.update(new_lane_arrays(problem.n_lanes))
     state.lanes["stiffness"] = np.full(problem.n_lanes, stiffness)
     state.lanes["phase"][:] = TRAIN
@@ -181,7 +182,7 @@ def test_the_stiffness_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_pat
     both = Partition(
         replace(partition.assignment, problem=problem, folder=str(tmp_path / "two")), partition.parts
     )
-    lanes = SOLVERS["hinge", "dual"](problem).new_state().lanes
+    lanes = make_solver(problem, "dual", partition.whole).new_state().lanes
     lanes |= {**new_lane_arrays(2), "stiffness": np.array([1.0, 2.0])}
     order = Order("token", "", np.ones(2), 1, 1, lanes, np.uint64(0))
     change = both.run(order, np.hstack([w, w])).change.dense()

@@ -31,13 +31,12 @@ from small_datasets import (
 
 from streamcd.dataset import Dataset
 from streamcd.errors import DatasetError, UsageError
-from streamcd.solvers import SOLVERS
+from streamcd.registry import SOLVERS
 from streamcd.train import Result, train
 from streamcd.transpose import make_columns
 
-LOSSES = [
-    loss for loss, method in SOLVERS if method == "dual" and loss != "twin"
-]  # which has a file of its own
+# twin has a file of its own
+LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual" and entry.loss != "twin"]
 BINARY = [loss for loss in LOSSES if loss != "crammer_singer"]
 TOL = 1e-6
 

@@ -12,7 +12,7 @@ from reference import augmented, exact_optimum
 from small_datasets import label_sorted, multiclass, random_rows, repeated, windows_of, write_dataset
 from test_kernels import Lanes
 
-from streamcd import relaxation
+from streamcd import over_relaxation
 from streamcd.errors import Interrupted, UsageError
 from streamcd.progress import Listener
 from streamcd.resume import resume
@@ -100,8 +100,8 @@ def test_a_trial_is_reported(tmp_path: Path) -> None:
     dataset, heard = write_dataset(tmp_path / "data", random_rows()), Heard()
     result = fit(dataset, tmp_path / "run", omega="auto", tol=0.0, max_passes=30, listener=heard)
     (lane,) = result.lanes
-    assert set(lane["omega_trial"]) == {"1.0", str(relaxation.CANDIDATE)}
-    assert lane["omega"] in (1.0, relaxation.CANDIDATE)
+    assert set(lane["omega_trial"]) == {"1.0", str(over_relaxation.CANDIDATE)}
+    assert lane["omega"] in (1.0, over_relaxation.CANDIDATE)
     assert lane["omega_trial"][str(lane["omega"])] == max(lane["omega_trial"].values())
     assert any("gain per pass" in text for text in heard.messages)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["options"]["omega"] == "auto"
@@ -164,6 +164,6 @@ def test_auto_costs_hardly_more_passes_than_its_trials(tmp_path: Path, problem: 
 
 
 def test_youngs_formula() -> None:
-    assert relaxation.young(0.0) == 1.0
-    assert relaxation.young(np.sqrt(0.75)) == pytest.approx(4 / 3)
-    assert relaxation.young(1 - 1e-12) == pytest.approx(2.0, abs=1e-5)
+    assert over_relaxation.young(0.0) == 1.0
+    assert over_relaxation.young(np.sqrt(0.75)) == pytest.approx(4 / 3)
+    assert over_relaxation.young(1 - 1e-12) == pytest.approx(2.0, abs=1e-5)

@@ -32,7 +32,7 @@ import streamcd
 from streamcd.dataset import Dataset
 from streamcd.errors import Interrupted, ModelError, UsageError
 from streamcd.model import Model, load_model
-from streamcd.problems import LOSSES, make_problem
+from streamcd.problem import LOSSES, make_problem
 from streamcd.progress import Listener
 from streamcd.resume import resume
 from streamcd.train import Result, train

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import boxqp_kernels as kernels
+from .boxqp_kernels import Point
 from .errors import UsageError
 from .memory import format_size
 
@@ -25,9 +26,6 @@ _FAULT_BYTES = 1 << 21  # a fault may map a huge page, where the page cache has 
 _SYMMETRY = 1e-6  # what Q[i, j] and Q[j, i] may differ by, relative to the largest entry
 _TILE = 512  # rows and columns compared at a time; of a matrix on disk as many as memory allows, up to four times that
 
-State = tuple[Any, ...]
-"""What the kernels take from `lo` on: lo, hi, alpha, gradient, active, threshold, omega, out."""
-
 
 class Matrix(Protocol):
     """Q, however it is stored."""
@@ -39,7 +37,7 @@ class Matrix(Protocol):
         """``Qx``."""
         ...
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """Visit the variables of `order`, which are the active ones, keeping the gradient at these at least."""
         ...
 
@@ -95,7 +93,7 @@ def _triangle(packed: np.ndarray, n: int, order: str, memory: int | None) -> Mat
 
 
 def float_type(matrix: np.ndarray) -> np.dtype[Any]:
-    """What the kernels take: single and double precision as they are, all else as double."""
+    """Return the type that kernels take: single and double precision as they are, double for all else."""
     return matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.dtype(np.float64)
 
 
@@ -104,7 +102,7 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
 
     The largest entry is the measure: entries that rounding alone makes different from 0 need not be symmetric in themselves.
     """
-    worst, place, largest, n = 0.0, (0, 0), 0.0, matrix.shape[0]
+    worst, worst_entry, largest, n = 0.0, (0, 0), 0.0, matrix.shape[0]
     for a in range(0, n, tile):
         for b in range(a, n, tile):
             rows, columns = slice(a, a + tile), slice(b, b + tile)
@@ -115,9 +113,9 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
             at = int(difference.argmax())
             if difference.flat[at] > worst:
                 worst = float(difference.flat[at])
-                place = a + at // difference.shape[1], b + at % difference.shape[1]
+                worst_entry = a + at // difference.shape[1], b + at % difference.shape[1]
     if worst > _SYMMETRY * largest:
-        i, j = place
+        i, j = worst_entry
         raise UsageError(
             f"Q: expected a symmetric matrix, found Q[{i}, {j}] = {matrix[i, j]:g} and Q[{j}, {i}] = {matrix[j, i]:g}; "
             "(Q + Qᵀ)/2 gives the same objective and is one"
@@ -141,14 +139,14 @@ class DenseMatrix:
         """``Qx``, in float64 also where Q is float32, without a copy of all of it."""
         if self._matrix.dtype == np.float64:
             return np.asarray(self._matrix @ x)
-        pieces = [
+        blocks = [
             self._matrix[start : start + _TILE].astype(np.float64) @ x for start in range(0, self.n, _TILE)
         ]
-        return np.concatenate(pieces) if pieces else np.zeros(0)
+        return np.concatenate(blocks) if blocks else np.zeros(0)
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
-        kernels.visit_dense(order, order, self._matrix, np.sort(order), self.diagonal, *state)
+        kernels.visit_dense(order, order, self._matrix, np.sort(order), self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """Nothing: all of it is in memory."""
@@ -160,7 +158,7 @@ class PackedMatrix:
 
     def __init__(self, packed: np.ndarray, n: int) -> None:
         self._packed, self.n = packed, n
-        self.diagonal = packed[row_places(n)[1:] - 1].astype(np.float64)
+        self.diagonal = packed[row_offsets(n)[1:] - 1].astype(np.float64)
 
     def product(self, x: np.ndarray) -> np.ndarray:
         """``Qx``."""
@@ -168,9 +166,9 @@ class PackedMatrix:
         kernels.packed_product(self._packed, 0, self.n, x, out)
         return out
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
-        kernels.visit_packed(order, self._packed, self.diagonal, *state)
+        kernels.visit_packed(order, self._packed, self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """Nothing: all of it is in memory."""
@@ -188,15 +186,14 @@ class ReversedMatrix:
         """``Qx``."""
         return _turned(self._matrix.product(_turned(x)))
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
-        lo, hi, alpha, gradient, active, threshold, omega, out = state
-        moving = tuple(_turned(array) for array in (alpha, gradient, active))
-        self._matrix.visit(self.n - 1 - order, (_turned(lo), _turned(hi), *moving, threshold, omega, out))
-        for array, values in zip((alpha, gradient, active), moving, strict=True):
+        mirrored = Point._make([*map(_turned, point[:5]), *point[5:]])
+        self._matrix.visit(self.n - 1 - order, mirrored)
+        for array, values in zip(point[2:5], mirrored[2:5], strict=True):
             array[:] = values[::-1]
-        if out[kernels.UNBOUNDED] >= 0:
-            out[kernels.UNBOUNDED] = self.n - 1 - out[kernels.UNBOUNDED]
+        if point.out[kernels.UNBOUNDED] >= 0:
+            point.out[kernels.UNBOUNDED] = self.n - 1 - point.out[kernels.UNBOUNDED]
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """See `Matrix`."""
@@ -208,8 +205,8 @@ def _turned(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values[::-1])
 
 
-def row_places(n: int) -> np.ndarray:
-    """Where the rows 0 to n of a packed lower triangle begin."""
+def row_offsets(n: int) -> np.ndarray:
+    """Return the offsets of the rows 0 to n of a packed lower triangle."""
     rows = np.arange(n + 1, dtype=np.int64)
     return rows * (rows + 1) // 2
 
@@ -277,8 +274,8 @@ class MappedMatrix:
         for start in range(0, order.size, self._rows):
             rows = order[start : start + self._rows]
             panel = np.empty((rows.size, self.n), dtype=self._dtype)
-            for place, row in enumerate(rows.tolist()):
-                self._map.read(self._matrix[row], panel[place])
+            for i, row in enumerate(rows.tolist()):
+                self._map.read(self._matrix[row], panel[i])
             yield rows, panel
 
     def product(self, x: np.ndarray) -> np.ndarray:
@@ -288,14 +285,14 @@ class MappedMatrix:
             out[rows] = panel.astype(np.float64, copy=False) @ x
         return out
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`; reads the rows of `order`."""
         columns = np.sort(order)
         for rows, panel in self._panels(order):
-            kernels.visit_dense(rows, np.arange(rows.size), panel, columns, self.diagonal, *state)
+            kernels.visit_dense(rows, np.arange(rows.size), panel, columns, self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """What of the active variables fits in half of the memory; reads their rows."""
+        """Copy the active variables' rows and columns, where they fit in half of the memory."""
         if 2 * active.size**2 * self._dtype.itemsize > self._memory:
             return None
         out = np.empty((active.size, active.size), dtype=self._dtype)
@@ -320,7 +317,7 @@ class MappedTriangle:
         self._packed, self.n, self._memory = packed, n, memory
         self._dtype, self._map = float_type(packed), _Map(packed, memory)
         self._entries = panel_entries(memory, n, self._dtype.itemsize)
-        self._place = row_places(n)
+        self._offset = row_offsets(n)
         self.diagonal = np.empty(n)
         for rows, starts, panel in self._panels(np.arange(n)):
             self.diagonal[rows] = panel[starts + rows]
@@ -334,7 +331,7 @@ class MappedTriangle:
             rows, starts = order[first:stop], ends[first:stop] - order[first:stop] - 1 - done
             panel = np.empty(int(ends[stop - 1] - done), dtype=self._dtype)
             for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
-                values = self._packed[self._place[row] : self._place[row + 1]]
+                values = self._packed[self._offset[row] : self._offset[row + 1]]
                 self._map.read(values, panel[start : start + row + 1])
             yield rows, starts, panel
             first, done = stop, int(ends[stop - 1])
@@ -346,19 +343,18 @@ class MappedTriangle:
             kernels.packed_product(panel, int(rows[0]), int(rows[-1]) + 1, x, out)
         return out
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
-        alpha, gradient = state[2], state[3]
-        before, rank = alpha.copy(), np.zeros(self.n, dtype=np.int64)
+        before, rank = point.alpha.copy(), np.zeros(self.n, dtype=np.int64)
         rank[order] = np.arange(order.size)
         for rows, starts, panel in self._panels(order):
-            kernels.visit_packed_rows(rows, starts, panel, before, self.diagonal, *state)
-        change = alpha - before
+            kernels.visit_packed_rows(rows, starts, panel, before, self.diagonal, point)
+        change = point.alpha - before
         for rows, starts, panel in self._panels(np.sort(order)):
-            kernels.settle(rows, starts, panel, rank, change, gradient)
+            kernels.add_deferred(rows, starts, panel, rank, change, point.gradient)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """What of the active variables fits in half of the memory, packed; reads their rows."""
+        """Copy the active variables' part of the triangle, where it fits in half of the memory."""
         if active.size * (active.size + 1) * self._dtype.itemsize > self._memory:
             return None
         out = np.empty(active.size * (active.size + 1) // 2, dtype=self._dtype)
@@ -394,10 +390,10 @@ class SparseMatrix:
         """``Qx``."""
         return np.asarray(self._rows @ x, dtype=np.float64)
 
-    def visit(self, order: np.ndarray, state: State) -> None:
+    def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
         rows = self._rows
-        kernels.visit_sparse(order, rows.indptr, rows.indices, rows.data, self.diagonal, *state)
+        kernels.visit_sparse(order, rows.indptr, rows.indices, rows.data, self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """Nothing: all of it is in memory."""

@@ -17,9 +17,6 @@ import numpy as np
 
 from .errors import UsageError
 
-RELAXED_LOSSES = ("hinge", "squared_hinge", "twin")
-"""Losses whose dual visit has a closed form, which omega can stretch."""
-
 CANDIDATE = 1.5
 """Tried against 1. Where 1 took 14 to 300 passes, on four real sets, 1.4 and 1.6 took 0.65 to 1.4 times as many; where it
 took 7, 1.4 to 2.4 times. See docs/sor.md."""
@@ -29,25 +26,8 @@ _LEAST_PASSES = 5  # of each of a trial's three blocks
 _NEVER = -1
 
 
-def check_omega(omega: float | str, loss: str, method: str) -> float | str:
-    """Omega as a number or ``"auto"``.
-
-    Raises
-    ------
-    UsageError
-        Where it is outside (0, 2), or is not 1 and the steps have no closed form.
-    """
-    number = omega if omega == "auto" else omega_number(omega)
-    if number != 1.0 and (loss not in RELAXED_LOSSES or method not in ("dual", "sor")):
-        raise UsageError(
-            f"omega applies to the closed-form steps of {', '.join(RELAXED_LOSSES)} by method dual (of twin, by sor too); "
-            f"{loss} by method {method} has none, leave omega at 1"
-        )
-    return number
-
-
 def omega_number(omega: float | str) -> float:
-    """A number in (0, 2).
+    """Check a number: in (0, 2).
 
     Raises
     ------
@@ -72,7 +52,7 @@ def young(rho: float) -> float:
 
 
 def new_lane_arrays(n_lanes: int, omega: float | str) -> dict[str, np.ndarray]:
-    """What is kept per lane: the omega of the next pass, and where its trial stands.
+    """Return what is kept per lane: the omega of the next pass, and where its trial stands.
 
     ``kept_omega`` is the one in force; ``trial_begin`` the pass at which the present or next trial begins, -1 for none;
     ``trial_dual`` the dual objective at the four ends of a trial's blocks; ``trial_gain`` the gain per pass of the last
@@ -89,8 +69,8 @@ def new_lane_arrays(n_lanes: int, omega: float | str) -> dict[str, np.ndarray]:
     }
 
 
-def go_on(lanes: Mapping[str, np.ndarray], w: np.ndarray, trained: np.ndarray) -> None:
-    """After a pass: the omega of the next one, for lanes whose omega is chosen by trial; changes `lanes` in place."""
+def update_omega(lanes: Mapping[str, np.ndarray], w: np.ndarray, trained: np.ndarray) -> None:
+    """Set the omega of the next pass, for lanes whose omega is chosen by trial; changes `lanes` in place."""
     for lane in trained:
         begin = int(lanes["trial_begin"][lane])
         if begin == _NEVER:
@@ -111,7 +91,7 @@ def _other(omega: float) -> float:
 
 
 def _decide(lanes: Mapping[str, np.ndarray], lane: int) -> None:
-    """Keep the omega that gained more, and say when to try again."""
+    """Keep the omega that gained more, and set the pass of the next trial."""
     begin, kept = int(lanes["trial_begin"][lane]), float(lanes["kept_omega"][lane])
     gains = np.maximum(np.diff(lanes["trial_dual"][lane]), 0.0) / max(_LEAST_PASSES, begin // 5)
     mine, its = float(np.sqrt(gains[0] * gains[2])), float(gains[1])
@@ -123,7 +103,7 @@ def _decide(lanes: Mapping[str, np.ndarray], lane: int) -> None:
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
-    """What a result says about a lane's omega; nothing where it is 1 and was not tried.
+    """Report a lane's omega for its result; nothing where it is 1 and was not tried.
 
     ``omega_trial`` is the gain of the dual objective per pass with each omega in the last trial; None where none ended.
     """

@@ -1,33 +1,27 @@
-"""What kernels of several families share: constants, random orders and hashes, one row against one lane of weights.
+"""Common parts of the kernels: constants, argument tuples, random orders and hashes, one row against one lane of weights.
 
 Kernels are numba functions over arrays, and nothing else. A loss is an integer constant and an `if`: as fast as a function
-argument, and the only form the compile cache serves. A kernel that needs anything of another file is a `compiling.kernel`.
+argument, and the only form the compile cache serves. Arguments that belong together come as named tuples of classes that can
+be imported, which the cache serves too. A kernel that needs anything of another file is a `compile.kernel`.
 
-Arrays that all dual kernels share
-----------------------------------
-order : (n,) int64             places of the rows to visit, in order of visit
-indptr : (rows + 1,) int64     entries of row r are ``indptr[r]:indptr[r + 1]``
-feature, value : (entries,)    0-based feature, and its value
-code : (rows,) int32           index of the row's label among the classes
-weight : (rows,) float64       weight of the row
-fold : (rows,) uint8           fold of the row; lane l leaves the row out where ``fold[r] == lane_fold[l]``
-alpha : (rows, lanes) float64  dual variables; for the logistic loss (rows, 2 lanes), C - alpha in the second half;
-                               for Crammer–Singer (rows, k lanes)
-active : (rows, flags) uint8   0 where shrinking took the row out of the lane, or the class out of the row's problem
-w : (d + 1, lanes) float64     weights; the last row belongs to the bias and stays 0 where there is none
-sign, cost : (classes, lanes)  y and C of a row of that class in that lane; cost 0 leaves the class out
-omega : (lanes,) float64       over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent
+Arguments that all dual kernels share
+-------------------------------------
+order : (n,) int64             offsets of the rows to visit, in order of visit
+rows, costs, variables, steering, lanes
+                               `Rows`, `Costs`, `Variables`, `Steering`, `Lanes`
 totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named below
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from .compile import inlined, kernel
 
 HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
 
@@ -45,6 +39,57 @@ NO_STEP = 1e-12
 # (over windows of 4 M entries) with; 4 to 8 and 1 to 3 rows ahead differ by less than the noise.
 _ENTRIES_AHEAD = 6
 _WEIGHTS_AHEAD = 2
+
+
+class Rows(NamedTuple):
+    """Rows as an arena holds them; never changed by a kernel."""
+
+    indptr: np.ndarray  # (rows + 1,) int64: entries of row i are ``indptr[i]:indptr[i + 1]``
+    feature: np.ndarray  # (entries,), 0-based
+    value: np.ndarray  # (entries,)
+    code: np.ndarray  # (rows,) int32: index of the row's label among the classes
+    weight: np.ndarray  # (rows,) float64
+    fold: np.ndarray  # (rows,) uint8: lane l leaves the row out where ``fold[i] == lane_fold[l]``
+
+
+class Costs(NamedTuple):
+    """A problem: loss, bias, and the lanes' signs and costs."""
+
+    loss: int
+    bias: float  # value of the constant feature; 0 for none
+    sign: np.ndarray  # (classes, lanes): y of a row of that class in that lane
+    cost: np.ndarray  # (classes, lanes): C of a row of that class in that lane; 0 leaves the class out
+    lane_fold: np.ndarray  # (lanes,) int64: the fold that the lane leaves out, -1 for none
+
+
+class Variables(NamedTuple):
+    """Dual variables and weights; changed in place by a visit.
+
+    For the logistic loss `alpha` holds C - alpha in a second half; for Crammer–Singer every lane has k columns. A flag is 0
+    where shrinking took the row out of the lane, or the class out of the row's problem. The weights of a feature in all
+    lanes are neighbours; those of the bias come last and stay 0 where there is none.
+    """
+
+    alpha: np.ndarray  # (rows, lanes) float64
+    active: np.ndarray  # (rows, lanes) uint8
+    w: np.ndarray  # ((d + 1) * lanes,) float64
+
+
+class Steering(NamedTuple):
+    """Numbers by which the steps of a pass are made, each (lanes,) float64."""
+
+    high: np.ndarray  # rows at 0 with a gradient above this leave the active set
+    low: np.ndarray  # rows at their upper bound with a gradient below this leave it
+    tolerance: np.ndarray  # of Newton's method (logistic)
+    omega: np.ndarray  # over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent
+
+
+class Lanes(NamedTuple):
+    """The lanes to work on, and scratch for a row's dealings with them."""
+
+    chosen: np.ndarray  # (k,) int64
+    dots: np.ndarray  # (lanes,) float64
+    live: np.ndarray  # (lanes,) int64
 
 
 @intrinsic
@@ -77,7 +122,7 @@ def unsigned(index):
 # Random order
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _mix(state):
     """Output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit integers."""
     z = np.uint64(state)
@@ -86,7 +131,7 @@ def _mix(state):
     return z ^ (z >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def shuffle(order, key):
     """Permute `order` in place, uniformly at random, as a function of `key` (uint64) alone (Fisher-Yates)."""
     state = np.uint64(key)
@@ -100,9 +145,9 @@ def shuffle(order, key):
         order[i], order[j] = order[j], order[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def active_rows(row_start, row_stop, active, lanes, order):
-    """Collect the places of the rows that are active in any of `lanes`.
+    """Collect the rows that are active in any of `lanes`.
 
     Parameters
     ----------
@@ -119,8 +164,8 @@ def active_rows(row_start, row_stop, active, lanes, order):
         How many were written to `order`.
     """
     n = 0
-    for piece in range(row_start.size):
-        for i in range(row_start[piece], row_stop[piece]):
+    for chunk in range(row_start.size):
+        for i in range(row_start[chunk], row_stop[chunk]):
             for lane in lanes:
                 if active[i, lane]:
                     order[n] = i
@@ -129,18 +174,18 @@ def active_rows(row_start, row_stop, active, lanes, order):
     return n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def draw(candidates, key, order):
     """Fill `order` with independent uniform draws from `candidates`, with replacement, as a function of `key` alone."""
     state = np.uint64(key)
     for i in range(order.size):
         state += np.uint64(0x9E3779B97F4A7C15)
         # high bits times range: unbiased up to size / 2**32
-        place = ((_mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
-        order[i] = candidates[np.int64(place)]
+        drawn = ((_mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
+        order[i] = candidates[np.int64(drawn)]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_entry_hashes(row, feature, value_bits, sums):
     """Add two independent 64-bit hashes of every entry (row, feature, bits of the value) to `sums` (2,) uint64, modulo 2^64.
 
@@ -148,10 +193,10 @@ def add_entry_hashes(row, feature, value_bits, sums):
     """
     first, second = sums[0], sums[1]
     for k in range(row.size):
-        place = _mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
-        entry = _mix(place) ^ np.uint64(value_bits[k])
+        location = _mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
+        entry = _mix(location) ^ np.uint64(value_bits[k])
         first += _mix(entry)
-        second += _mix(entry * np.uint64(0xD6E8FEB86659FD93) + _mix(place + np.uint64(0x632BE59BD9B4E019)))
+        second += _mix(entry * np.uint64(0xD6E8FEB86659FD93) + _mix(location + np.uint64(0x632BE59BD9B4E019)))
     sums[0], sums[1] = first, second
 
 
@@ -159,9 +204,10 @@ def add_entry_hashes(row, feature, value_bits, sums):
 # One row against one lane of weights
 
 
-@njit(cache=True, inline="always")
-def row_dot(feature, value, w, start, stop):
+@inlined
+def row_dot(rows, w, start, stop):
     """Return x·w and x·x of the row with entries ``start:stop``; four sums, because one would wait for itself."""
+    feature, value = rows.feature, rows.value
     dot0 = dot1 = dot2 = dot3 = 0.0
     norm0 = norm1 = 0.0
     k = start
@@ -183,16 +229,18 @@ def row_dot(feature, value, w, start, stop):
     return (dot0 + dot1) + (dot2 + dot3), norm0 + norm1
 
 
-@njit(cache=True, inline="always")
-def add_row(feature, value, w, start, stop, step):
+@inlined
+def add_row(rows, w, start, stop, step):
     """Add `step` times the row with entries ``start:stop`` to `w`, in place."""
+    feature, value = rows.feature, rows.value
     for k in range(start, stop):
         w[feature[k]] += step * value[k]
 
 
-@njit(cache=True, inline="always")
-def fetch_ahead(order, p, indptr, feature, value, w, n_columns):
+@inlined
+def fetch_ahead(order, p, rows, w, n_columns):
     """Prefetch the entries of a row further on and the weights of a nearer one; `w` is flat, `n_columns` a feature."""
+    indptr, feature, value = rows.indptr, rows.feature, rows.value
     last = order.size - 1
     i = order[min(p + _ENTRIES_AHEAD, last)]
     for k in range(indptr[i], indptr[i + 1], 16):
@@ -205,9 +253,9 @@ def fetch_ahead(order, p, indptr, feature, value, w, n_columns):
             prefetch(w, first + column)
 
 
-@njit(cache=True, inline="always")
-def row_cost(i, lane, code, weight, fold, cost, lane_fold):
+@inlined
+def row_cost(i, lane, rows, costs):
     """C_i of a row in a lane; 0 where the lane leaves the row out."""
-    if lane_fold[lane] == fold[i]:
+    if costs.lane_fold[lane] == rows.fold[i]:
         return 0.0
-    return cost[code[i], lane] * weight[i]
+    return costs.cost[rows.code[i], lane] * rows.weight[i]

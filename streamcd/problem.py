@@ -1,9 +1,9 @@
-"""What is minimised: losses, costs, signs, bias; and the truth in plain numpy, by which solvers are judged.
+"""The objective: losses, costs, signs, bias; and its value in plain numpy, by which solvers are judged.
 
 Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
 A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
 
-A twin plane of class k is a lane too. It hugs the rows of k and keeps the others at a distance:
+A twin plane of class k is a lane too. It is fitted to the rows of k and keeps the others at a distance:
 ``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``. Divided by r it has the form above, with the loss ``½ t²``
 for rows of k (whose y is -1) and costs divided by r. So everything here and in the solvers is of that form, dual variables
 too; what users see is multiplied by r, `Problem.scale`.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import kernels
+from . import primitives
 from .errors import UsageError
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -24,14 +24,14 @@ LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
 together are numbers still, and so is the least dual variable of the logistic loss divided by it."""
 
 LOSSES = {
-    "squared_hinge": kernels.SQUARED_HINGE,
-    "hinge": kernels.HINGE,
-    "log_loss": kernels.LOG_LOSS,
-    "crammer_singer": kernels.CRAMMER_SINGER,
-    "twin": kernels.TWIN_HINGE,
+    "squared_hinge": primitives.SQUARED_HINGE,
+    "hinge": primitives.HINGE,
+    "log_loss": primitives.LOG_LOSS,
+    "crammer_singer": primitives.CRAMMER_SINGER,
+    "twin": primitives.TWIN_HINGE,
 }
 
-SLACKS = {"hinge": kernels.TWIN_HINGE, "squared_hinge": kernels.TWIN_SQUARED_HINGE}
+SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUARED_HINGE}
 """Losses of the rows that a twin plane keeps at a distance."""
 
 
@@ -98,7 +98,7 @@ class Problem:
 
     @property
     def n_folds(self) -> int:
-        """Folds that rows are dealt to; 0 for none."""
+        """Number of folds that rows are assigned to; 0 for none."""
         return int(self.lane_fold.max(initial=-1)) + 1
 
     @property
@@ -124,12 +124,12 @@ class Problem:
 
     @property
     def loss_code(self) -> int:
-        """The loss as kernels know it."""
+        """The loss as the kernels' constant."""
         return SLACKS[self.slack] if self.loss == "twin" else LOSSES[self.loss]
 
     @property
     def scale(self) -> float:
-        """What the lanes' objectives are multiplied by to be the user's."""
+        """Factor that makes the user's objectives of the lanes'."""
         return self.ridge if self.loss == "twin" else 1.0
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
@@ -172,14 +172,14 @@ def class_costs(
         return counts.sum() / (classes.size * np.maximum(counts, 1))
     factors = np.ones(classes.size)
     for label, factor in class_weight.items():
-        place = np.flatnonzero(classes == label)
-        if place.size == 0:
+        found = np.flatnonzero(classes == label)
+        if found.size == 0:
             raise UsageError(
                 f"class weight for label {label:g}: no such label; the data has {_listed(classes)}"
             )
         if not (np.isfinite(factor) and factor >= 0):
             raise UsageError(f"class weight for label {label:g}: expected a number >= 0, found {factor}")
-        factors[place] = factor
+        factors[found] = factor
     return factors
 
 
@@ -364,8 +364,8 @@ def lane_dual_terms(
     cost = problem.cost[code, lane] * weight
     if problem.loss != "twin":
         return dual_terms(problem.loss, alpha, cost)
-    hugged = problem.sign[code, lane] < 0
-    return np.where(hugged, dual_terms("square", alpha, cost), dual_terms(problem.slack, alpha, cost))
+    own = problem.sign[code, lane] < 0
+    return np.where(own, dual_terms("square", alpha, cost), dual_terms(problem.slack, alpha, cost))
 
 
 def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:

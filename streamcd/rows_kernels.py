@@ -1,14 +1,15 @@
-"""Rows as they are stored: norms and scaling."""
+"""Rows of entries without a solver: norms, scaling, and margins of predictions."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from numba import njit
+
+from .compile import inlined, kernel
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _row_norm(value, start, stop):
     """Euclidean norm of ``value[start:stop]``; squares that would leave the range of float64 are avoided."""
     squares, largest = 0.0, 0.0
@@ -25,7 +26,7 @@ def _row_norm(value, start, stop):
     return largest * math.sqrt(ratios)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_row_norms(indptr, value, sums):
     """Add rows, one after the other, to what is known of the norms of all.
 
@@ -46,7 +47,7 @@ def add_row_norms(indptr, value, sums):
             sums[3] += 1.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
     """Divide every value by its feature's scale, then every row by its norm.
 
@@ -77,3 +78,34 @@ def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
         if norm > 0.0:
             for k in range(start, stop):
                 out[k] /= norm
+
+
+@kernel
+def margins(indptr, feature, value, w, out):
+    """Write ``x·w_m`` of every row and weight vector to `out`.
+
+    Parameters
+    ----------
+    w : ndarray of float64, shape (d, n_vectors)
+    out : ndarray of float64, shape (rows, n_vectors)
+        Written.
+
+    Returns
+    -------
+    int
+        Entries that were left out because their feature is not below d.
+    """
+    n_features, n_vectors = w.shape
+    ignored = 0
+    for i in range(indptr.size - 1):
+        for m in range(n_vectors):
+            out[i, m] = 0.0
+        for k in range(indptr[i], indptr[i + 1]):
+            j = feature[k]
+            if j < 0 or j >= n_features:
+                ignored += 1
+                continue
+            v = np.float64(value[k])
+            for m in range(n_vectors):
+                out[i, m] += w[j, m] * v
+    return ignored

@@ -13,23 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from .boxqp_kernels import CHANGE, UNBOUNDED, VIOLATION
-from .boxqp_matrices import Matrix, make_matrix
+from .boxqp_kernels import CHANGE, UNBOUNDED, VIOLATION, Point
 from .errors import UsageError
-from .kernels import shuffle
 from .memory import parse_size
+from .over_relaxation import omega_number, young
+from .primitives import shuffle
+from .qp_matrices import Matrix, make_matrix
 from .randomness import random_key
-from .relaxation import omega_number, young
 
 _FIRST_TRIAL, _LEAST_TRIAL = 5, 5  # passes before the first trial of an omega, and passes of a trial
 _MAX_TRIALS = 5
 _POWER_STEPS = 5
-_DEFAULT_CANDIDATE = 1.5  # where Young's formula does not apply, as `relaxation.CANDIDATE`
+_DEFAULT_CANDIDATE = 1.5  # where Young's formula does not apply, as `over_relaxation.CANDIDATE`
 
 
 @dataclass(frozen=True)
 class BoxQPResult:
-    """Where a box-constrained quadratic program ended.
+    """Result of a box-constrained quadratic program.
 
     Attributes
     ----------
@@ -122,8 +122,8 @@ def solve_box_qp(
     Raises
     ------
     UsageError
-        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective falls for ever along
-        a variable, or (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
+        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective is unbounded below
+        along a variable, or (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
     """
     settings = _Settings(
         omega if omega == "auto" else omega_number(omega), tol, max_passes, shrinking, indefinite, seed
@@ -271,7 +271,9 @@ class _Solution:
         self._check_direction(self.alpha[active] - before[0], self.gradient[active] - before[1])
         violation = float(out[VIOLATION])
         if not np.isfinite(violation) or not np.isfinite(self.alpha[active]).all():
-            raise UsageError("the objective falls for ever: Q is not positive definite where the box is open")
+            raise UsageError(
+                "the objective is unbounded below: Q is not positive definite where the box is open"
+            )
         self.threshold = violation if self.settings.shrinking else np.inf
         return violation
 
@@ -283,17 +285,17 @@ class _Solution:
             found = self.matrix.gather(active)
             self.gathered = None if found is None else (active, found)
         if self.gathered is None:
-            state = (box.lo, box.hi, self.alpha, self.gradient, self.active, *steering)
-            self.matrix.visit(_shuffled(active, key), state)
+            point = Point(box.lo, box.hi, self.alpha, self.gradient, self.active, *steering)
+            self.matrix.visit(_shuffled(active, key), point)
             return
-        places, part = self.gathered
-        arrays = [array[places] for array in (box.lo, box.hi, self.alpha, self.gradient, self.active)]
+        variables, part = self.gathered
+        arrays = [array[variables] for array in (box.lo, box.hi, self.alpha, self.gradient, self.active)]
         inside = np.flatnonzero(arrays[-1])
-        part.visit(_shuffled(inside, key), (*arrays, *steering))
+        part.visit(_shuffled(inside, key), Point._make([*arrays, *steering]))
         for array, values in zip((self.alpha, self.gradient, self.active), arrays[2:], strict=True):
-            array[places] = values
+            array[variables] = values
         if out[UNBOUNDED] >= 0:
-            out[UNBOUNDED] = places[int(out[UNBOUNDED])]
+            out[UNBOUNDED] = variables[int(out[UNBOUNDED])]
 
     def _restore(self) -> None:
         """All variables active again, with a gradient computed afresh."""
@@ -336,14 +338,13 @@ class _Solution:
     # -- not convex, not bounded --------------------------------------------------------------------------------------
 
     def _check_curvature(self) -> None:
-        """What the diagonal says: a negative entry, or a zero with others in its row, and Q is indefinite."""
+        """Look for proof on the diagonal that Q is indefinite: a negative entry, or a zero with others in its row."""
         diagonal = self.matrix.diagonal
         for i in np.flatnonzero(diagonal < 0)[:1]:
             self._indefinite(f"Q[{i}, {i}] = {diagonal[i]:g} is negative")
         zeros = np.flatnonzero(diagonal == 0)
-        if (
-            zeros.size
-        ):  # one product with random signs finds every row that is not zero, but for a coincidence
+        if zeros.size:
+            # one product with random signs finds every row that is not zero, but for a coincidence
             signs = np.random.default_rng(self.settings.seed % 2**64).standard_normal(self.matrix.n)
             for i in zeros[self.matrix.product(signs)[zeros] != 0][:1]:
                 self._indefinite(f"Q[{i}, {i}] = 0 while its row is not zero")
@@ -366,7 +367,7 @@ class _Solution:
 
     def _unbounded(self, i: int) -> None:
         raise UsageError(
-            f"the objective falls for ever along variable {i}: Q[{i}, {i}] = {self.matrix.diagonal[i]:g} "
+            f"the objective is unbounded below along variable {i}: Q[{i}, {i}] = {self.matrix.diagonal[i]:g} "
             f"with bounds {self.box.lo[i]:g} and {self.box.hi[i]:g}; give it finite bounds"
         )
 
@@ -381,7 +382,7 @@ class _Solution:
         start = self._frame()
         ends = []
         for omega in (best, other):
-            self._take(start)
+            self._load_frame(start)
             self.omega, first = omega, self.passes
             while self.passes < min(first + n_passes, self.settings.max_passes):
                 if self._pass() <= self.settings.tol:
@@ -389,16 +390,16 @@ class _Solution:
             ends.append((self.fall - start[-1], omega, self.passes - first, self._frame()))
         winner = 0 if ends[0][0] <= ends[1][0] else 1
         self.omega = ends[winner][1]
-        self._take(ends[winner][3])
+        self._load_frame(ends[winner][3])
         self.trial_passes += ends[1 - winner][2]
         self.trials.append({"pass": begin, "change": {end[1]: end[0] for end in ends}})
 
     def _frame(self) -> tuple[Any, ...]:
-        """All that a pass changes."""
+        """Copy all that a pass changes."""
         arrays = (self.alpha.copy(), self.gradient.copy(), self.active.copy())
         return (*arrays, self.threshold, self.gathered, self.fall)
 
-    def _take(self, frame: tuple[Any, ...]) -> None:
+    def _load_frame(self, frame: tuple[Any, ...]) -> None:
         self.alpha, self.gradient, self.active = (array.copy() for array in frame[:3])
         self.threshold, self.gathered, self.fall = frame[3:]
 

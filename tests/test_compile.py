@@ -1,0 +1,96 @@
+"""The compile cache: what compiles a kernel once more, and what does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+from numba.core.errors import NumbaError
+
+from streamcd.compile import kernel
+
+PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
+
+# The matrix of one row, x = (1, 2), of cost 3; `gram_visit` asks `primitives.row_cost` for it.
+GRAM = """
+import numpy as np
+from streamcd.primitives import Costs, Rows
+from streamcd.twin_kernels import gram_visit
+
+zero = np.zeros(1, dtype=np.int64)
+rows = Rows(np.array([0, 2]), np.array([0, 1]), np.array([1.0, 2.0]), zero, np.ones(1), zero)
+gram = np.zeros((1, 3, 3))
+gram_visit(zero, rows, Costs(4, 0.0, -np.ones((1, 1)), np.full((1, 1), 3.0), zero - 1), zero, 0, 1, gram)
+print(gram[0, 0, 0], sum(gram_visit.stats.cache_hits.values()))
+"""
+
+
+def copy_of(package: Path, folder: Path, *without: str) -> Path:
+    return Path(shutil.copytree(package, folder / "streamcd", ignore=shutil.ignore_patterns(*without)))
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package, with a compile cache of its own."""
+    return copy_of(PACKAGE, tmp_path, "__pycache__")
+
+
+def gram_and_hits(package: Path, cache: Path | None = None) -> tuple[float, int]:
+    environment = {name: text for name, text in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    if cache is not None:
+        environment["NUMBA_CACHE_DIR"] = str(cache)
+    done = subprocess.run(
+        [sys.executable, "-c", GRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=package.parent,
+        env={**environment, "PYTHONPATH": str(package.parent)},
+    )
+    gram, hits = done.stdout.split()
+    return float(gram), int(hits)
+
+
+def test_an_edit_of_a_callee_in_another_file_is_noticed(package: Path) -> None:
+    """numba alone looks at the caller's file, and went on with the callee as it had been."""
+    assert gram_and_hits(package) == (3.0, 0)
+    assert gram_and_hits(package) == (3.0, 1)
+    shared = package / "primitives.py"
+    text = shared.read_text()
+    line = "return costs.cost[rows.code[i], lane] * rows.weight[i]"
+    assert line in text
+    shared.write_text(text.replace(line, "return 2.0 * costs.cost[rows.code[i], lane]"))
+    assert gram_and_hits(package) == (6.0, 0)
+    assert gram_and_hits(package) == (6.0, 1)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["__pycache__", "NUMBA_CACHE_DIR"])
+def test_contents_decide_not_times_and_places(package: Path, tmp_path: Path, given: bool) -> None:
+    """Neither a touched file, nor one that has no kernels, nor a copied tree is a reason to compile."""
+    cache = tmp_path / "cache" if given else None
+    assert gram_and_hits(package, cache) == (3.0, 0)
+    for path in package.glob("*.py"):
+        os.utime(path, ns=(1, 10**18))
+    with open(package / "errors.py", "a") as file:
+        file.write("\nADDED = 1\n")
+    assert gram_and_hits(package, cache) == (3.0, 1)
+    copied = copy_of(package, tmp_path / "elsewhere", *(["__pycache__"] if given else []))
+    shutil.rmtree(package)
+    assert gram_and_hits(copied, cache) == (3.0, 1)
+
+
+def test_a_kernel_allocates_nothing() -> None:
+    """References are not counted in kernels, so what they allocated would never be given back; numba refuses it."""
+
+    def allocating(n):  # type: ignore[no-untyped-def]
+        return np.zeros(n).sum()
+
+    assert njit(allocating)(3) == 0.0
+    with pytest.raises(NumbaError):
+        kernel(allocating)(3)
