@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from .block_steps import Change, add_direction, add_in_tree, deal_shards
 from .dataset import Dataset
 from .kernels import VIOLATION_MAX, VIOLATION_MIN
 from .partition import Answer, Assignment, Order, Partition, open_same
-from .rounds import Change, add_direction, add_in_tree, deal_shards
 
 
 class WorkersLost(Exception):

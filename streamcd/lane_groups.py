@@ -11,9 +11,9 @@ import numpy as np
 from .dataset import Dataset
 from .errors import UsageError
 from .memory import RESERVED_BYTES, format_size
+from .memory_plan import Plan, make_plan
 from .parallel import memory_per_worker
 from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
-from .plan import Plan, make_plan
 from .problems import Problem
 from .solvers import Solver
 from .training_options import make_lanes, make_solver

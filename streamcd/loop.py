@@ -13,15 +13,16 @@ import numpy as np
 from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, Interrupted
-from .plan import Plan
+from .memory_plan import Plan
 from .problems import Problem
 from .progress import Listener, Progress
 from .randomness import random_key
 from .result import Outcome
+from .slot_store import SlotStore
 from .solvers import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from .stopping import StopRule, judge, new_lane_arrays, reopen
 from .stream import Stream, Window
-from .warmstart import WarmStart
+from .warm_start import WarmStart
 
 StopRequested = Callable[[], int | None]
 """Asked after every window; gives the number of a signal that wants the run to stop, or None."""
@@ -259,11 +260,11 @@ class Loop:
         }
 
 
-def _chunk_slots(task: Task, folder: Path) -> checkpoint.SlotStore:
+def _chunk_slots(task: Task, folder: Path) -> SlotStore:
     """Where the dual variables of rows are kept."""
     layout, dataset = task.solver.layout, task.dataset
     n_chunks = dataset.n_chunks if layout.state_bytes else 0  # no slots where nothing is kept by chunk
-    return checkpoint.SlotStore(
+    return SlotStore(
         folder, dataset.chunk_part[:n_chunks], np.diff(dataset.row_start)[:n_chunks], layout.state_bytes
     )
 
@@ -304,7 +305,7 @@ class _RowStates:
     Of a resident dataset they stay in the arena, and `flush` writes what changed; else they go with every visit.
     """
 
-    def __init__(self, slots: checkpoint.SlotStore, solver: Solver, dataset: Dataset, resident: bool) -> None:
+    def __init__(self, slots: SlotStore, solver: Solver, dataset: Dataset, resident: bool) -> None:
         self._slots, self._solver = slots, solver
         self._resident = resident
         self._is_empty = solver.layout.state_bytes == 0

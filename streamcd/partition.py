@@ -17,15 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import SlotStore
-from .dataset import Dataset, open_dataset
-from .errors import CheckpointError, DatasetError
-from .kernels import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
-from .layouts import RowArena, RowLayout
-from .plan import make_plan
-from .problems import LOSSES, Problem
-from .randomness import random_key
-from .rounds import (
+from .arenas import RowArena, RowLayout
+from .block_steps import (
     APART,
     Change,
     add_direction,
@@ -39,6 +32,13 @@ from .rounds import (
     row_costs,
     settle,
 )
+from .dataset import Dataset, open_dataset
+from .errors import CheckpointError, DatasetError
+from .kernels import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
+from .memory_plan import make_plan
+from .problems import LOSSES, Problem
+from .randomness import random_key
+from .slot_store import SlotStore
 from .solvers import CERTIFY, DONE, SOLVERS, START, TRAIN, Solver, State, new_totals
 from .stream import Stream, Window
 

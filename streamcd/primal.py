@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels, longcolumns, primal_kernels
+from . import kernels, long_columns, primal_kernels
+from .arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
 from .dataset import Dataset
 from .kernels import DUAL, GAP, VIOLATION_MAX
-from .layouts import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
-from .plan import Paging
+from .memory_plan import Paging
 from .primal_kernels import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM
 from .problems import Problem
 from .randomness import random_key
-from .rowscores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
+from .row_scores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
 from .solvers import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
 from .stream import Window
 
@@ -104,7 +104,7 @@ class PrimalSolver:
         for places, column in self._runs(window, state, order):
             if column is not None:
                 rows.take_back(("fresh",))
-                longcolumns.certify(column, _sides(state), lanes)
+                long_columns.certify(column, _sides(state), lanes)
                 continue
             held = rows.bring(window, fresh=True)
             primal_kernels.primal_certify(
@@ -126,7 +126,7 @@ class PrimalSolver:
         for places, column in self._runs(window, state, order):
             if column is not None:
                 rows.take_back(("score",))
-                longcolumns.train(column, begins, lanes)
+                long_columns.train(column, begins, lanes)
                 continue
             held = rows.bring(window, fresh=False)
             primal_kernels.primal_visit(
@@ -255,7 +255,7 @@ class PrimalSolver:
 
     def _runs(
         self, window: Window, state: State, order: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, longcolumns.LongColumn | None]]:
+    ) -> Iterator[tuple[np.ndarray, long_columns.LongColumn | None]]:
         """An order of columns, cut where one has to be visited in pieces: runs of places, and such columns alone."""
         rows = self._rows(state)
         alone = (
@@ -270,9 +270,9 @@ class PrimalSolver:
         if start < order.size:
             yield order[start:], None
 
-    def _long_column(self, window: Window, state: State, place: int) -> longcolumns.LongColumn:
+    def _long_column(self, window: Window, state: State, place: int) -> long_columns.LongColumn:
         is_bias = place == _BIAS
-        return longcolumns.LongColumn(
+        return long_columns.LongColumn(
             arena=window.arena,
             sweep=None if is_bias else window.sweep,
             rows=self._rows(state),

@@ -17,10 +17,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from . import crammer_singer_kernels, dual_kernels, kernels, relaxation, twin_kernels
+from .arenas import RowArena, RowLayout
 from .errors import UsageError
 from .kernels import DUAL, GAP, LOSS, N_STEPS, N_TOTALS, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
-from .layouts import RowArena, RowLayout
-from .plan import Paging
+from .memory_plan import Paging
 from .problems import Problem
 from .stream import Window
 
@@ -118,7 +118,7 @@ class Solver(Protocol):
 
     @property
     def layout(self) -> Any:
-        """A `plan.Layout`: what is read, and what is kept of every row."""
+        """A `memory_plan.Layout`: what is read, and what is kept of every row."""
         ...
 
     @property
@@ -133,7 +133,7 @@ class Solver(Protocol):
 
     @property
     def more_memory(self) -> Mapping[str, Any]:
-        """What else it takes, as ``needs`` and ``advice`` of `plan.make_plan`."""
+        """What else it takes, as ``needs`` and ``advice`` of `memory_plan.make_plan`."""
         ...
 
     @property
@@ -151,7 +151,7 @@ class Solver(Protocol):
 
         Returns
         -------
-        rowscores.PagedRows or None
+        row_scores.PagedRows or None
             None where `page_rows` is 0: in memory, or nothing is kept.
         """
         ...

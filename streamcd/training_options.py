@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from .cluster_loop import ROUND_SOLVERS, WORKER_TIMEOUT
 from .dataset import Dataset
 from .errors import UsageError
-from .plan import Plan
+from .memory_plan import Plan
 from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
 from .problems import Problem, make_problem
 from .progress import Listener
 from .relaxation import check_omega
-from .roundloop import ROUND_SOLVERS, WORKER_TIMEOUT
 from .solvers import SOLVERS, Solver
 from .stopping import StopRule
 

@@ -1,6 +1,6 @@
 """Search over C by cross-validation: all folds of all C as lanes of one run, scored in one read, then all rows.
 
-The training on all rows begins from where the folds ended (`warmstart`).
+The training on all rows begins from where the folds ended (`warm_start`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint, margin_kernels
+from .arenas import RowLayout
 from .configuration import make_config, refuse_existing
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
 from .lane_groups import lane_groups
-from .layouts import RowLayout
 from .loop import StopRequested
+from .memory_plan import Plan, make_plan
 from .model import plane_distances
 from .parquet import write_file_atomically
-from .plan import Plan, make_plan
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps

@@ -21,12 +21,7 @@ from conftest import ROOT
 from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.dataset import Dataset
-from streamcd.engines import SerialEngine, Simulation, WorkersLost
-from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
-from streamcd.problems import dual_terms
-from streamcd.progress import Listener
-from streamcd.rounds import (
+from streamcd.block_steps import (
     DUAL_CHANGE,
     LINEAR,
     LONGEST,
@@ -40,6 +35,11 @@ from streamcd.rounds import (
     quadratic_step,
     settle,
 )
+from streamcd.dataset import Dataset
+from streamcd.engines import SerialEngine, Simulation, WorkersLost
+from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
+from streamcd.problems import dual_terms
+from streamcd.progress import Listener
 from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -275,7 +275,7 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
 @pytest.mark.parametrize("loss", BINARY)
 def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_path: Path) -> None:
     """Windows of two chunks, read from disk in every pass, against all rows in memory: the same optimum."""
-    from streamcd.plan import Plan
+    from streamcd.memory_plan import Plan
 
     def small_plan(*_: Any) -> Plan:
         return Plan(window_entries=400, window_rows=60, resident=False)
@@ -370,7 +370,7 @@ def test_a_round_that_is_lost_leaves_no_trace(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streamcd.train(data, tmp_path / "calm", client=Simulation(3), max_passes=15, tol=1e-9)
-    monkeypatch.setattr("streamcd.roundloop.SerialEngine", _Flaky)
+    monkeypatch.setattr("streamcd.cluster_loop.SerialEngine", _Flaky)
     streamcd.train(data, tmp_path / "flaky", client=Simulation(3), max_passes=15, tol=1e-9)
     assert (weights(tmp_path / "calm") == weights(tmp_path / "flaky")).all()
     assert max(record["attempts"] for record in log(tmp_path / "flaky")) == 2
@@ -436,8 +436,8 @@ def test_dask_takes_turns_as_the_simulation_does(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of all, passes of one worker, certificates of all."""
-    monkeypatch.setattr("streamcd.turns._PATIENCE", 3)
-    monkeypatch.setattr("streamcd.turns._WARRANT", 1)
+    monkeypatch.setattr("streamcd.schedule._PATIENCE", 3)
+    monkeypatch.setattr("streamcd.schedule._WARRANT", 1)
     options: dict[str, Any] = {"loss": "hinge", "max_passes": 20, "tol": 1e-9}
     streamcd.train(data, tmp_path / "dask", client=client, **options)
     streamcd.train(data, tmp_path / "made", client=Simulation(2), **options)
@@ -567,7 +567,7 @@ def test_a_session_that_was_killed_leaves_no_partition_behind(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same run, begun anew with another loss, must not be given the partitions of the first."""
-    from streamcd.cluster import DaskEngine
+    from streamcd.dask_engine import DaskEngine
 
     monkeypatch.setattr(DaskEngine, "close", lambda self: None)  # as a client that is killed
     before = set(desks(client))
@@ -613,7 +613,7 @@ def test_a_worker_that_dask_would_end_for_its_memory_is_refused(data: Dataset, t
 def test_the_dashboard_is_told_or_why_there_is_none(client: Any) -> None:
     import http.server
 
-    from streamcd.cluster import _dashboard
+    from streamcd.dask_engine import _dashboard
 
     class Page(http.server.BaseHTTPRequestHandler):
         status, text = 200, b"plots"
@@ -666,7 +666,7 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Path) -> None:
     """One of three processes is killed at a random moment of a round; dask starts another."""
-    from streamcd.cluster import open_client
+    from streamcd.dask_engine import open_client
 
     text = str(real_data("imdb.bigram.tfidf"))
     data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
@@ -695,7 +695,7 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
 @pytest.mark.slow
 def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
     """One of three processes is killed at a random moment, five times; dask starts others."""
-    from streamcd.cluster import open_client
+    from streamcd.dask_engine import open_client
 
     data = write_dataset(tmp_path / "data", random_rows(3000, 40, seed=5), n_chunks=48, n_shards=12)
     options: dict[str, Any] = {"loss": "hinge", "tol": 1e-3, "max_passes": 30_000}
@@ -732,7 +732,7 @@ def test_workers_without_streamcd_or_with_another_are_told_and_not_used(
     commands: _Commands, data: Dataset, tmp_path: Path
 ) -> None:
     """One without it used to end as soon as it was asked, and the training waited for workers for minutes."""
-    from streamcd.cluster import open_client
+    from streamcd.dask_engine import open_client
 
     none, other = tmp_path / "none" / "streamcd", tmp_path / "other" / "streamcd"
     none.mkdir(parents=True)
@@ -835,7 +835,7 @@ def test_a_worker_stays_within_its_memory_on_data_that_it_has_to_stream(
     loss: str, how: str, commands: _Commands, tmp_path: Path
 ) -> None:
     """Four times as many entries for each as its windows hold."""
-    from streamcd.cluster import open_client
+    from streamcd.dask_engine import open_client
     from streamcd.memory import peak_memory_bytes
     from streamcd.synthetic import write_text_like
 

@@ -41,7 +41,7 @@ DOORS = {
     "scipy": {"solvers"},
     "sklearn": set(),
     "dask": {"parallel"},
-    "distributed": {"cluster"},
+    "distributed": {"dask_engine", "dask_worker"},
     "pandas": set(),
 }
 # The versions that a run records are asked of the libraries themselves.
@@ -116,7 +116,7 @@ def test_training_knows_nothing_of_text_and_terminals(module: str) -> None:
 
 def test_a_solver_knows_nothing_of_the_loop() -> None:
     """It owns a visit; what stops, logs and saves is written once, above it."""
-    assert not reached("solvers", own_imports()) & {"checkpoint", "loop", "rowscores", "stopping", "train"}
+    assert not reached("solvers", own_imports()) & {"checkpoint", "loop", "row_scores", "stopping", "train"}
 
 
 @pytest.mark.parametrize("dependency", DOORS)

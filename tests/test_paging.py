@@ -16,15 +16,15 @@ from interrupted import ended, resume_by_threes, stopping_after
 from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
+from streamcd.arenas import ColumnLayout
 from streamcd.columns import open_columns
 from streamcd.configuration import make_config
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.kernels import N_STEPS
-from streamcd.layouts import ColumnLayout
 from streamcd.memory import RESERVED_BYTES
-from streamcd.plan import Plan
+from streamcd.memory_plan import Plan
 from streamcd.primal import PrimalSolver
 from streamcd.primal_kernels import compact_rows
 from streamcd.progress import Listener

@@ -30,7 +30,7 @@ from streamcd.columns import open_columns
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
 from streamcd.kernels import GAP, N_VISITED, VIOLATION_MAX
-from streamcd.plan import Plan
+from streamcd.memory_plan import Plan
 from streamcd.predict import evaluate
 from streamcd.primal import PRIMAL_SOLVERS, OnlineSolver, PrimalSolver
 from streamcd.problems import make_problem

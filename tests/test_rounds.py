@@ -13,12 +13,12 @@ import pytest
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
+from streamcd.block_steps import LINEAR, assign_shards, deal_shards, next_stiffness
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation
 from streamcd.kernels import GAP
 from streamcd.partition import Answer, Assignment, Order, Partition
 from streamcd.randomness import random_key
-from streamcd.rounds import LINEAR, assign_shards, deal_shards, next_stiffness
 from streamcd.solvers import DONE, SOLVERS, TRAIN
 from streamcd.stopping import new_lane_arrays
 from streamcd.training_options import make_lanes, make_options
@@ -203,7 +203,7 @@ def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
 ) -> None:
     """Many rows of few features: every worker sees all there is to learn. Measured: 30 against > 200, 6 against 16."""
     monkeypatch.setattr(
-        "streamcd.turns.Turns.certificate_failed", lambda turns, local_passes: None
+        "streamcd.schedule.Turns.certificate_failed", lambda turns, local_passes: None
     )  # no worker comes to their aid
     data = write_dataset(tmp_path / "data", random_rows(600, 6, seed=3), n_chunks=16, n_shards=16)
     options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "max_passes": 300, "client": Simulation(4)}

@@ -1,6 +1,6 @@
 """What the primal methods keep of all rows, scores above all: in memory, or, where that is too little, in pages of a file.
 
-In the file every page (a stretch of rows) has two slots, as dual variables have (`checkpoint.SlotStore`): what the last
+In the file every page (a stretch of rows) has two slots, as dual variables have (`slot_store.SlotStore`): what the last
 durable checkpoint points to is never overwritten, so that a kill at any moment leaves the bits of a resumed run alone.
 
 A window of columns asks for the rows that occur in it: they are numbered anew, ascending, the window's entries are written
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from .checkpoint import SlotStore
+from .arenas import ColumnArena
 from .dataset import Dataset
 from .errors import DatasetError
-from .layouts import ColumnArena
 from .primal_kernels import compact_rows
 from .problems import Problem
 from .randomness import deal_folds
+from .slot_store import SlotStore
 from .stream import Window
 
 PAGE_BYTES = 1 << 19
@@ -112,7 +112,7 @@ class PagedRows:
 
     Attributes
     ----------
-    slots : checkpoint.SlotStore
+    slots : slot_store.SlotStore
         For a loop, which makes durable what is in them. Pages that were never saved are zero.
     """
 

@@ -18,6 +18,7 @@ from . import checkpoint
 from .dataset import Dataset
 from .errors import CheckpointError, UsageError
 from .problems import Problem, lane_dual_terms
+from .slot_store import SlotStore
 from .solvers import Solver
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
@@ -132,12 +133,12 @@ class _Part:
         if arrays is None:
             raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume' the run first")
         self._current = arrays["slots"]
-        self._slots: checkpoint.SlotStore | None = None
+        self._slots: SlotStore | None = None
 
     def chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
         if self._slots is None:
             dataset = self._dataset
-            self._slots = checkpoint.SlotStore(
+            self._slots = SlotStore(
                 self._path / "dual", dataset.chunk_part, np.diff(dataset.row_start), self._layout.state_bytes
             )
             self._slots.restore(self._current)

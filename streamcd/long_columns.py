@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from . import primal_kernels
+from .arenas import ColumnArena
 from .kernels import N_STEPS, N_VISITED
-from .layouts import ColumnArena
-from .rowscores import PagedRows, Rows, RowsInMemory, place_of
+from .row_scores import PagedRows, Rows, RowsInMemory, place_of
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 
+from .block_steps import Change, add_changes, deal_shards
 from .engines import Joint, WorkersLost, join_answers
 from .errors import EnvironmentFailure, StreamcdError, UsageError
 from .memory import format_size
 from .partition import DASK_BYTES, Answer, Assignment, Order, Partition, Superseded, open_same
 from .progress import Listener
-from .rounds import Change, add_changes, deal_shards
 
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between looks at which workers the scheduler knows

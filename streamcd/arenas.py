@@ -10,7 +10,7 @@ import numpy as np
 from .columns import Columns, open_columns
 from .dataset import Dataset
 from .errors import DatasetError
-from .plan import Decoder
+from .memory_plan import Decoder
 from .randomness import deal_folds
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000

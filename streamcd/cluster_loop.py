@@ -17,16 +17,7 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
-from .engines import Engine, Joint, SerialEngine, Simulation, WorkersLost, shard_entries
-from .errors import CheckpointError, EnvironmentFailure, Interrupted
-from .kernels import DUAL, GAP
-from .loop import StopRequested, Task, lane_figures, relative_estimate
-from .parquet import sync_directory
-from .partition import Assignment, Order, line_search_is_closed, paired_layout
-from .progress import Listener, Progress
-from .randomness import random_key
-from .result import Outcome
-from .rounds import (
+from .block_steps import (
     APART,
     LINEAR,
     QUADRATIC,
@@ -36,9 +27,19 @@ from .rounds import (
     next_stiffness,
     quadratic_step,
 )
+from .engines import Engine, Joint, SerialEngine, Simulation, WorkersLost, shard_entries
+from .errors import CheckpointError, EnvironmentFailure, Interrupted
+from .kernels import DUAL, GAP
+from .loop import StopRequested, Task, lane_figures, relative_estimate
+from .parquet import sync_directory
+from .partition import Assignment, Order, line_search_is_closed, paired_layout
+from .progress import Listener, Progress
+from .randomness import random_key
+from .result import Outcome
+from .schedule import Turns
+from .slot_store import SlotStore
 from .solvers import CERTIFY, DONE, START, TRAIN, new_totals, violation
 from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen, restore
-from .turns import Turns
 
 WORKER_TIMEOUT = 300.0
 """Seconds without a sign of a worker, after which its shards go to others."""
@@ -335,9 +336,7 @@ class RoundLoop:
         layout, dataset = paired_layout(task.solver.layout), task.dataset
         n_rows = np.diff(dataset.row_start)
         self.committed = "000000-start"
-        store = checkpoint.SlotStore(
-            self._folder / self.committed, dataset.chunk_part, n_rows, layout.state_bytes
-        )
+        store = SlotStore(self._folder / self.committed, dataset.chunk_part, n_rows, layout.state_bytes)
         for chunk in range(dataset.n_chunks):
             alpha = start.chunk_alpha(chunk, int(n_rows[chunk]))
             active = np.ones((int(n_rows[chunk]), layout.n_flags), dtype=np.uint8)
@@ -428,7 +427,7 @@ def make_round_loop(
     def make_engine() -> Engine:
         if isinstance(client, Simulation):
             return SerialEngine(assignment, client.n_workers)
-        from .cluster import DaskEngine
+        from .dask_engine import DaskEngine
 
         entries = shard_entries(dataset)
         return DaskEngine(client, assignment, entries, listener, options["worker_timeout"], task.run)
