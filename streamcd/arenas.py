@@ -1,4 +1,4 @@
-"""The two layouts as solvers read them: what is kept of an item, the arenas, and the decoding of chunks into them."""
+"""The two layouts as solvers read them: the state of an item, the arenas, and the decoding of chunks into them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .columns import Columns, open_columns
 from .dataset import Dataset
 from .errors import DatasetError
 from .memory_plan import Decoder
-from .randomness import deal_folds
+from .randomness import assign_folds
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
-"""Entries of a window where the whole dataset is in memory: 32 MB, so that a window's rows are found in the processor's
-last cache. Mixing more rows gains nothing in convergence and costs speed: 180 against 310 M entries/s with 32 M entries."""
+"""Entries of a window where the whole dataset is in memory: 32 MB, so that a window's rows stay in the processor's last
+cache. Mixing more rows gains nothing in convergence and costs speed: 180 against 310 M entries/s with 32 M entries."""
 
-NO_FOLD = 255  # fold of every row where no folds are dealt
+NO_FOLD = 255  # of every row where there are no folds
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The row layout: an item is a row, which brings its label and what a solver keeps of it.
+    """Row layout: an item is a row, with its label and its solver's state.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class RowLayout:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of what a row keeps between visits: alpha, active."""
+        """Bytes of a row's state between visits: alpha, active."""
         return 8 * self.alpha_width + self.n_flags
 
     @property
@@ -47,15 +47,15 @@ class RowLayout:
         return 8 + 4 + 8 + 1 + self.state_bytes
 
     def open(self, dataset: Dataset) -> Dataset:
-        """The dataset itself."""
+        """Return the dataset itself."""
         return dataset
 
     def new_arena(self, table: Dataset, n_items: int, n_entries: int) -> RowArena:
-        """Room for rows."""
+        """Make room for rows."""
         return RowArena(table, n_items, n_entries, self)
 
     def decoder(self, table: Dataset, seed: int, n_folds: int) -> Decoder:
-        """Entries by row, classes, weights, folds."""
+        """Make a decoder of entries by row, classes, weights, folds."""
         return _RowDecoder(table, seed, n_folds)
 
 
@@ -74,7 +74,7 @@ class RowArena:
 
 
 class _RowDecoder:
-    """Chunks of the row layout into a `RowArena`."""
+    """Decoder of the row layout into a `RowArena`."""
 
     def __init__(self, dataset: Dataset, seed: int, n_folds: int) -> None:
         self.dataset, self.seed, self.n_folds = dataset, seed, n_folds
@@ -110,7 +110,7 @@ class _RowDecoder:
         arena.code[row_start:row_stop] = code
         arena.weight[row_start:row_stop] = rows.get("weight", 1.0)
         if self.n_folds:
-            arena.fold[row_start:row_stop] = deal_folds(rows["source"], self.seed, self.n_folds)
+            arena.fold[row_start:row_stop] = assign_folds(rows["source"], self.seed, self.n_folds)
 
     def _copy_entries(
         self, arena: RowArena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray
@@ -129,7 +129,7 @@ class _RowDecoder:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """The column layout: an item is a feature; what is kept for rows is the solver's own business.
+    """Column layout: an item is a feature; the state of rows is the solver's own business.
 
     Attributes
     ----------
@@ -143,20 +143,20 @@ class ColumnLayout:
     """indptr, feature."""
 
     def open(self, dataset: Dataset) -> Columns:
-        """The dataset's column layout; `DatasetError` where there is none."""
+        """Open the dataset's column layout; raises `DatasetError` where there is none."""
         return open_columns(dataset)
 
     def new_arena(self, table: Columns, n_items: int, n_entries: int) -> ColumnArena:
-        """Room for columns."""
+        """Make room for columns."""
         return ColumnArena(table, n_items, n_entries)
 
     def decoder(self, table: Columns, seed: int, n_folds: int) -> Decoder:
-        """Entries by feature."""
+        """Make a decoder of entries by feature."""
         return _ColumnDecoder(table)
 
 
 class ColumnArena:
-    """Preallocated arrays into which chunks of columns are decoded; the pieces of a feature lie one behind the other.
+    """Preallocated arrays into which chunks of columns are decoded, the segments of a feature one after another.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ class ColumnArena:
 
 
 class _ColumnDecoder:
-    """Chunks of the column layout into a `ColumnArena`."""
+    """Decoder of the column layout into a `ColumnArena`."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -193,7 +193,7 @@ class _ColumnDecoder:
         arena.row[entry_start : entry_start + row.size] = row
         arena.value[entry_start : entry_start + value.size] = value
         if columns.item_start[chunk + 1] == columns.item_start[chunk]:
-            return  # a further piece: where its feature ends was said with the first
+            return  # a further segment: the first one has set the end of its feature
         stop = start + listed.size
         ends = _ends(n_entries, entry_start)
         ends[-1] = entry_start + self._rest_of_unit(chunk)
@@ -202,17 +202,17 @@ class _ColumnDecoder:
         arena.indptr[start + 1 : stop + 1] = ends
 
     def _rest_of_unit(self, chunk: int) -> int:
-        """Entries from the chunk's first one to the end of the last chunk that belongs to it."""
+        """Count the entries from the chunk's first one to the end of its unit."""
         columns = self._columns
-        behind = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
-        return int(columns.entry_start[behind] - columns.entry_start[chunk])
+        end = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
+        return int(columns.entry_start[end] - columns.entry_start[chunk])
 
 
 def _ends(n_entries: np.ndarray, start: int) -> np.ndarray:
-    """Where items end in an arena.
+    """Compute the ends of items in an arena.
 
-    Written there at one stroke: of resident data the last end is the start of the next chunk's first item as well, which
-    may be in training at this moment.
+    The arena gets them in one assignment: of resident data the last end is the start of the next chunk's first item as
+    well, which may be in training at this moment.
     """
     ends = np.cumsum(n_entries, dtype=np.int64)
     ends += start

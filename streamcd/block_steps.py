@@ -239,7 +239,7 @@ def _between(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.nda
     return np.where(eta == 1.0, candidate, base + eta * (candidate - base))
 
 
-def settle(
+def apply_step(
     problem: Problem,
     base: np.ndarray,
     candidate: np.ndarray,
@@ -362,7 +362,7 @@ def newton_step(
     return eta, found[:, DUAL_CHANGE], count
 
 
-def next_stiffness(squared: np.ndarray, apart: np.ndarray, n_partitions: int) -> np.ndarray:
+def next_sigma_prime(squared: np.ndarray, apart: np.ndarray, n_partitions: int) -> np.ndarray:
     """Stiffness of the local models of the next round: the nearest power of two to ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K].
 
     Parameters
@@ -411,7 +411,9 @@ def lane_columns(lanes: np.ndarray, n_lanes: int, n_vectors: int) -> np.ndarray:
 # Who works on which shards
 
 
-def deal_shards(entries: np.ndarray, workers: Sequence[str], key: np.uint64) -> dict[str, list[int]]:
+def assign_shards_randomly(
+    entries: np.ndarray, workers: Sequence[str], key: np.uint64
+) -> dict[str, list[int]]:
     """Deal all shards at random, about as many entries to each worker: a function of the key and the number of workers.
 
     Parameters

@@ -32,7 +32,7 @@ class Run:
     path : Path
         An existing directory; see `create_run` and `open_run`.
     locked : bool
-        False for a part of a run that is locked.
+        Whether to lock; False for a directory inside a run that is locked already.
     """
 
     def __init__(self, path: Path, *, locked: bool = True) -> None:
@@ -41,7 +41,7 @@ class Run:
         self._log_bytes = 0
 
     def part(self, name: str) -> Run:
-        """A directory inside for a part of the work, made where it is not there."""
+        """Open a directory inside the run for a part of the work; created where it does not exist."""
         (self.path / name).mkdir(exist_ok=True)
         return Run(self.path / name, locked=False)
 
@@ -68,7 +68,7 @@ class Run:
         write_file_atomically(self.config_path, (json.dumps(content, indent=1) + "\n").encode())
 
     def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace ``state.npz``: temporary name, sync, rename; remembers how long the log is."""
+        """Replace ``state.npz``: temporary name, sync, rename; with the length of the log."""
         if self._log_bytes:
             with open(self.log_path, "rb") as log:
                 os.fsync(log.fileno())
@@ -81,7 +81,7 @@ class Run:
         sync_directory(self.path)
 
     def read_state(self) -> dict[str, np.ndarray] | None:
-        """Arrays of the last checkpoint; None where there was none yet. Cuts the log back to it.
+        """Read the arrays of the last checkpoint, and cut the log back to it; None where there is none yet.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class Run:
 
 
 def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray] | None:
-    """Arrays of an ``.npz`` file, all or those named; None where there is no file.
+    """Read arrays of an ``.npz`` file, all or those named; None where there is no file.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Whatever the readers of archives stumble over in a damaged one, as one error that names the file."""
+    """Raise one error that names the file, whatever the readers of archives make of a damaged one."""
     try:
         with file_named(path):
             yield
@@ -161,7 +161,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
-    """Rows of a two-dimensional array in an ``.npz`` file, in blocks, so that it is never whole in memory.
+    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, which is never whole in memory.
 
     Raises
     ------
@@ -229,7 +229,7 @@ def create_run(path: Path, *, force: bool) -> Run:
     Raises
     ------
     CheckpointError
-        Where there is something in it already; the caller says what, if it is a run.
+        Where it is not empty; the caller says what is in it, if it is a run.
     """
     path.mkdir(parents=True, exist_ok=True)
     leftovers = [entry for entry in path.iterdir() if entry.name != "lock"]
@@ -242,7 +242,7 @@ def create_run(path: Path, *, force: bool) -> Run:
             f"{path} is not empty and not a run; --force replaces runs only, name another directory"
         )
     run = Run(path)
-    # the configuration goes last: what an interrupted removal leaves is still known as a run, and --force removes it
+    # the configuration goes last: a directory whose removal was interrupted is still known as a run, and --force removes it
     try:
         for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
             if entry.is_dir():

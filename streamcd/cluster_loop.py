@@ -1,8 +1,8 @@
-"""The loop of a distributed training: rounds, stopping, logging, commits; whoever carries the partitions out.
+"""The loop of a distributed training: rounds, stopping, logging, commits, whichever engine carries the rounds out.
 
-The coordinating process holds w, decides what every lane does next by the very rules of a single process (`stopping`),
-and commits: ``state.npz``, replaced whole after every round, names the folder of the dual variables and the step eta. A
-round that loses a worker leaves no trace and is repeated from there.
+The coordinating process holds w, decides what every lane does next by the rules of a single process (`stopping`), and
+commits: ``state.npz``, replaced whole after every round, names the folder of the dual variables and the step eta. A round
+that loses a worker leaves no trace and is repeated from the last commit.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import checkpoint
 from .block_steps import (
     APART,
     LINEAR,
@@ -24,39 +24,58 @@ from .block_steps import (
     lane_columns,
     lane_products,
     newton_step,
-    next_stiffness,
+    next_sigma_prime,
     quadratic_step,
 )
-from .engines import Engine, Joint, SerialEngine, Simulation, WorkersLost, shard_entries
-from .errors import CheckpointError, EnvironmentFailure, Interrupted
+from .checkpoint import Run
+from .engines import Engine, RoundResult, SerialEngine, Simulation, WorkersLost, shard_entries
+from .errors import EnvironmentFailure
 from .kernels import DUAL, GAP
-from .loop import StopRequested, Task, lane_figures, relative_estimate
+from .loop import StopRequested, Task, TrainingLoop
 from .parquet import sync_directory
-from .partition import Assignment, Order, line_search_is_closed, paired_layout
-from .progress import Listener, Progress
+from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
+from .progress import Listener
 from .randomness import random_key
-from .result import Outcome
-from .schedule import Turns
+from .schedule import RoundSchedule
 from .slot_store import SlotStore
-from .solvers import CERTIFY, DONE, START, TRAIN, new_totals, violation
-from .stopping import BY_VIOLATION, judge, new_lane_arrays, reopen, restore
+from .solvers import CERTIFY, DONE, START, TRAIN, violation
+from .stopping import BY_VIOLATION, restore
 
 WORKER_TIMEOUT = 300.0
-"""Seconds without a sign of a worker, after which its shards go to others."""
+"""Seconds without a response of a worker, after which its shards go to others."""
 
 ROUND_SOLVERS = tuple((loss, "dual") for loss in ("hinge", "squared_hinge", "log_loss", "crammer_singer"))
-"""(loss, method) whose rounds are known: dual coordinate descent, one lane or several. For Crammer-Singer the mathematics
-carries over whole: its dual is quadratic, and a step along any direction keeps every row's sum of zero."""
+"""(loss, method) that can train in rounds: dual coordinate descent, one lane or several. The mathematics covers
+Crammer-Singer too: its dual is quadratic, and a step along any direction keeps every row's sum of zero."""
 
-_MOST_UNDERSTATED = 100.0
+_MAX_GAP_FACTOR = 100.0
 _DEALING = 0x6465616C  # tells these keys from those of reads and windows
-_MOST_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
+_MAX_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
+
+_NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness", "lane_gap_estimate_factor": "lane_understated"}
+"""Arrays of a state that have another name in ``state.npz``."""
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """Options of a training in rounds.
+
+    Attributes
+    ----------
+    local_passes : int or None
+        Passes of every worker a round; None for `default_local_passes`. A worker without others makes one.
+    worker_timeout : float
+        Seconds without a response of a worker, after which others take over its shards.
+    """
+
+    local_passes: int | None
+    worker_timeout: float
 
 
 def default_local_passes(n_rows: int, n_features: int) -> int:
-    """Passes of every worker in a round, where several share the rows.
+    """Choose the passes of every worker in a round, where several share the rows.
 
-    With more rows than features three take about as many passes to the gap as one, and a third of the rounds (a9a, ijcnn1,
+    With more rows than features, three take about as many passes to the gap as one, and a third of the rounds (a9a, ijcnn1,
     letter, mushrooms; 4 workers). With more features than rows one solves the local model, and more are wasted (imdb on 4:
     squared_hinge 10 rounds with 1, 9 with 2 and with 3; hinge 22 and 24). See docs/cluster.md.
     """
@@ -65,111 +84,104 @@ def default_local_passes(n_rows: int, n_features: int) -> int:
 
 @dataclass
 class _Step:
-    """How far a round went."""
+    """The step of a round, per lane."""
 
     eta: np.ndarray
     dual_change: np.ndarray | None
     n_evaluations: int
-    stiffness: np.ndarray  # of the next round
+    sigma_prime: np.ndarray  # of the next round
 
 
-class RoundLoop:
-    """One session of a distributed task: from the last committed round to the end, or to an interruption.
+class RoundLoop(TrainingLoop):
+    """Training on workers, round after round; every round is a checkpoint. See `TrainingLoop`.
 
     Parameters
     ----------
-    directory : checkpoint.Run
+    directory : Run
     task : Task
-        Its plan is not used: every worker makes its own from its memory and its shards.
     make_engine : callable
         Called once there is something to do.
     local_passes : int or None
-        Passes of every partition a round, `default_local_passes` where None; one where there is one partition only.
+        See `RoundOptions`.
     listener : Listener
     stop_requested : callable or None
     """
 
     def __init__(
         self,
-        directory: checkpoint.Run,
+        directory: Run,
         task: Task,
         make_engine: Callable[[], Engine],
         local_passes: int | None,
         listener: Listener,
         stop_requested: StopRequested | None,
     ) -> None:
-        self.directory, self.task, self.listener = directory, task, listener
-        self.make_engine = make_engine
+        super().__init__(directory, task, listener, stop_requested)
         dataset = task.dataset
         self.local_passes = local_passes or default_local_passes(dataset.n_rows, dataset.n_features)
-        self.stop_requested = stop_requested or (lambda: None)
-        self.started = time.monotonic()
-        self.seconds_before, self.bytes_before, self.bytes_read = 0.0, 0, 0
+        self.make_engine = make_engine
+        self.engine: Engine | None = None
+        self.bytes_read = 0
         self.round, self.attempts = 0, 0
         self.passes_made: int | None = None  # in the last training round: one where a worker is alone
-        self.dealt = 0  # the round for which shards were dealt last
-        self.turns = Turns()
+        self.dealt = 0  # the round for which shards were last assigned
+        self.schedule = RoundSchedule()
+        self.calibrates = False  # whether certificates of the round calibrate the estimate of the gap
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
-        self.state = task.solver.new_state()
-        self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
-        self.state.lanes["understated"] = np.ones(task.problem.n_lanes)
-        self.state.lanes["stiffness"] = np.ones(task.problem.n_lanes)
-        self._take_committed()
+        for name in ("gap_estimate_factor", "sigma_prime"):
+            self.state.lanes[name] = np.ones(task.problem.n_lanes)
+        self._folder.mkdir(exist_ok=True)
+        self._restore_checkpoint()
+        self._remove_other_attempts()
 
-    def run(self) -> Outcome:
-        """Train until every lane is done."""
-        reopen(self.state, self.task.rule)
-        if self._open_lanes():
-            self.engine = self.make_engine()
-            try:
-                while self._open_lanes():
-                    self._stop_if_requested()
-                    self._round()
-            finally:
-                self.engine.close()
-        return Outcome(self.state.lanes, self._seconds(), self.bytes_before + self.bytes_read)
+    def _train(self) -> None:
+        self.engine = self.make_engine()
+        while self._has_open_lanes():
+            self._stop_if_requested()
+            self._round(self.engine)
 
-    def _open_lanes(self) -> bool:
-        return bool(self.state.phase(START, TRAIN, CERTIFY).size)
+    def _close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
 
-    def _round(self) -> None:
-        """One round, from the order to its commit; again from the start where workers are lost on the way."""
+    def _round(self, engine: Engine) -> None:
+        """Carry out one round, up to its commit; start it again where workers are lost on the way."""
         started, self.attempts = time.monotonic(), 0
         while True:
             self.attempts += 1
-            order = self._order()
+            request = self._request()
             try:
-                joint = self.engine.round(order, self.state.w, self._progress(order))
+                result = engine.round(request, self.state.w, self._progress(request))
                 worked = time.monotonic()
-                step = self._step(order, joint)
+                step = self._step(engine, request, result)
                 break
             except WorkersLost as loss:
-                if self.attempts >= _MOST_ATTEMPTS:
+                if self.attempts >= _MAX_ATTEMPTS:
                     raise EnvironmentFailure(
                         f"round {self.round + 1} was lost {self.attempts} times in a row, the last time because {loss}; "
                         f"look at the workers' logs (memory?), then 'streamcd resume {self.task.run}'"
                     ) from None
                 self.listener.warning(f"round {self.round + 1} is repeated from the last commit: {loss}")
         stepped = time.monotonic()
-        record = self._take(order, joint, step)
-        self.bytes_read += joint.bytes_read
+        record = self._conclude_round(request, result, step)
+        self.bytes_read += result.bytes_read
         record["seconds"] = {
             "total": _rounded(time.monotonic() - started),
-            "workers": {name: _rounded(seconds) for name, seconds in joint.seconds.items()},
+            "workers": {name: _rounded(seconds) for name, seconds in result.seconds.items()},
             "line_search": _rounded(stepped - worked),
         }
         self.directory.append_log(record)
-        self._commit(order)  # the state remembers how long the log is
+        self._commit()  # the state remembers how long the log is
 
-    def _order(self) -> Order:
+    def _request(self) -> RoundRequest:
         training = self.state.phase(TRAIN).size > 0
-        alone = training and self.turns.alone
-        if alone and not self.turns.was_alone:  # several workers know no thresholds for shrinking
+        alone = training and self.schedule.alone
+        if alone and not self.schedule.was_alone:  # several workers know no thresholds for shrinking
             restore(self.state, self.state.phase(TRAIN))
         token = f"{self.round + 1:06d}-{os.urandom(4).hex()}"
         if training:
             (self._folder / token).mkdir()
-        return Order(
+        return RoundRequest(
             token=token,
             committed=self.committed,
             eta=self.eta,
@@ -177,106 +189,104 @@ class RoundLoop:
             n_passes=self.local_passes if training else 1,
             lanes={name: array.copy() for name, array in self.state.lanes.items()},
             # a read at fixed w leaves the shards where they are
-            deal=random_key(self.task.seed, _DEALING, self.round if training else self.dealt),
+            shard_key=random_key(self.task.seed, _DEALING, self.round if training else self.dealt),
             n_workers=1 if alone else None,
         )
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
-    def _step(self, order: Order, joint: Joint) -> _Step:
-        """The step of every lane along the joint direction; 1 for lanes that did not train, and for a partition alone."""
+    def _step(self, engine: Engine, request: RoundRequest, result: RoundResult) -> _Step:
+        """Choose every lane's step along the joint direction; 1 for lanes that did not train, and for a partition alone."""
         n_lanes = self.task.problem.n_lanes
-        trained = order.phase(TRAIN)
-        eta = np.ones(n_lanes)
-        if joint.w is not None or not trained.size:
-            return _Step(eta, None, 0, self.state.lanes["stiffness"])
-        change = joint.change.dense()
-        product = np.zeros(n_lanes)
-        squared = np.zeros(n_lanes)
+        trained = request.phase(TRAIN)
+        sigma_prime = request.lanes["sigma_prime"].copy()
+        if result.w is not None or not trained.size:
+            return _Step(np.ones(n_lanes), None, 0, sigma_prime)
+        change = result.change.dense()
+        product, squared = np.zeros(n_lanes), np.zeros(n_lanes)
         columns = lane_columns(trained, n_lanes, change.shape[1])
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
-        sums = joint.direction
-        k = len(joint.seconds)
-        stiffness = order.lanes["stiffness"].copy()
-        stiffness[trained] = next_stiffness(squared, sums[:, APART], k)[trained]
+        sums, k = result.direction, len(result.seconds)
+        sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k)[trained]
         if line_search_is_closed(self.task.problem):
             eta = quadratic_step(product, squared, sums, k)
             dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
-            return _Step(eta, dual_change, 0, stiffness)
+            return _Step(eta, dual_change, 0, sigma_prime)
         eta, dual_change, count = newton_step(
-            product, squared, sums, k, lambda at: self.engine.slopes(order, at)
+            product, squared, sums, k, lambda at: engine.slopes(request, at)
         )
-        return _Step(eta, dual_change, count, stiffness)
+        return _Step(eta, dual_change, count, sigma_prime)
 
-    def _take(self, order: Order, joint: Joint, step: _Step) -> dict[str, Any]:
-        """Move `w`, and let the rules of a single process judge; returns the line for the log."""
-        state, rule = self.state, self.task.rule
-        n_lanes = self.task.problem.n_lanes
-        trained, certified = order.phase(TRAIN), order.phase(START, CERTIFY)
-        self._move(joint, step, trained, certified)
-        state.totals[:] = joint.totals
-        if not order.n_workers:
-            state.totals[trained, GAP] *= state.lanes["understated"][trained]
+    def _conclude_round(self, request: RoundRequest, result: RoundResult, step: _Step) -> dict[str, Any]:
+        """Move w and decide what each lane does next; returns the line for the log."""
+        state = self.state
+        trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
+        self._move(result, step, trained, certified)
+        state.totals[:] = result.totals
+        if not request.n_workers:
+            state.totals[trained, GAP] *= state.lanes["gap_estimate_factor"][trained]
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
-        state.lanes["restore"][:] = False
-        state.lanes["passes"][trained] += joint.n_passes - 1  # `judge` counts the last one
-        state.lanes["stiffness"][:] = step.stiffness
-        judge(state, rule, self.task.solver, str(self.task.dataset.path))
-        if joint.w is None and not self.turns.was_alone:
-            self._learn_from_failures(certified)
-        if np.isin(state.phase(TRAIN), certified).any():
-            self.turns.certificate_failed(self.local_passes)
-        self._doubt_violations(certified)
-        self.task.solver.end_read(state, trained)
-        reopen(state, rule)
-        state.totals[:] = new_totals(n_lanes)
-        state.read += joint.n_passes
+        state.lanes["passes"][trained] += (
+            result.n_passes - 1
+        )  # the rules of a single process count the last one
+        state.lanes["sigma_prime"][:] = step.sigma_prime
+        self.calibrates = result.w is None and not self.schedule.was_alone
+        self._conclude_read(trained, certified)
+        state.read += result.n_passes
         self.round += 1
         if trained.size:
-            self.committed, self.eta, self.passes_made = order.token, step.eta, joint.n_passes
+            self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
             self.dealt = self.round - 1
-            self.turns.trained(len(joint.seconds), self.local_passes)
+            self.schedule.trained(len(result.seconds), self.local_passes)
         return {
             "round": self.round,
             "read": state.read,
             "kind": "train" if trained.size else "certify",
-            **lane_figures(state, self.task.problem.scale),
+            **self._lane_figures(),
             "eta": _range(step.eta[trained]),
-            "stiffness": _range(order.lanes["stiffness"][trained]),
+            "stiffness": _range(request.lanes["sigma_prime"][trained]),
             "line_search_reductions": step.n_evaluations,
-            "workers": len(joint.seconds),
+            "workers": len(result.seconds),
             "attempts": self.attempts,
-            "bytes_read": joint.bytes_read,
-            "bytes_sent": joint.bytes_sent,
+            "bytes_read": result.bytes_read,
+            "bytes_sent": result.bytes_sent,
         }
 
-    def _move(self, joint: Joint, step: _Step, trained: np.ndarray, certified: np.ndarray) -> None:
+    def _move(self, result: RoundResult, step: _Step, trained: np.ndarray, certified: np.ndarray) -> None:
         state, n_lanes = self.state, self.task.problem.n_lanes
         n_vectors = state.w.shape[1]
-        values = joint.change.dense() if joint.w is None else joint.w
+        values = result.change.dense() if result.w is None else result.w
         columns = lane_columns(certified, n_lanes, n_vectors)
         state.w_alpha[:, columns] = values[:, columns]
         columns = lane_columns(trained, n_lanes, n_vectors)
-        if joint.w is not None:
+        if result.w is not None:
             state.w[:, columns] = values[:, columns]
         else:
             state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]
 
-    def _learn_from_failures(self, certified: np.ndarray) -> None:
-        """The estimate sees the partitions' own progress as if it were the whole: scale it by what a certificate found."""
+    def _review_certificates(self, certified: np.ndarray) -> None:
+        failed = certified[self.state.lanes["phase"][certified] == TRAIN]
+        if self.calibrates:
+            self._calibrate_gap_estimate(failed)
+        if failed.size:
+            self.schedule.certificate_failed(self.local_passes)
+        self._recheck_violation_at_common_w(certified)
+
+    def _calibrate_gap_estimate(self, failed: np.ndarray) -> None:
+        """Scale the estimate by the certified gap: it takes the partitions' own progress for that of the whole."""
         lanes = self.state.lanes
-        for lane in certified[lanes["phase"][certified] == TRAIN]:
+        for lane in failed:
             if lanes["estimate"][lane] > 0:  # not before the first estimate, which is nan
                 factor = lanes["gap"][lane] / lanes["estimate"][lane]
-                lanes["understated"][lane] = np.clip(
-                    lanes["understated"][lane] * factor, 1.0, _MOST_UNDERSTATED
+                lanes["gap_estimate_factor"][lane] = np.clip(
+                    lanes["gap_estimate_factor"][lane] * factor, 1.0, _MAX_GAP_FACTOR
                 )
                 lanes["caution"][lane] = 1.0
 
-    def _doubt_violations(self, certified: np.ndarray) -> None:
-        """A violation that workers saw at their own w decides nothing: only the one certified at the common w does."""
+    def _recheck_violation_at_common_w(self, certified: np.ndarray) -> None:
+        """Reopen lanes whose violation was small at the workers' own w, but is not at the common w."""
         lanes, eps = self.state.lanes, self.task.rule.eps
         if eps is None:
             return
@@ -288,99 +298,76 @@ class RoundLoop:
     # -- the run on disk ----------------------------------------------------------------------------------------------
 
     @property
-    def _folder(self) -> Any:
+    def _folder(self) -> Path:
         return self.directory.path / "dual"
 
-    def _commit(self, order: Order) -> None:
-        arrays = self.state.to_arrays()
-        arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
-        arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.dealt)
-        arrays["turns"] = self.turns.to_array()
-        arrays["seconds"] = np.array(self._seconds())
-        arrays["bytes_read"] = np.array(self.bytes_before + self.bytes_read)
+    def _commit(self) -> None:
         sync_directory(self._folder)
-        self.directory.write_state(arrays)
-        if self.committed == order.token:
-            self._drop_others()
+        self._write_state()
+        self._remove_other_attempts()
 
-    def _take_committed(self) -> None:
-        self._folder.mkdir(exist_ok=True)
-        arrays = self.directory.read_state()
-        if arrays is None:
-            self._begin()
-            self._drop_others()
-            self._commit(Order("", "", self.eta, 0, 0, {}, np.uint64(0)))
-            return
-        try:
-            self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
-            self.round = int(arrays.pop("round"))
-            if "turns" in arrays:  # runs begun before workers took turns have none
-                self.turns = Turns.from_array(arrays.pop("turns"))
-                self.dealt = int(arrays.pop("dealt"))
-            self.seconds_before = float(arrays.pop("seconds"))
-            self.bytes_before = int(arrays.pop("bytes_read"))
-            # runs begun before there was any have none
-            arrays.setdefault("lane_stiffness", self.state.lanes["stiffness"])
-            self.state.take(arrays)
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"
-            ) from None
-        self._drop_others()
-
-    def _begin(self) -> None:
-        """Take the dual variables of another run as the first commit, where one is given."""
-        start, task = self.task.warm_start, self.task
-        if start is None:
-            return
-        layout, dataset = paired_layout(task.solver.layout), task.dataset
-        n_rows = np.diff(dataset.row_start)
-        self.committed = "000000-start"
-        store = SlotStore(self._folder / self.committed, dataset.chunk_part, n_rows, layout.state_bytes)
-        for chunk in range(dataset.n_chunks):
-            alpha = start.chunk_alpha(chunk, int(n_rows[chunk]))
-            active = np.ones((int(n_rows[chunk]), layout.n_flags), dtype=np.uint8)
-            store.save(chunk, [np.hstack([alpha, alpha]), active])
-            self.state.lanes["dual_sum"] += start.dual_terms(chunk, alpha)
-        store.sync()
-        store.close()
-        start.fill_weights(self.state.w)
-        self.state.lanes["phase"][:] = TRAIN
-
-    def _drop_others(self) -> None:
-        """Remove what attempts left behind that were not committed, or have been followed by others."""
+    def _remove_other_attempts(self) -> None:
+        """Remove the folders of attempts that were not committed, or that later commits have replaced."""
         for entry in self._folder.iterdir():
             if entry.name != self.committed:
                 # a worker that was given up may be writing there still
                 shutil.rmtree(entry, ignore_errors=True)
 
-    def _stop_if_requested(self) -> None:
-        signum = self.stop_requested()
-        if signum is not None:
-            raise Interrupted(
-                f"stopped by a signal; 'streamcd resume {self.task.run}' with workers goes on from round {self.round}",
-                signum,
+    def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        for name, on_disk in _NAMES_ON_DISK.items():
+            arrays[on_disk] = arrays.pop(name)
+        arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
+        arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.dealt)
+        arrays["turns"] = self.schedule.to_array()
+
+    def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        # runs begun before there was any have none
+        arrays.setdefault("lane_stiffness", self.state.lanes["sigma_prime"])
+        for name, on_disk in _NAMES_ON_DISK.items():
+            arrays[name] = arrays.pop(on_disk)
+        self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
+        self.round = int(arrays.pop("round"))
+        if "turns" in arrays:  # runs begun before there was a schedule have none
+            self.schedule = RoundSchedule.from_array(arrays.pop("turns"))
+            self.dealt = int(arrays.pop("dealt"))
+
+    def _begin(self) -> None:
+        start, task = self.task.warm_start, self.task
+        if start is not None:  # the other run's dual variables are the first commit
+            layout, dataset = paired_layout(task.solver.layout), task.dataset
+            self.committed = "000000-start"
+            store = SlotStore(
+                self._folder / self.committed,
+                dataset.chunk_part,
+                np.diff(dataset.row_start),
+                layout.state_bytes,
             )
+            self.state.lanes["dual_sum"] += start.write_alpha(store, layout.n_flags, copies=2)
+            store.sync()
+            store.close()
+            start.fill_weights(self.state.w)
+            self.state.lanes["phase"][:] = TRAIN
+        self._commit()
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------------
 
-    def _seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.started
+    def _bytes_read(self) -> int:
+        return self.bytes_before + self.bytes_read
 
-    def _progress(self, order: Order) -> Callable[[int], None]:
-        n_passes = min(order.n_passes, self.passes_made or order.n_passes)
+    def _before_stop(self) -> str:
+        return f"with workers goes on from round {self.round}"
+
+    def _progress(self, request: RoundRequest) -> Callable[[int], None]:
+        n_passes = min(request.n_passes, self.passes_made or request.n_passes)
         total = self.task.dataset.n_entries * n_passes
-        phase = self.task.name + ("round" if order.phase(TRAIN).size else "certify in round")
-        gap = relative_estimate(self.state)
-        note = "" if np.isnan(gap) else f"gap about {gap:.1e}, step {_shown(self.eta)}"
+        phase = f"{'round' if request.phase(TRAIN).size else 'certify in round'} {self.round + 1}"
         done = 0
 
         def visited(n_entries: int) -> None:
             nonlocal done
             self._stop_if_requested()
             done = min(done + n_entries, total)
-            progress = Progress(f"{phase} {self.round + 1}", done, total, "entries", note)
-            self.listener.progress(progress)
+            self._report(phase, done, total, f", step {_shown(self.eta)}")
 
         return visited
 
@@ -389,9 +376,9 @@ def _rounded(seconds: float) -> float:
     return round(seconds, 6)
 
 
-def _range(eta: np.ndarray) -> list[float] | None:
-    """Smallest and largest step of a lane."""
-    return [float(eta.min()), float(eta.max())] if eta.size else None
+def _range(numbers: np.ndarray) -> list[float] | None:
+    """Return the smallest and the largest."""
+    return [float(numbers.min()), float(numbers.max())] if numbers.size else None
 
 
 def _shown(eta: np.ndarray) -> str:
@@ -400,36 +387,38 @@ def _shown(eta: np.ndarray) -> str:
 
 
 def make_round_loop(
-    directory: checkpoint.Run,
+    directory: Run,
     task: Task,
     client: Any,
-    options: Mapping[str, Any],
+    options: RoundOptions,
     method: str,
     memory: int,
     listener: Listener,
     stop_requested: StopRequested | None,
 ) -> RoundLoop:
-    """The loop of a task on the workers of a client (or `Simulation`).
+    """Make the loop of a task on the workers of a client (or `Simulation`).
 
     Parameters
     ----------
-    options : mapping
-        ``local_passes`` and ``worker_timeout`` of the run's configuration.
     memory : int
         Budget of a worker, bytes.
     """
     dataset = task.dataset
-    folder = directory.path.resolve() / "dual"
-    assignment = Assignment(
-        str(dataset.path.resolve()), dataset.fingerprint, str(folder), task.problem, method, task.seed, memory
+    spec = WorkerSpec(
+        dataset=str(dataset.path.resolve()),
+        fingerprint=dataset.fingerprint,
+        folder=str(directory.path.resolve() / "dual"),
+        problem=task.problem,
+        method=method,
+        seed=task.seed,
+        memory=memory,
     )
 
     def make_engine() -> Engine:
         if isinstance(client, Simulation):
-            return SerialEngine(assignment, client.n_workers)
+            return SerialEngine(spec, client.n_workers)
         from .dask_engine import DaskEngine
 
-        entries = shard_entries(dataset)
-        return DaskEngine(client, assignment, entries, listener, options["worker_timeout"], task.run)
+        return DaskEngine(client, spec, shard_entries(dataset), listener, options.worker_timeout, task.run)
 
-    return RoundLoop(directory, task, make_engine, options["local_passes"], listener, stop_requested)
+    return RoundLoop(directory, task, make_engine, options.local_passes, listener, stop_requested)

@@ -1,7 +1,7 @@
-"""A visit of one column that is not in memory as a whole, or whose rows are not: sweep after sweep, piece after piece.
+"""Visits of a column that is not in memory as a whole, or whose rows are not: sweep after sweep, segment after segment.
 
-The same step as `primal_kernels.primal_visit` makes, with the same sums in the same order, so the same bits. It costs a read
-of the column (and of its rows' pages) for the derivatives, one for every trial that a step needs, and one for the move.
+The step is that of `primal_kernels.primal_visit`, with the same sums in the same order, so with the same bits. It costs a
+read of the column (and of its rows' pages) for the derivatives, one for every trial that a step needs, and one for the move.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from . import primal_kernels
 from .arenas import ColumnArena
 from .kernels import N_STEPS, N_VISITED
-from .row_scores import PagedRows, Rows, RowsInMemory, place_of
+from .row_scores import PagedRows, Rows, RowsInMemory, count_before
 
 
 @dataclass(frozen=True)
 class LongColumn:
-    """A column, and what a visit of it needs.
+    """A column and the data that a visit of it needs.
 
     Attributes
     ----------
@@ -47,30 +47,30 @@ class LongColumn:
     loss: int
     totals: np.ndarray
 
-    def pieces(self, *, fresh: bool = False, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Any]]:
-        """All pieces in order: the rows of each, and the arguments with which its kernels begin."""
+    def segments(self, *, fresh: bool = False, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Any]]:
+        """Iterate over all segments in order: the rows of each, and the first arguments of its kernels."""
         row, value = self.arena.row, self.arena.value
         if self.sweep is None:
-            for rows in self.rows.stretches(fresh=fresh, saved=saved):
+            for rows in self.rows.iter_blocks(fresh=fresh, saved=saved):
                 yield rows, (0, rows.score.shape[0], True, row, value, self.bias)
             return
         for n in self.sweep():
             start = 0
-            for rows in self.rows.stretches(int(row[0]), int(row[n - 1]) + 1, fresh=fresh, saved=saved):
-                behind = rows.first + rows.score.shape[0]
-                stop = start + place_of(row[start:n], behind)
+            for rows in self.rows.iter_blocks(int(row[0]), int(row[n - 1]) + 1, fresh=fresh, saved=saved):
+                last = rows.first + rows.score.shape[0]
+                stop = start + count_before(row[start:n], last)
                 row[start:stop] -= rows.first  # the next sweep decodes them again
                 yield rows, (start, stop, False, row, value, self.bias)
                 start = stop
 
 
 def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
-    """One step along the column in every lane of `lanes`; changes w, scores and totals as `primal_kernels.primal_visit`."""
+    """Make one step along the column in every lane of `lanes`; changes w, scores and totals as `primal_visit` does."""
     n_lanes = column.w.size
     sums = np.zeros((n_lanes, 4))
-    for rows, piece in column.pieces():
+    for rows, segment in column.segments():
         primal_kernels.piece_slopes(
-            *piece, *_row_arrays(rows), column.signed, column.loss, begins, lanes, sums
+            *segment, *_row_arrays(rows), column.signed, column.loss, begins, lanes, sums
         )
     steps = np.zeros((n_lanes, 3))
     own = column.ridge * column.w
@@ -79,12 +79,12 @@ def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
     moving = np.flatnonzero(chosen)
     if moving.size:
         column.w[moving] += chosen[moving]
-        for rows, piece in column.pieces(saved=("score",)):
-            primal_kernels.piece_moves(*piece, rows.score.reshape(-1), moving, chosen)
+        for rows, segment in column.segments(saved=("score",)):
+            primal_kernels.piece_moves(*segment, rows.score.reshape(-1), moving, chosen)
 
 
 def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The step that each lane makes, 0 for none, shape (lanes,)."""
+    """Search the step of each lane, 0 for none; shape (lanes,)."""
     chosen = np.zeros(column.w.size)
     gradient, step, free = steps[:, 0], steps[:, 1].copy(), steps[:, 2]
     share = 1.0
@@ -93,9 +93,9 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
         trying = lanes[~accepted]
         if trying.size:
             changes = np.zeros(column.w.size)
-            for rows, piece in column.pieces():
+            for rows, segment in column.segments():
                 primal_kernels.piece_changes(
-                    *piece, *_row_arrays(rows), column.signed, column.loss, trying, step, changes
+                    *segment, *_row_arrays(rows), column.signed, column.loss, trying, step, changes
                 )
             column.totals[trying, N_STEPS] += 1
             accepted = accepted | [
@@ -114,13 +114,13 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
 
 
 def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
-    """What `primal_kernels.primal_certify` does with a column; changes the fresh scores and totals."""
+    """Sum up the column as `primal_kernels.primal_certify` does; changes the fresh scores and totals."""
     sums = np.zeros(column.w.size)
-    for rows, piece in column.pieces(fresh=True, saved=("fresh",)):
+    for rows, segment in column.segments(fresh=True, saved=("fresh",)):
         primal_kernels.piece_dual_sums(
-            *piece, *_row_arrays(rows), column.signed, column.loss, side, lanes, sums
+            *segment, *_row_arrays(rows), column.signed, column.loss, side, lanes, sums
         )
-        primal_kernels.piece_moves(*piece, rows.fresh.reshape(-1), lanes, column.w)
+        primal_kernels.piece_moves(*segment, rows.fresh.reshape(-1), lanes, column.w)
     column.totals[lanes, N_VISITED] += 1
     if column.ridge:
         primal_kernels.tell_differences(column.w, sums, lanes, column.totals)

@@ -103,10 +103,10 @@ class PrimalSolver:
         rows = self._rows(state)
         for places, column in self._runs(window, state, order):
             if column is not None:
-                rows.take_back(("fresh",))
+                rows.store(("fresh",))
                 long_columns.certify(column, _sides(state), lanes)
                 continue
-            held = rows.bring(window, fresh=True)
+            held = rows.load(window, fresh=True)
             primal_kernels.primal_certify(
                 *self._columns(window, state, places),
                 held.score.reshape(-1),
@@ -118,17 +118,17 @@ class PrimalSolver:
                 held.fresh.reshape(-1),
                 state.totals,
             )
-        rows.take_back(("fresh",))
+        rows.store(("fresh",))
 
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = self._rows(state)
         begins = np.isnan(state.lanes["start_norm"])
         for places, column in self._runs(window, state, order):
             if column is not None:
-                rows.take_back(("score",))
+                rows.store(("score",))
                 long_columns.train(column, begins, lanes)
                 continue
-            held = rows.bring(window, fresh=False)
+            held = rows.load(window, fresh=False)
             primal_kernels.primal_visit(
                 *self._columns(window, state, places),
                 held.score.reshape(-1),
@@ -139,7 +139,7 @@ class PrimalSolver:
                 lanes,
                 state.totals,
             )
-        rows.take_back(("score",))
+        rows.store(("score",))
 
     def places(self, window: Window, order: np.ndarray) -> np.ndarray:
         """Places of all columns of a window, the bias among them in one window of a read, in the front of `order`."""
@@ -171,7 +171,7 @@ class PrimalSolver:
         """
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, 5))
-        for rows in self._rows(state).stretches(fresh=True) if lanes.size else ():
+        for rows in self._rows(state).iter_blocks(fresh=True) if lanes.size else ():
             primal_kernels.row_terms(
                 rows.score.reshape(-1),
                 rows.fresh.reshape(-1),
@@ -204,9 +204,9 @@ class PrimalSolver:
         scale = start * self._smaller_side()
         return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
 
-    def settle(self, state: State, lane: int) -> None:
+    def adopt_certified_w(self, state: State, lane: int) -> None:
         """Go on from the scores that the read at fixed w has computed."""
-        for rows in self._rows(state).stretches(fresh=True, saved=("score",)):
+        for rows in self._rows(state).iter_blocks(fresh=True, saved=("score",)):
             rows.score[:, lane] = rows.fresh[:, lane]
 
     def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
@@ -214,7 +214,7 @@ class PrimalSolver:
         if self._losses is None:  # of all lanes in one walk; until scores change
             n_lanes = self.problem.n_lanes
             sums, side, lanes = np.zeros((n_lanes, 5)), np.ones((2, n_lanes)), np.arange(n_lanes)
-            for rows in self._rows(state).stretches():
+            for rows in self._rows(state).iter_blocks():
                 score = rows.score.reshape(-1)
                 constants = (rows.kind, rows.weight, self._signed)
                 primal_kernels.row_terms(
@@ -233,7 +233,7 @@ class PrimalSolver:
         kept = self._rows(state)
         kept.begin_certificates()
         sums = np.zeros((2, self.problem.n_lanes))
-        for rows in kept.stretches(saved=("fresh",)):
+        for rows in kept.iter_blocks(saved=("fresh",)):
             rows.fresh[:, lanes] = 0.0
             primal_kernels.side_sums(
                 rows.score.reshape(-1),

@@ -19,8 +19,8 @@ def random_key(*parts: int) -> np.uint64:
     return np.uint64(key)
 
 
-def deal_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
-    """The fold of rows, by a hash of the seed and their place in the source; uint8."""
+def assign_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
+    """Assign rows to folds by a hash of the seed and their row in the source; uint8."""
     key = source.astype(np.uint64) ^ random_key(seed, n_folds)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)

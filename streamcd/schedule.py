@@ -1,10 +1,11 @@
-"""Whose turn it is in a distributed training: all workers together, or one of them alone.
+"""The schedule of a distributed training: joint rounds of all workers, alternating with passes of one worker alone.
 
-Rounds of several workers have the optimum's dual long before its w: each steps as if the others stood still, and where the
-loss has a kink (hinge) the errors of w that this leaves weigh in the primal in full. One worker alone makes the passes of a
-single process, of which one may do (imdb, hinge, 4 workers: after 99 rounds it took the gap from 6.7e-5 to 7.9e-6). Which
-of the two is faster from a point on cannot be known, so after a certificate has failed, or when what converges well would
-be done, half of the time goes to each, in turns that grow: from there about twice what the better one takes.
+Joint rounds reach the optimum of the dual long before that of w: each worker steps as if the others stood still, and where
+the loss has a kink (hinge) the errors that this leaves in w weigh in the primal in full. One worker alone makes the passes
+of a single process, of which one can be enough (imdb, hinge, 4 workers: after 99 rounds it took the gap from 6.7e-5 to
+7.9e-6). Which of the two is faster from a point on cannot be known. So after a certificate has failed, or after more rounds
+than training takes that converges well, each gets half of the time, in turns that grow: from there the training takes about
+twice as long as the better of the two alone.
 """
 
 from __future__ import annotations
@@ -13,33 +14,33 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-_PATIENCE = 128
-"""Rounds of all workers before the first turn of one: 1e-3 took 2 to 103 for most sets and losses (docs/cluster.md)."""
+ROUNDS_BEFORE_SOLO = 128
+"""Joint rounds before the first solo turn: 1e-3 took 2 to 103 for most sets and losses (docs/cluster.md)."""
 
-_WARRANT = 4
-"""Reads of all data in whose time all workers have come to no certificate before: the first turn is short beside it."""
+MIN_JOINT_PASSES = 4
+"""Joint rounds take at least the time of so many solo passes before the first solo turn, which is short beside them."""
 
 
 @dataclass
-class Turns:
-    """The turns of one training.
+class RoundSchedule:
+    """Turns of one training.
 
     Attributes
     ----------
     rounds : int
-        Of all workers, before the first turn.
+        Joint rounds before the first solo turn.
     failed : bool
         Whether a certificate has failed in them.
     passes : int
-        Reads of all data that one turn takes the time of; 0 before there are turns.
+        Length of a turn, in reads of all data by one worker; 0 before the first solo turn.
     alone : bool
-        Whether it is one worker's turn.
+        Whether the current turn is a solo turn.
     left : int
-        Rounds left of the turn.
+        Rounds left in the turn.
     n_together : int
-        Workers in the last round of several; 1 where there was none.
+        Workers in the last joint round; 1 where there was none.
     was_alone : bool
-        Whether the last round was a turn of one worker.
+        Whether the last round was part of a solo turn.
     """
 
     rounds: int = 0
@@ -51,22 +52,22 @@ class Turns:
     was_alone: bool = False
 
     @classmethod
-    def from_array(cls, array: np.ndarray) -> Turns:
-        """As `to_array` gave it."""
+    def from_array(cls, array: np.ndarray) -> RoundSchedule:
+        """Restore what `to_array` returned."""
         rounds, failed, passes, alone, left, n_together, was_alone = array.tolist()
         return cls(rounds, bool(failed), passes, bool(alone), left, n_together, bool(was_alone))
 
     def to_array(self) -> np.ndarray:
-        """For a checkpoint."""
+        """Pack the schedule for a checkpoint."""
         return np.array(astuple(self), dtype=np.int64)
 
     def certificate_failed(self, local_passes: int) -> None:
-        """Begin to take turns soon, if that has not begun."""
+        """Begin solo turns soon, if they have not begun."""
         self.failed = True
         self._begin_if_due(local_passes)
 
     def trained(self, n_workers: int, local_passes: int) -> None:
-        """Count a round of so many workers."""
+        """Count a training round of `n_workers`."""
         self.was_alone = self.alone
         if not self.alone:
             self.n_together = n_workers
@@ -80,15 +81,15 @@ class Turns:
         self.alone = not self.alone
         if self.alone:
             self.passes *= 2
-        self.left = self.passes if self.alone else self._rounds_in(self.passes, local_passes)
+        self.left = self.passes if self.alone else self._joint_rounds(self.passes, local_passes)
 
     def _begin_if_due(self, local_passes: int) -> None:
-        patience = self._rounds_in(_WARRANT, local_passes)
-        due = self.rounds >= (patience if self.failed else max(patience, _PATIENCE))
+        least = self._joint_rounds(MIN_JOINT_PASSES, local_passes)
+        due = self.rounds >= (least if self.failed else max(least, ROUNDS_BEFORE_SOLO))
         if due and not self.passes and self.n_together > 1:
             self.passes = self.left = 1
             self.alone = True
 
-    def _rounds_in(self, passes: int, local_passes: int) -> int:
-        """Rounds of all workers in the time that one worker takes for passes over all data."""
+    def _joint_rounds(self, passes: int, local_passes: int) -> int:
+        """Return the joint rounds that take as long as `passes` solo passes over all data."""
         return -(-passes * self.n_together // local_passes)

@@ -1,6 +1,5 @@
 """Dual variables and active flags of every chunk on disk, in two slots a chunk.
 
-
 A slot to which the last durable checkpoint points is never overwritten. The first save of a chunk after a checkpoint goes
 to its other slot, later ones rewrite that one; a checkpoint syncs what was written and then replaces ``state.npz``, whose
 slot bits point to it.
@@ -18,24 +17,24 @@ import numpy as np
 from .errors import CheckpointError
 from .parquet import sync_directory
 
-NO_SLOT = 2  # a chunk that was never saved; its rows start from the solver's initial values
+NO_SLOT = 2  # of a chunk that was never saved: its rows start from the solver's initial values
 
 _HEADER_BYTES = 16  # checksum, chunk, zeros
 
 
 class SlotStore:
-    """Dual variables and active flags of every chunk, in a file per shard with two slots a chunk.
+    """Store of the dual variables and active flags of every chunk, in a file per shard with two slots a chunk.
 
     Parameters
     ----------
     folder : Path
-        Made where it is not there.
-    chunk_part : ndarray of int, shape (n_chunks,)
+        Created where it does not exist.
+    chunk_shard : ndarray of int, shape (n_chunks,)
         The shard of each chunk.
     n_rows : ndarray of int, shape (n_chunks,)
         Rows of each chunk.
     row_bytes : int
-        Bytes that a row's state takes.
+        Bytes of a row's state.
 
     Attributes
     ----------
@@ -45,14 +44,14 @@ class SlotStore:
         Bytes read so far.
     """
 
-    def __init__(self, folder: Path, chunk_part: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
+    def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
         self._folder = folder
-        self._part = chunk_part
+        self._shard = chunk_shard
         self._slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
-        # chunks come part after part, so an offset is what precedes the chunk, less what precedes its part
+        # chunks come shard after shard, so an offset is what precedes the chunk, less what precedes its shard
         self._offset = np.cumsum(2 * self._slot_bytes) - 2 * self._slot_bytes
-        self._offset -= self._offset[np.searchsorted(chunk_part, chunk_part)]
-        self.current = np.full(chunk_part.size, NO_SLOT, dtype=np.uint8)
+        self._offset -= self._offset[np.searchsorted(chunk_shard, chunk_shard)]
+        self.current = np.full(chunk_shard.size, NO_SLOT, dtype=np.uint8)
         self._durable = self.current.copy()
         self._files: dict[int, int] = {}
         self._unsynced: set[int] = set()
@@ -61,14 +60,14 @@ class SlotStore:
 
     def allocate(self) -> None:
         """Claim the disk space of all slots now, so that a disk too small is found before any work."""
-        last = np.searchsorted(self._part, np.unique(self._part), side="right") - 1
+        last = np.searchsorted(self._shard, np.unique(self._shard), side="right") - 1
         for chunk in last.tolist():
             size = int(self._offset[chunk] + 2 * self._slot_bytes[chunk])
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._open(chunk), 0, size)
 
     def restore(self, current: np.ndarray) -> None:
-        """Take the slot bits of a checkpoint."""
+        """Restore the slot bits of a checkpoint."""
         self.current = current.copy()
         self._durable = current.copy()
 
@@ -98,7 +97,7 @@ class SlotStore:
             or data[4:12] != chunk.to_bytes(8, "little")
         ):
             raise CheckpointError(
-                f"{self._path(int(self._part[chunk]))}: the state of chunk {chunk} is damaged or truncated; "
+                f"{self._path(int(self._shard[chunk]))}: the state of chunk {chunk} is damaged or truncated; "
                 "restore the run directory from a copy, or train again with --force"
             )
         start = _HEADER_BYTES
@@ -116,17 +115,17 @@ class SlotStore:
         body: list[bytes | memoryview] = [chunk.to_bytes(8, "little") + bytes(_HEADER_BYTES - 12)]
         body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
         checksum = 0
-        for piece in body:
-            checksum = zlib.crc32(piece, checksum)
-        pieces = [checksum.to_bytes(4, "little"), *body]
-        assert sum(len(piece) for piece in pieces) == size
-        _write_all(self._open(chunk), pieces, int(self._offset[chunk]) + int(self.current[chunk]) * size)
-        self._unsynced.add(int(self._part[chunk]))
+        for buffer in body:
+            checksum = zlib.crc32(buffer, checksum)
+        buffers = [checksum.to_bytes(4, "little"), *body]
+        assert sum(len(buffer) for buffer in buffers) == size
+        _write_all(self._open(chunk), buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
+        self._unsynced.add(int(self._shard[chunk]))
 
     def sync(self) -> None:
-        """Make all that was saved durable."""
-        for part in sorted(self._unsynced):
-            os.fsync(self._files[part] if part in self._files else self._open_part(part))
+        """Make durable everything that was saved."""
+        for shard in sorted(self._unsynced):
+            os.fsync(self._open_shard(shard))
         sync_directory(self._folder)
         self._unsynced.clear()
 
@@ -140,23 +139,25 @@ class SlotStore:
             os.close(descriptor)
         self._files.clear()
 
-    def _path(self, part: int) -> Path:
-        return self._folder / f"part-{part:05d}.bin"
+    def _path(self, shard: int) -> Path:
+        return self._folder / f"part-{shard:05d}.bin"
 
     def _open(self, chunk: int) -> int:
-        return self._open_part(int(self._part[chunk]))
+        return self._open_shard(int(self._shard[chunk]))
 
-    def _open_part(self, part: int) -> int:
-        if part not in self._files:
+    def _open_shard(self, shard: int) -> int:
+        if shard not in self._files:
             if len(self._files) >= 256:
                 os.close(self._files.pop(next(iter(self._files))))
-            self._files[part] = os.open(self._path(part), os.O_RDWR | os.O_CREAT, 0o644)
-        return self._files[part]
+            self._files[shard] = os.open(self._path(shard), os.O_RDWR | os.O_CREAT, 0o644)
+        return self._files[shard]
 
 
-def _write_all(descriptor: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
-    written = os.pwritev(descriptor, pieces, offset)
-    data = memoryview(b"".join(pieces))[written:] if written < sum(len(piece) for piece in pieces) else b""
+def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+    written = os.pwritev(descriptor, buffers, offset)
+    data = (
+        memoryview(b"".join(buffers))[written:] if written < sum(len(buffer) for buffer in buffers) else b""
+    )
     while len(data):  # a short write: the disk is nearly full, the next one says so
         count = os.pwrite(descriptor, data, offset + written)
         written, data = written + count, data[count:]

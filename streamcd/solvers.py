@@ -75,7 +75,7 @@ class State:
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
-    def take(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Become what `to_arrays` gave, in place; `KeyError` where some of it is missing."""
         kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
         if missing := kept.difference(arrays):
@@ -184,7 +184,7 @@ class Solver(Protocol):
         """LIBLINEAR's measure of how far each lane is from the optimum, from the sums of a read that ends."""
         ...
 
-    def settle(self, state: State, lane: int) -> None:
+    def adopt_certified_w(self, state: State, lane: int) -> None:
         """Replace what drifts while a lane trains by what the read at fixed w has summed up."""
         ...
 
@@ -212,7 +212,7 @@ class _RowSolver:
         """See `violation`."""
         return violation(state.totals)
 
-    def settle(self, state: State, lane: int) -> None:
+    def adopt_certified_w(self, state: State, lane: int) -> None:
         """Go on from the w that alpha gives."""
         width = state.w.shape[1] // state.lanes["phase"].size
         columns = slice(lane * width, (lane + 1) * width)
@@ -527,7 +527,7 @@ def row_arrays(arena: RowArena) -> tuple[np.ndarray, ...]:
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
     """Places of all rows of a window as they lie, in the front of `order`."""
     n = 0
-    for _, start, stop in window.pieces():
+    for _, start, stop in window.chunk_ranges():
         order[n : n + stop - start] = np.arange(start, stop)
         n += stop - start
     return order[:n]

@@ -1,4 +1,9 @@
-"""Windows of a dataset, read after read, the next one read ahead into reused arenas while one is trained on."""
+"""Windows of a dataset, read after read, the next one read ahead into reused arenas while one is trained on.
+
+The order of a read is a pure function of (seed, read). A window holds many small chunks, and the items of all of them are
+mixed inside it: measured on real text, this converges as a full random permutation of the rows does (blocks of neighbouring
+rows do not), and costs no random access to the disk.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +29,20 @@ _ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the
 
 @dataclass(frozen=True)
 class Window:
-    """Chunks that are in memory at one time.
+    """Chunks in memory at one time.
 
     Attributes
     ----------
     read, number, count : int
-        The read it belongs to, its place in it, and of how many.
+        The read it belongs to, its number there, and the number of windows of the read.
     chunks : ndarray of int64
     arena : RowArena or ColumnArena
     start, stop : ndarray of int64, shape (chunks,)
-        Where in the arena each chunk's items are.
+        Each chunk's items in the arena.
     n_entries : int
     sweep : callable, or None
-        Of a window that holds one feature with more entries than the arena, and none of them yet: brings all of them, in
-        order, so many at a time to the front of the arena, and yields how many these are.
+        Of a window of one feature with more entries than the arena, which holds none of them yet: loads all of them, in
+        order, a part at a time, to the front of the arena, and yields the number of each part.
     """
 
     read: int
@@ -50,13 +55,13 @@ class Window:
     n_entries: int
     sweep: Callable[[], Iterator[int]] | None = None
 
-    def pieces(self) -> Iterator[tuple[int, int, int]]:
-        """Each chunk with the start and stop of its items in the arena."""
+    def chunk_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Iterate over the chunks, each with the start and stop of its items in the arena."""
         return zip(self.chunks.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
 
 
 class Stream:
-    """Windows of a dataset, read after read, the next one decoded by another thread while one is trained on.
+    """Reader of windows, which decodes the next one in another thread while one is trained on.
 
     Parameters
     ----------
@@ -66,23 +71,15 @@ class Stream:
     layout : Layout
     seed : int
     n_folds : int
-        Deal the rows to so many folds (`deal_folds`); 0 for none.
+        Folds to which the rows are assigned (`assign_folds`); 0 for none.
 
     Attributes
     ----------
     bytes_read : int
-        Bytes asked of the dataset's files so far.
+        Bytes read from the dataset's files so far.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        plan: Plan,
-        layout: Layout,
-        seed: int,
-        *,
-        n_folds: int = 0,
-    ) -> None:
+    def __init__(self, dataset: Dataset, plan: Plan, layout: Layout, seed: int, *, n_folds: int = 0) -> None:
         if dataset.classes is None:
             raise UsageError(f"{dataset.path}: the labels take too many values to be classes")
         self.plan, self.seed = plan, seed
@@ -106,29 +103,28 @@ class Stream:
 
     @property
     def read_seconds(self) -> float:
-        """Seconds that the reading thread was at work."""
+        """Working time of the reading thread."""
         return self._loader.seconds
 
     @property
     def largest_window_items(self) -> int:
-        """Items that a window may hold."""
+        """Largest number of items in a window."""
         return self.table.n_items if self.plan.resident else window_size(self.table, self.plan)[0]
 
     def n_windows(self, read: int) -> int:
-        """Number of windows of a read."""
+        """Count the windows of a read."""
         return len(self._windows(read))
 
     def windows(self, read: int, first: int = 0, *, verify: bool = False) -> Iterator[Window]:
-        """The windows of one read, from number `first` on; what one holds is overwritten once the next has been taken.
+        """Iterate over the windows of one read from number `first` on; taking one may overwrite the one before.
 
         Parameters
         ----------
         read : int
-            Number of the read; the order is a function of (seed, read).
+            The order is a function of (seed, read).
         first : int
-            Window to begin with.
         verify : bool
-            Check the checksums of all pages; else those of chunks that this process has not read before.
+            Check the checksums of all pages; by default only those of chunks that this process has not read before.
         """
         count = self.n_windows(read)
         for number in range(first, count):
@@ -188,7 +184,7 @@ class Stream:
         if self._ahead is not None:
             self._ahead[1].get()
             self._ahead = None
-            # its arena is free again; the other one may still be in the caller's hands
+            # its arena is free again; the caller may still use the other one
             self._next_arena = (self._next_arena - 1) % len(self._arenas)
 
     def _work(self) -> None:
@@ -224,7 +220,7 @@ class Stream:
         return Window(read, number, count, chunks, arena, starts, starts + items, n_entries, sweep)
 
     def _sweep(self, arena: Any, chunks: np.ndarray, verify: bool) -> Iterator[int]:
-        """See `Window.sweep`. The reading thread does it, behind the window that it reads ahead into the other arena."""
+        """See `Window.sweep`; by the reading thread, after the window that it reads ahead into the other arena."""
         entries = np.diff(self.table.entry_start)[chunks]
         start = 0
         while start < chunks.size:
@@ -234,9 +230,9 @@ class Stream:
 
             def load(part: slice = slice(start, stop)) -> int:
                 self._loader.expect(chunks[part.start : 2 * part.stop - part.start])
-                places = np.cumsum(entries[part]) - entries[part]
-                for chunk, place in zip(chunks[part].tolist(), places.tolist(), strict=True):
-                    self._loader.load(arena, chunk, 0, place, verify)
+                offsets = np.cumsum(entries[part]) - entries[part]
+                for chunk, offset in zip(chunks[part].tolist(), offsets.tolist(), strict=True):
+                    self._loader.load(arena, chunk, 0, offset, verify)
                 return int(entries[part].sum())
 
             self._tasks.put((load, reply))
@@ -249,8 +245,8 @@ class Stream:
     def _load(self, arena: Any, chunks: np.ndarray, hint: np.ndarray, verify: bool) -> tuple[np.ndarray, int]:
         entries = np.diff(self.table.entry_start)[chunks]
         if self._resident is not None:
-            item_starts, entry_starts, missing = self._resident.places(chunks)
-            hint = hint[self._resident.places(hint)[2]]
+            item_starts, entry_starts, missing = self._resident.find(chunks)
+            hint = hint[self._resident.find(hint)[2]]
         else:
             items = np.diff(self.table.item_start)[chunks]
             item_starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
@@ -259,10 +255,8 @@ class Stream:
             self._loader.expect(chunks[missing])
         self._loader.expect(hint)
         self._hinted = hint
-        for place in np.flatnonzero(missing).tolist():
-            self._loader.load(
-                arena, int(chunks[place]), int(item_starts[place]), int(entry_starts[place]), verify
-            )
+        for i in np.flatnonzero(missing).tolist():
+            self._loader.load(arena, int(chunks[i]), int(item_starts[i]), int(entry_starts[i]), verify)
         if self._resident is not None:
             self._resident.mark(chunks)
         return item_starts, int(entries.sum())
@@ -275,13 +269,13 @@ def _make_arenas(table: Table, plan: Plan, layout: Layout) -> list[Any]:
 
 
 class _ResidentMap:
-    """Where each chunk lives in the one arena of resident data, and which are there already."""
+    """Map of the one arena of resident data: offsets of the chunks, and which are loaded."""
 
     def __init__(self, table: Table) -> None:
         self._item_start, self._entry_start = table.item_start, table.entry_start
         self._loaded = np.zeros(table.n_chunks, dtype=bool)
 
-    def places(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def find(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self._item_start[chunks], self._entry_start[chunks], ~self._loaded[chunks]
 
     def mark(self, chunks: np.ndarray) -> None:
@@ -289,11 +283,11 @@ class _ResidentMap:
 
 
 class _Loader:
-    """Decodes chunks into an arena, those to come being read ahead.
+    """Decoder of chunks into an arena, which reads ahead those to come.
 
-    Where the page cache can hold the data, ahead means into the page cache, and later reads cost no disk; measured twice as
-    fast as plain reads where the disk is cold. Where it cannot, ahead means past it (`readahead`): waiting for the disk fell
-    from 0.25-0.53 to 0.06-0.28 s of passes of 1.1-1.5 s (100 M entries, a cap of 400 MB, alternate runs).
+    Where the page cache can hold the data, they are read into it, and later reads cost no disk; measured twice as fast as
+    plain reads where the disk is cold. Where it cannot, they are read past it (`readahead`): waiting for the disk fell from
+    0.25-0.53 to 0.06-0.28 s of passes of 1.1-1.5 s (100 M entries, a cap of 400 MB, alternate runs).
     """
 
     def __init__(self, table: Table, decode: Decoder) -> None:
@@ -305,12 +299,12 @@ class _Loader:
             table.read_directly()
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
-        """Say which chunks will be loaded, in this order."""
+        """Announce the chunks that will be loaded, in this order."""
         for chunk in chunks:
             self._table.expect(int(chunk))
 
     def load(self, arena: Any, chunk: int, item_start: int, entry_start: int, verify: bool) -> None:
-        """Decode a chunk to its place in the arena."""
+        """Decode a chunk into the arena, its items and entries from these offsets on."""
         started = time.monotonic()
         self._decode(arena, chunk, item_start, entry_start, verify or not self._seen[chunk])
         self._seen[chunk] = True
@@ -319,7 +313,7 @@ class _Loader:
 
 
 def _page_cache_too_small(table: Table) -> bool:
-    """Whether the page cache cannot hold the data; changes speed alone, never results."""
+    """Return whether the page cache cannot hold the data; affects speed alone, never results."""
     return table.bytes_on_disk() > 0.6 * page_cache_room()
 
 
@@ -328,35 +322,33 @@ def _page_cache_too_small(table: Table) -> bool:
 
 
 def chunk_order(table: Table, units: np.ndarray, seed: int, read: int) -> np.ndarray:
-    """A random order of units (chunks, or chunks that belong together) as a function of (seed, read).
+    """Draw a random order of units (chunks, or chunks that belong together) as a function of (seed, read).
 
-    Where parts outnumber the footers kept open, random groups of parts come one after another, and the units of a group
-    are mixed; the groups are new in every read.
+    Where shards outnumber the footers kept open, random groups of shards follow one another, and the units of a group are
+    mixed; the groups are new in every read.
     """
     key = random_key(seed, read, _ORDER_OF_CHUNKS)
     if table.n_shards <= MAX_OPEN_PARTS:
         order = units.copy()
         shuffle(order, key)
         return order
-    parts = np.arange(table.n_shards)
-    shuffle(parts, key)
-    rank = np.empty_like(parts)
-    rank[parts] = np.arange(parts.size)
+    shards = np.arange(table.n_shards)
+    shuffle(shards, key)
+    rank = np.empty_like(shards)
+    rank[shards] = np.arange(shards.size)
     group = rank[table.chunk_part[unit_start(table)[units]]] // MAX_OPEN_PARTS
-    pieces = []
-    for number in range(int(group.max(initial=-1)) + 1):
-        piece = units[group == number]
-        shuffle(piece, random_key(seed, read, _ORDER_OF_CHUNKS, number))
-        pieces.append(piece)
-    return np.concatenate(pieces)
+    groups = [units[group == number] for number in range(int(group.max(initial=-1)) + 1)]
+    for number, members in enumerate(groups):
+        shuffle(members, random_key(seed, read, _ORDER_OF_CHUNKS, number))
+    return np.concatenate(groups)
 
 
 def cut_windows(table: Table, order: np.ndarray, plan: Plan) -> list[np.ndarray]:
-    """Cut an order of units into windows that the plan's arenas can hold; gives their chunks."""
+    """Cut an order of units into windows that the plan's arenas can hold; returns the chunks of each."""
     starts = unit_start(table)
-    first, behind = starts[order], starts[order + 1]
-    entry_sum = np.cumsum(table.entry_start[behind] - table.entry_start[first])
-    item_sum = np.cumsum(table.item_start[behind] - table.item_start[first])
+    first, last = starts[order], starts[order + 1]
+    entry_sum = np.cumsum(table.entry_start[last] - table.entry_start[first])
+    item_sum = np.cumsum(table.item_start[last] - table.item_start[first])
     windows = []
     start = 0
     while start < order.size:
@@ -370,7 +362,7 @@ def cut_windows(table: Table, order: np.ndarray, plan: Plan) -> list[np.ndarray]
         if table.unit_start is None:
             windows.append(order[start:stop])
         else:
-            pieces = zip(first[start:stop].tolist(), behind[start:stop].tolist(), strict=True)
-            windows.append(np.concatenate([np.arange(*piece) for piece in pieces]))
+            bounds = zip(first[start:stop].tolist(), last[start:stop].tolist(), strict=True)
+            windows.append(np.concatenate([np.arange(*unit) for unit in bounds]))
         start = stop
     return windows or [order]  # a window without chunks, where the bias is all there is to train

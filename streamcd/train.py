@@ -10,7 +10,7 @@ import numpy as np
 
 from . import checkpoint
 from .advice import chosen_method
-from .cluster_loop import RoundLoop, make_round_loop
+from .cluster_loop import RoundLoop, RoundOptions, make_round_loop
 from .conditioning import advice
 from .configuration import make_config, refuse_existing
 from .dataset import Dataset, open_dataset
@@ -206,7 +206,7 @@ def train_groups(
                 part,
                 task,
                 client,
-                config["rounds"],
+                RoundOptions(config["rounds"]["local_passes"], config["rounds"]["worker_timeout"]),
                 config["options"]["method"],
                 memory,
                 listener,

@@ -188,7 +188,9 @@ def _score(
         layout, plan = make_solver(lanes, config["options"], dataset).layout, Plan(**config["plan"])
         if not isinstance(layout, RowLayout):  # rows are scored, whatever was trained on
             layout = RowLayout(0, 0)
-            plan = make_plan(dataset, config["memory"], 2 * arrays["w"].nbytes + 4 * _SCORE_BYTES, layout)
+            plan = make_plan(
+                dataset, config["memory"], layout, {"weights": 2 * arrays["w"].nbytes + 4 * _SCORE_BYTES}
+            )
         with Stream(dataset, plan, layout, config["options"]["seed"], n_folds=problem.n_folds) as stream:
             done = 0
             for window in stream.windows(0):
@@ -207,7 +209,7 @@ def _row_blocks(window: Window, n_columns: int) -> list[tuple[int, int]]:
     rows = max(1, _SCORE_BYTES // (8 * n_columns))
     return [
         (first, min(first + rows, stop))
-        for _, start, stop in window.pieces()
+        for _, start, stop in window.chunk_ranges()
         for first in range(start, stop, rows)
     ]
 

@@ -358,12 +358,12 @@ def test_stopped_and_resumed_with_the_same_workers_gives_the_same_bits(
 class _Flaky(SerialEngine):
     """Loses its workers in the middle of every third round, after they wrote candidates."""
 
-    def round(self, order: Any, w: np.ndarray, progress: Callable[[int], None]) -> Any:
+    def round(self, request: Any, w: np.ndarray, progress: Callable[[int], None]) -> Any:
         self.calls = getattr(self, "calls", 0) + 1
-        joint = super().round(order, w, progress)
+        result = super().round(request, w, progress)
         if self.calls % 3 == 0:
             raise WorkersLost("pulled the plug")
-        return joint
+        return result
 
 
 def test_a_round_that_is_lost_leaves_no_trace(
@@ -436,8 +436,8 @@ def test_dask_takes_turns_as_the_simulation_does(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of all, passes of one worker, certificates of all."""
-    monkeypatch.setattr("streamcd.schedule._PATIENCE", 3)
-    monkeypatch.setattr("streamcd.schedule._WARRANT", 1)
+    monkeypatch.setattr("streamcd.schedule.ROUNDS_BEFORE_SOLO", 3)
+    monkeypatch.setattr("streamcd.schedule.MIN_JOINT_PASSES", 1)
     options: dict[str, Any] = {"loss": "hinge", "max_passes": 20, "tol": 1e-9}
     streamcd.train(data, tmp_path / "dask", client=client, **options)
     streamcd.train(data, tmp_path / "made", client=Simulation(2), **options)
@@ -553,11 +553,11 @@ def test_two_sessions_on_the_same_workers_do_not_disturb_each_other(
         assert {record["attempts"] for record in log(tmp_path / loss)} == {1}
 
 
-def desks(client: Any) -> list[str]:
+def sessions(client: Any) -> list[str]:
     return [
         name
         for found in client.run(
-            lambda dask_worker: list(vars(dask_worker).get("_streamcd_desks", ()))
+            lambda dask_worker: list(vars(dask_worker).get("_streamcd_sessions", ()))
         ).values()
         for name in found
     ]
@@ -570,12 +570,12 @@ def test_a_session_that_was_killed_leaves_no_partition_behind(
     from streamcd.dask_engine import DaskEngine
 
     monkeypatch.setattr(DaskEngine, "close", lambda self: None)  # as a client that is killed
-    before = set(desks(client))
+    before = set(sessions(client))
     streamcd.train(data, tmp_path / "run", loss="hinge", client=client, max_passes=3)
-    left = set(desks(client)) - before
+    left = set(sessions(client)) - before
     assert left
     streamcd.train(data, tmp_path / "run", loss="log_loss", client=client, max_passes=3, force=True)
-    assert not left & set(desks(client))
+    assert not left & set(sessions(client))
     streamcd.train(data, tmp_path / "made", loss="log_loss", client=Simulation(2), max_passes=3)
     assert (weights(tmp_path / "run") == weights(tmp_path / "made")).all()
 
@@ -589,7 +589,7 @@ def test_workers_that_lost_w_are_sent_the_whole(client: Any, tmp_path: Path) -> 
 
     def forget() -> int | None:
         if not struck and (run / "log.jsonl").exists() and len(log(run)) == 3:
-            struck.append(client.run(lambda dask_worker: dask_worker._streamcd_desks.clear()))
+            struck.append(client.run(lambda dask_worker: dask_worker._streamcd_sessions.clear()))
         return None
 
     streamcd.train(data, run, client=client, max_passes=8, tol=1e-9, stop_requested=forget)

@@ -16,7 +16,7 @@ import streamcd
 from streamcd import configuration
 from streamcd.errors import ModelError, UsageError
 from streamcd.problems import make_problem
-from streamcd.randomness import deal_folds
+from streamcd.randomness import assign_folds
 from streamcd.train import train
 from streamcd.training_options import read_code
 from streamcd.tune import tune
@@ -188,11 +188,11 @@ def test_a_warm_start_refuses_what_it_cannot_continue(tmp_path: Path) -> None:
 
 
 def test_folds_are_dealt_by_the_place_in_the_source_evenly() -> None:
-    fold = deal_folds(np.arange(100_000), 0, 5)
+    fold = assign_folds(np.arange(100_000), 0, 5)
     assert np.bincount(fold, minlength=5) == pytest.approx(20_000, rel=0.03)
-    assert (deal_folds(np.arange(100_000), 1, 5) != fold).mean() > 0.7
+    assert (assign_folds(np.arange(100_000), 1, 5) != fold).mean() > 0.7
     shuffled = np.random.default_rng(0).permutation(100_000)
-    np.testing.assert_array_equal(deal_folds(shuffled, 0, 5), fold[shuffled])
+    np.testing.assert_array_equal(assign_folds(shuffled, 0, 5), fold[shuffled])
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -203,7 +203,7 @@ def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: 
     result = tune(
         data, tmp_path / "tune", C=[0.05, 1.0], cv=3, loss=loss, tol=1e-6, max_passes=50_000, seed=3
     )
-    fold = deal_folds(np.arange(y.size), 3, 3)
+    fold = assign_folds(np.arange(y.size), 3, 3)
     folds = json.loads((tmp_path / "tune" / "folds" / "log.jsonl").read_text().splitlines()[-1])
     assert folds["open_lanes"] == 0
     for C in (0.05, 1.0):

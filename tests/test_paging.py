@@ -101,13 +101,13 @@ def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
             solver.page_rows(tmp_path / f"rows{number}", plan.page_rows).write_constants()
         state = solver.new_state()
         state.w[[0, -1]] = [[30.0, 20.0], [15.0, 20.0]]
-        for rows in solver._rows(state).stretches(saved=("score",)):
+        for rows in solver._rows(state).iter_blocks(saved=("score",)):
             rows.score[:] = 10.0
         with Stream(dataset, plan, solver.layout, 0) as stream:
             order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             for window in stream.windows(0):
                 solver.visit(window, state, order, np.uint64(window.number))
-        scores = [rows.score.tobytes() for rows in solver._rows(state).stretches()]
+        scores = [rows.score.tobytes() for rows in solver._rows(state).iter_blocks()]
         found.append((state.w.tobytes(), state.totals.tobytes(), b"".join(scores)))
         assert state.totals[:, N_STEPS].max() >= 6, "steps were not halved"
     assert found[0] == found[1] == found[2]

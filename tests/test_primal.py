@@ -199,7 +199,7 @@ def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
             for window in stream.windows(2):
                 arena = window.arena
                 assert window.sweep is None
-                for place in np.concatenate([np.arange(a, b) for _, a, b in window.pieces()]).tolist():
+                for place in np.concatenate([np.arange(a, b) for _, a, b in window.chunk_ranges()]).tolist():
                     row, value = columns.find(int(arena.feature[place]))
                     entries = slice(arena.indptr[place], arena.indptr[place + 1])
                     assert arena.row[entries].tolist() == row.tolist()
@@ -311,7 +311,7 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
         proof = it.solver.certificate(it.state)
         assert it.state.totals[0, N_VISITED] == 20
         assert proof["dual"][0] <= best * (1 + 1e-12) <= proof["primal"][0] * (1 + 1e-11)
-        it.solver.settle(it.state, 0)
+        it.solver.adopt_certified_w(it.state, 0)
         np.testing.assert_allclose(it.state.rows["score"], x @ it.state.w[:-1], atol=1e-12)
 
 

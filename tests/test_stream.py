@@ -87,7 +87,7 @@ def test_windows_fit_the_plan_but_for_a_single_chunk(dataset: Dataset) -> None:
 def assert_holds_the_data(window: Window, dataset: Dataset) -> None:
     arena = window.arena
     assert dataset.classes is not None
-    for chunk, start, stop in window.pieces():
+    for chunk, start, stop in window.chunk_ranges():
         expected = dataset.read(chunk)
         np.testing.assert_array_equal(dataset.classes[arena.code[start:stop]], expected.label)
         np.testing.assert_array_equal(arena.weight[start:stop], expected.weight)
@@ -223,7 +223,7 @@ def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset) -> None:
     least = 0
     for room in range(0, 1_500_000, 10_000):
         try:
-            plan = make_plan(larger, RESERVED_BYTES + room, 10_000, LAYOUT)
+            plan = make_plan(larger, RESERVED_BYTES + room, LAYOUT, {"weights": 10_000})
         except UsageError:
             assert not plans, "refused, though less memory was enough"
             continue
@@ -246,7 +246,7 @@ def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset) -> None:
 
 def test_a_budget_that_cannot_do_is_refused_with_the_arithmetic(larger: Dataset) -> None:
     with pytest.raises(UsageError) as refusal:
-        make_plan(larger, RESERVED_BYTES + 1000, 5_000_000, LAYOUT)
+        make_plan(larger, RESERVED_BYTES + 1000, LAYOUT, {"weights": 5_000_000})
     message = str(refusal.value)
     assert "\n" not in message
     for piece in ("5 MB weights", "needed", "--memory", "interpreter and libraries"):
