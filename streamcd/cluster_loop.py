@@ -58,18 +58,10 @@ _NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness", "lane_gap_estimate_facto
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """Options of a training in rounds.
+    """Options of a training in rounds."""
 
-    Attributes
-    ----------
-    local_passes : int or None
-        Passes of every worker a round; None for `default_local_passes`. A worker without others makes one.
-    worker_timeout : float
-        Seconds without a response of a worker, after which others take over its shards.
-    """
-
-    local_passes: int | None
-    worker_timeout: float
+    local_passes: int | None  # of every worker a round; None for `default_local_passes`
+    worker_timeout: float  # seconds without a response of a worker, after which others take over its shards
 
 
 def default_local_passes(n_rows: int, n_features: int) -> int:
@@ -167,7 +159,7 @@ class RoundLoop(TrainingLoop):
         self.bytes_read += result.bytes_read
         record["seconds"] = {
             "total": _rounded(time.monotonic() - started),
-            "workers": {name: _rounded(seconds) for name, seconds in result.seconds.items()},
+            "workers": {name: _rounded(seconds) for name, seconds in result.worker_seconds.items()},
             "line_search": _rounded(stepped - worked),
         }
         self.directory.append_log(record)
@@ -207,7 +199,7 @@ class RoundLoop(TrainingLoop):
         columns = lane_columns(trained, n_lanes, change.shape[1])
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
-        sums, k = result.direction, len(result.seconds)
+        sums, k = result.direction, len(result.worker_seconds)
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k)[trained]
         if line_search_is_closed(self.task.problem):
             eta = quadratic_step(product, squared, sums, k)
@@ -239,7 +231,7 @@ class RoundLoop(TrainingLoop):
         if trained.size:
             self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
             self.dealt = self.round - 1
-            self.schedule.trained(len(result.seconds), self.local_passes)
+            self.schedule.trained(len(result.worker_seconds), self.local_passes)
         return {
             "round": self.round,
             "read": state.read,
@@ -248,7 +240,7 @@ class RoundLoop(TrainingLoop):
             "eta": _range(step.eta[trained]),
             "stiffness": _range(request.lanes["sigma_prime"][trained]),
             "line_search_reductions": step.n_evaluations,
-            "workers": len(result.seconds),
+            "workers": len(result.worker_seconds),
             "attempts": self.attempts,
             "bytes_read": result.bytes_read,
             "bytes_sent": result.bytes_sent,

@@ -1,4 +1,4 @@
-"""Rounds on dask workers, in the worker: a partition and w are kept between rounds, and nothing that could not be made again."""
+"""Rounds on dask workers, in the worker, which keeps a partition and w between rounds; neither is lost with it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,10 @@ _REPORT_SECONDS = 0.5  # between a worker's reports of progress
 
 @dataclass
 class SharedWeights:
-    """The w of a round on its way to the workers: whole, or the rows that differ from a w that all of them hold.
+    """The w of a round on its way to the workers: whole, or the rows that differ from a w that all of them hold."""
 
-    Attributes
-    ----------
-    version, base : str
-        Names of this w, and of the one that it changes; the latter empty where it is whole.
-    index : ndarray of int64 or None
-    values : ndarray of float64
-    """
-
-    version: str
-    base: str
+    version: str  # name of this w
+    base: str  # of the w that it changes; empty where it is whole
     index: np.ndarray | None
     values: np.ndarray
 

@@ -19,34 +19,11 @@ class WorkersLost(Exception):
 
 
 @dataclass
-class RoundResult:
-    """Sum of the partitions' responses.
+class RoundResult(RoundResponse):
+    """Sum of the partitions' responses; `seconds` is the longest time of one."""
 
-    Attributes
-    ----------
-    totals, direction : ndarray
-        As in `RoundResponse`.
-    change : Change
-    w : ndarray or None
-        The local w of the only partition; None where there are several.
-    seconds : dict of str to float
-        Working time of each worker.
-    bytes_read : int
-        Read from files by all workers.
-    bytes_sent : int
-        Sent between processes: w out to the workers, changes in.
-    n_passes : int
-        Passes that every partition made.
-    """
-
-    totals: np.ndarray
-    direction: np.ndarray
-    change: Change
-    w: np.ndarray | None
-    seconds: dict[str, float]
-    bytes_read: int
-    bytes_sent: int
-    n_passes: int
+    worker_seconds: dict[str, float]
+    bytes_sent: int  # between processes: w out to the workers, changes in
 
 
 class Engine(Protocol):
@@ -80,10 +57,11 @@ def join_responses(
         direction=sums,
         change=change,
         w=w,
-        seconds={name: response.seconds for name, response in zip(names, responses, strict=True)},
-        bytes_read=sum(response.bytes_read for response in responses),
-        bytes_sent=bytes_out + change.moved_bytes + last_leg,
         n_passes=responses[0].n_passes,
+        seconds=max(response.seconds for response in responses),
+        bytes_read=sum(response.bytes_read for response in responses),
+        worker_seconds={name: response.seconds for name, response in zip(names, responses, strict=True)},
+        bytes_sent=bytes_out + change.moved_bytes + last_leg,
     )
 
 

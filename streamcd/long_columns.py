@@ -20,29 +20,14 @@ from .row_scores import PagedRows, Rows, RowsInMemory, count_before
 
 @dataclass(frozen=True)
 class LongColumn:
-    """A column and the data that a visit of it needs.
-
-    Attributes
-    ----------
-    arena : ColumnArena
-    sweep : callable, or None
-        `stream.Window.sweep`; None for the bias, which has the value `bias` in every row.
-    rows : RowsInMemory or PagedRows
-    bias : float
-    ridge : float
-        1, or 0 where the column's weight is not penalised.
-    w : ndarray of float64, shape (lanes,)
-        The column's weights; changed in place.
-    signed, loss, totals
-        See `primal_kernels`.
-    """
+    """A column and the data that a visit of it needs; `signed`, `loss`, `totals` as in `primal_kernels`."""
 
     arena: ColumnArena
-    sweep: Callable[[], Iterator[int]] | None
+    sweep: Callable[[], Iterator[int]] | None  # `stream.Window.sweep`; None for the bias
     rows: RowsInMemory | PagedRows
-    bias: float
-    ridge: float
-    w: np.ndarray
+    bias: float  # the value of the bias in every row
+    ridge: float  # 1, or 0 where the column's weight is not penalised
+    w: np.ndarray  # the column's weights, per lane; changed in place
     signed: np.ndarray
     loss: int
     totals: np.ndarray

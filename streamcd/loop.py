@@ -31,37 +31,17 @@ StopRequested = Callable[[], int | None]
 
 @dataclass(frozen=True)
 class Task:
-    """Everything a loop needs to know of a training.
-
-    Attributes
-    ----------
-    dataset : Dataset
-    problem : Problem
-        The lanes to train.
-    solver : Solver
-    plan : Plan
-        Not used on workers, which make their own.
-    rule : StopRule
-    seed : int
-    checkpoint_every : float
-        Seconds.
-    run : str
-        The run directory, for messages.
-    name : str
-        Precedes the phase in progress; empty where there is one task only.
-    warm_start : WarmStart or None
-        Initial dual variables or weights.
-    """
+    """Everything a loop needs to know of a training."""
 
     dataset: Dataset
-    problem: Problem
+    problem: Problem  # the lanes to train
     solver: Solver
-    plan: Plan
+    plan: Plan  # not used on workers, which make their own
     rule: StopRule
     seed: int
-    checkpoint_every: float
-    run: str
-    name: str = ""
+    checkpoint_every: float  # seconds
+    run: str  # the run directory, for messages
+    name: str = ""  # precedes the phase in progress; empty where there is one task only
     warm_start: WarmStart | None = None
 
 

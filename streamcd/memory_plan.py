@@ -93,39 +93,25 @@ class Layout(Protocol):
 class Plan:
     """Use of memory by a run; part of its configuration, so that a resumed run visits the same rows in the same order.
 
-    Attributes
-    ----------
-    window_entries, window_rows : int
-        No window holds more, but for a single chunk that does; of a column layout, features for rows. Unless all is
-        resident, a feature of several chunks and more entries is a window by itself, and is read in segments.
-    resident : bool
-        Whether all chunks are kept in memory; does not change the order.
-    page_rows : int
-        Rows of a page, where the scores of all rows are in a file; 0 where they are in memory.
+    No window holds more, but for a single chunk that does. Unless all data is resident, a feature of several chunks and
+    more entries is a window by itself, and is read in segments.
     """
 
     window_entries: int
-    window_rows: int
-    resident: bool
-    page_rows: int = 0
+    window_rows: int  # of a column layout, features
+    resident: bool  # whether all chunks are kept in memory; does not change the order
+    page_rows: int = (
+        0  # rows of a page, where the scores of all rows are in a file; 0 where they are in memory
+    )
 
 
 @dataclass(frozen=True)
 class Paging:
-    """Memory for keeping the scores of all rows in a file.
+    """Memory for keeping the scores of all rows in a file."""
 
-    Attributes
-    ----------
-    entry_bytes, item_bytes : int
-        For each entry and item of a window.
-    fixed_bytes : int
-        In addition.
-    page_rows : int
-    """
-
-    entry_bytes: int
-    item_bytes: int
-    fixed_bytes: int
+    entry_bytes: int  # for each entry of a window
+    item_bytes: int  # for each item of a window
+    fixed_bytes: int  # in addition
     page_rows: int
 
 
@@ -242,7 +228,7 @@ def window_size(table: Table, plan: Plan) -> tuple[int, int]:
 
 
 def _reading_bytes(table: Table) -> int:
-    """Estimate the memory of reading: a chunk encoded and decoded, as much again in Arrow's allocator, and the read-ahead."""
+    """Estimate the memory of reading: a chunk encoded and decoded, as much in Arrow's allocator, and the read-ahead."""
     footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
     entries, items = _largest_chunk(table)
     ahead = min(AHEAD_BYTES, table.n_entries * table.entry_bytes)

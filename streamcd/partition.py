@@ -62,64 +62,31 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything a worker needs to know of a run, the same in every round.
+    """Everything a worker needs to know of a run, the same in every round."""
 
-    Attributes
-    ----------
-    dataset : str
-        Absolute path.
-    fingerprint : str
-        Of the dataset.
-    folder : str
-        Absolute path of the run's folder of dual variables.
-    problem : Problem
-    method : str
-    seed : int
-    memory : int
-        Budget of a worker, bytes.
-    """
-
-    dataset: str
-    fingerprint: str
-    folder: str
+    dataset: str  # absolute path
+    fingerprint: str  # of the dataset
+    folder: str  # absolute path of the run's folder of dual variables
     problem: Problem
     method: str
     seed: int
-    memory: int
+    memory: int  # budget of a worker, bytes
 
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """Work of one round.
+    """Work of one round."""
 
-    Attributes
-    ----------
-    token : str
-        Name of this attempt at the round, and of the folder it writes.
-    committed : str
-        The folder of the last committed round; empty where there is none.
-    eta : ndarray of float64, shape (lanes,)
-        The step of that round.
-    read : int
-        Number of the first read of the data.
-    n_passes : int
-        Reads of the data, each with a number of its own. A partition alone makes one, whatever `n_passes` is.
-    lanes : dict of str to ndarray
-        The per-lane arrays of the state, ``sigma_prime`` among them (see `block_steps`).
-    shard_key : uint64
-        The key by which shards are assigned to workers; that of the last round leaves them where they are.
-    n_workers : int or None
-        Number of workers that take part; None for all.
-    """
-
-    token: str
-    committed: str
-    eta: np.ndarray
-    read: int
-    n_passes: int
-    lanes: dict[str, np.ndarray]
-    shard_key: np.uint64
-    n_workers: int | None = None
+    token: str  # name of this attempt at the round, and of the folder it writes
+    committed: str  # folder of the last committed round; empty where there is none
+    eta: np.ndarray  # step of that round, per lane
+    read: int  # number of the first read of the data
+    n_passes: int  # reads, each with a number of its own; a partition alone makes one, whatever this says
+    lanes: dict[
+        str, np.ndarray
+    ]  # the per-lane arrays of the state, sigma_prime among them (see `block_steps`)
+    shard_key: np.uint64  # shards are assigned by it; the key of the last round leaves them where they are
+    n_workers: int | None = None  # that take part; None for all
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases."""
@@ -134,27 +101,16 @@ class RoundRequest:
 class RoundResponse:
     """Result of one worker's local passes.
 
-    Attributes
-    ----------
-    totals : ndarray, shape (lanes, N_TOTALS)
-        Of the first pass: later ones see the partition's own rows nearly solved, which says nothing of the whole. Only the
-        change of the dual is that of all passes, and Newton's steps are those of the last.
-    direction : ndarray, shape (lanes, 4)
-        See `block_steps.direction`.
-    change : Change
-        Of w for lanes that trained; the partition's share of ``w(alpha)`` for lanes that were certified.
-    w : ndarray or None
-        The local w itself where there is one partition only: then nothing has to be added up, and no bit changes.
-    n_passes : int
-        Passes made.
-    seconds : float
-    bytes_read : int
+    `totals` are those of the first pass: later ones see the partition's own rows nearly solved, which says nothing of the
+    whole. Only the change of the dual is that of all passes, and Newton's steps are those of the last.
     """
 
-    totals: np.ndarray
-    direction: np.ndarray
-    change: Change
-    w: np.ndarray | None
+    totals: np.ndarray  # (lanes, N_TOTALS)
+    direction: np.ndarray  # (lanes, 4), see `block_steps.direction`
+    change: (
+        Change  # of w for lanes that trained; the partition's share of w(alpha) for lanes that were certified
+    )
+    w: np.ndarray | None  # the local w of an only partition, whose change need not be added: no bit changes
     n_passes: int
     seconds: float
     bytes_read: int

@@ -95,17 +95,9 @@ class TuneResult(Result):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Final state of a loop over some lanes.
+    """Final state of a loop over some lanes."""
 
-    Attributes
-    ----------
-    lanes : dict of str to ndarray, each of shape (lanes,)
-        The per-lane arrays of the last state.
-    seconds : float
-    bytes_read : int
-    """
-
-    lanes: dict[str, np.ndarray]
+    lanes: dict[str, np.ndarray]  # the per-lane arrays of the last state
     seconds: float
     bytes_read: int
 

@@ -35,23 +35,13 @@ _SCORE, _FRESH, _CONSTANT = range(3)  # sections of the file
 
 @dataclass(frozen=True)
 class Rows:
-    """Scores and constants of some rows; the arrays may be changed in place.
+    """Scores and constants of some rows; the arrays may be changed in place."""
 
-    Attributes
-    ----------
-    first : int
-        The first of the rows, where they are a block.
-    score, fresh : ndarray of float64, shape (rows, lanes)
-        ``w·x``, updated with every step, and as the read at fixed w has summed it up; the latter is empty in other reads.
-    kind, weight : ndarray, shape (rows,)
-        See `primal_kernels`; the weights are empty where all are 1.
-    """
-
-    first: int
-    score: np.ndarray
-    fresh: np.ndarray
-    kind: np.ndarray
-    weight: np.ndarray
+    first: int  # of the rows, where they are a block
+    score: np.ndarray  # (rows, lanes): w·x, updated with every step
+    fresh: np.ndarray  # the same as the read at fixed w has summed it up; empty in other reads
+    kind: np.ndarray  # see `primal_kernels`
+    weight: np.ndarray  # empty where all are 1
 
 
 class RowsInMemory:

@@ -23,33 +23,15 @@ MIN_JOINT_PASSES = 4
 
 @dataclass
 class RoundSchedule:
-    """Turns of one training.
+    """Turns of one training."""
 
-    Attributes
-    ----------
-    rounds : int
-        Joint rounds before the first solo turn.
-    failed : bool
-        Whether a certificate has failed in them.
-    passes : int
-        Length of a turn, in reads of all data by one worker; 0 before the first solo turn.
-    alone : bool
-        Whether the current turn is a solo turn.
-    left : int
-        Rounds left in the turn.
-    n_together : int
-        Workers in the last joint round; 1 where there was none.
-    was_alone : bool
-        Whether the last round was part of a solo turn.
-    """
-
-    rounds: int = 0
-    failed: bool = False
-    passes: int = 0
-    alone: bool = False
-    left: int = 0
-    n_together: int = 1
-    was_alone: bool = False
+    rounds: int = 0  # joint rounds before the first solo turn
+    failed: bool = False  # whether a certificate has failed in them
+    passes: int = 0  # length of a turn in reads of all data by one worker; 0 before the first solo turn
+    alone: bool = False  # whether the current turn is a solo turn
+    left: int = 0  # rounds left in the turn
+    n_together: int = 1  # workers in the last joint round; 1 where there was none
+    was_alone: bool = False  # whether the last round was part of a solo turn
 
     @classmethod
     def from_array(cls, array: np.ndarray) -> RoundSchedule:

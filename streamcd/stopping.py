@@ -26,21 +26,11 @@ _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in rows that
 
 @dataclass(frozen=True)
 class StopRule:
-    """Conditions for stopping.
+    """Conditions for stopping; exactly one of `tol` and `eps` is given."""
 
-    Attributes
-    ----------
-    tol : float or None
-        Largest relative duality gap, (primal - dual) / primal.
-    eps : float or None
-        LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass. Exactly one of the two is given.
-    max_passes : int
-        Training passes of a lane.
-    """
-
-    tol: float | None
-    eps: float | None
-    max_passes: int
+    tol: float | None  # largest relative duality gap, (primal - dual) / primal
+    eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
+    max_passes: int  # training passes of a lane
 
 
 def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:

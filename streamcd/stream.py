@@ -7,10 +7,10 @@ rows do not), and costs no random access to the disk.
 
 from __future__ import annotations
 
-import queue
-import threading
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,31 +29,19 @@ _ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the
 
 @dataclass(frozen=True)
 class Window:
-    """Chunks in memory at one time.
-
-    Attributes
-    ----------
-    read, number, count : int
-        The read it belongs to, its number there, and the number of windows of the read.
-    chunks : ndarray of int64
-    arena : RowArena or ColumnArena
-    start, stop : ndarray of int64, shape (chunks,)
-        Each chunk's items in the arena.
-    n_entries : int
-    sweep : callable, or None
-        Of a window of one feature with more entries than the arena, which holds none of them yet: loads all of them, in
-        order, a part at a time, to the front of the arena, and yields the number of each part.
-    """
+    """Chunks in memory at one time."""
 
     read: int
-    number: int
+    number: int  # in the read, of `count`
     count: int
     chunks: np.ndarray
-    arena: Any
-    start: np.ndarray
+    arena: Any  # RowArena or ColumnArena
+    start: np.ndarray  # each chunk's items in the arena
     stop: np.ndarray
     n_entries: int
     sweep: Callable[[], Iterator[int]] | None = None
+    """For a window of one feature with more entries than the arena, which holds none of them yet: loads them all, in order,
+    a part at a time, to the front of the arena, and yields the number of each part."""
 
     def chunk_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Iterate over the chunks, each with the start and stop of its items in the arena."""
@@ -87,15 +75,13 @@ class Stream:
         self._units = np.arange(unit_start(self.table).size - 1)
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(unit_start(self.table)))
         self._loader = _Loader(self.table, layout.decoder(self.table, seed, n_folds))
-        self._arenas = _make_arenas(self.table, plan, layout)
-        self._resident = _ResidentMap(self.table) if plan.resident else None
+        size = (self.table.n_items, self.table.n_entries) if plan.resident else window_size(self.table, plan)
+        self._arenas = [layout.new_arena(self.table, *size) for _ in range(1 if plan.resident else 2)]
         self._hinted: np.ndarray | None = None
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
-        self._ahead: tuple[tuple[int, int, bool], queue.SimpleQueue[Any]] | None = None
+        self._ahead: tuple[tuple[int, int], Future[Window]] | None = None
         self._next_arena = 0
-        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="streamcd-read", daemon=True)
-        self._thread.start()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
 
     @property
     def bytes_read(self) -> int:
@@ -135,8 +121,7 @@ class Stream:
 
     def close(self) -> None:
         """Stop the reading thread and close the dataset's files."""
-        self._tasks.put(None)
-        self._thread.join()
+        self._reader.shutdown(cancel_futures=True)
         self.table.close()
 
     def __enter__(self) -> Stream:
@@ -153,80 +138,39 @@ class Stream:
 
     def _request(self, read: int, number: int, verify: bool) -> None:
         windows = self._windows(read)
-        if not windows:
-            return
-        reply: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        chunks = windows[number]
+        chunks, arena = windows[number], self._arenas[self._next_arena]
         hint = windows[number + 1] if number + 1 < len(windows) else chunks[:0]
         if hint.size and self._is_long[hint[0]]:
             hint = hint[:0]
-        arena = self._arenas[self._next_arena]
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
-        self._ahead = ((read, number, verify), reply)
-
-        def load() -> Window:
-            return self._load_window(read, number, len(windows), chunks, hint, arena, verify)
-
-        self._tasks.put((load, reply))
+        position = (read, number, len(windows))
+        self._ahead = (
+            (read, number),
+            self._reader.submit(self._load_window, position, chunks, hint, arena, verify),
+        )
 
     def _take(self, read: int, number: int, verify: bool) -> Window:
-        if self._ahead is None or self._ahead[0][:2] != (read, number):
+        if self._ahead is None or self._ahead[0] != (read, number):
             self._drop_ahead()
             self._request(read, number, verify)
         assert self._ahead is not None
-        result = self._ahead[1].get()
-        self._ahead = None
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        (_, window), self._ahead = self._ahead, None
+        return window.result()
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
-            self._ahead[1].get()
+            self._ahead[1].exception()  # waits
             self._ahead = None
             # its arena is free again; the caller may still use the other one
             self._next_arena = (self._next_arena - 1) % len(self._arenas)
 
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            load, reply = task
-            try:
-                reply.put(load())
-            except BaseException as error:
-                reply.put(error)
-
-    def _load_window(
-        self,
-        read: int,
-        number: int,
-        count: int,
-        chunks: np.ndarray,
-        hint: np.ndarray,
-        arena: Any,
-        verify: bool,
-    ) -> Window:
-        items = np.diff(self.table.item_start)[chunks]
-        if not (chunks.size and self._is_long[chunks[0]]):
-            starts, n_entries = self._load(arena, chunks, hint, verify)
-            return Window(read, number, count, chunks, arena, starts, starts + items, n_entries)
-        starts = np.cumsum(items) - items
-        n_entries = int(np.diff(self.table.entry_start)[chunks].sum())
-        assert isinstance(self.table, Columns)
-        arena.feature[0], arena.indptr[:2] = self.table.first_feature[chunks[0]], 0
-
-        def sweep() -> Iterator[int]:
-            return self._sweep(arena, chunks, verify)
-
-        return Window(read, number, count, chunks, arena, starts, starts + items, n_entries, sweep)
-
     def _sweep(self, arena: Any, chunks: np.ndarray, verify: bool) -> Iterator[int]:
-        """See `Window.sweep`; by the reading thread, after the window that it reads ahead into the other arena."""
+        """See `Window.sweep`; loads after the window that is read ahead into the other arena."""
         entries = np.diff(self.table.entry_start)[chunks]
         start = 0
         while start < chunks.size:
             room = np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right")
             stop = start + int(room)
-            reply: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
             def load(part: slice = slice(start, stop)) -> int:
                 self._loader.expect(chunks[part.start : 2 * part.stop - part.start])
@@ -235,51 +179,48 @@ class Stream:
                     self._loader.load(arena, chunk, 0, offset, verify)
                 return int(entries[part].sum())
 
-            self._tasks.put((load, reply))
-            n_entries = reply.get()
-            if isinstance(n_entries, BaseException):
-                raise n_entries
-            yield n_entries
+            yield self._reader.submit(load).result()
             start = stop
 
-    def _load(self, arena: Any, chunks: np.ndarray, hint: np.ndarray, verify: bool) -> tuple[np.ndarray, int]:
-        entries = np.diff(self.table.entry_start)[chunks]
-        if self._resident is not None:
-            item_starts, entry_starts, missing = self._resident.find(chunks)
-            hint = hint[self._resident.find(hint)[2]]
+    # -- in the reading thread ----------------------------------------------------------------------------------------
+
+    def _load_window(
+        self, position: tuple[int, int, int], chunks: np.ndarray, hint: np.ndarray, arena: Any, verify: bool
+    ) -> Window:
+        items, entries = (np.diff(start)[chunks] for start in (self.table.item_start, self.table.entry_start))
+        sweep = None
+        if chunks.size and self._is_long[chunks[0]]:
+            assert isinstance(self.table, Columns)
+            starts = np.cumsum(items) - items
+            arena.feature[0], arena.indptr[:2] = self.table.first_feature[chunks[0]], 0
+            sweep = functools.partial(self._sweep, arena, chunks, verify)
+        elif self.plan.resident:
+            starts = self.table.item_start[chunks]
+            missing = ~self._loader.seen[chunks]
+            entry_starts = self.table.entry_start[chunks[missing]]
+            hint = hint[~self._loader.seen[hint]]
+            self._load(arena, chunks[missing], starts[missing], entry_starts, hint, verify)
         else:
-            items = np.diff(self.table.item_start)[chunks]
-            item_starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
-            missing = np.ones(chunks.size, dtype=bool)
-        if chunks is not self._hinted:  # the first window of a read
-            self._loader.expect(chunks[missing])
+            starts = np.cumsum(items) - items
+            self._load(arena, chunks, starts, np.cumsum(entries) - entries, hint, verify)
+        return Window(*position, chunks, arena, starts, starts + items, int(entries.sum()), sweep)
+
+    def _load(
+        self,
+        arena: Any,
+        chunks: np.ndarray,
+        item_starts: np.ndarray,
+        entry_starts: np.ndarray,
+        hint: np.ndarray,
+        verify: bool,
+    ) -> None:
+        if chunks is not self._hinted:  # announced with the window before
+            self._loader.expect(chunks)
         self._loader.expect(hint)
         self._hinted = hint
-        for i in np.flatnonzero(missing).tolist():
-            self._loader.load(arena, int(chunks[i]), int(item_starts[i]), int(entry_starts[i]), verify)
-        if self._resident is not None:
-            self._resident.mark(chunks)
-        return item_starts, int(entries.sum())
-
-
-def _make_arenas(table: Table, plan: Plan, layout: Layout) -> list[Any]:
-    if plan.resident:
-        return [layout.new_arena(table, table.n_items, table.n_entries)]
-    return [layout.new_arena(table, *window_size(table, plan)) for _ in range(2)]
-
-
-class _ResidentMap:
-    """Map of the one arena of resident data: offsets of the chunks, and which are loaded."""
-
-    def __init__(self, table: Table) -> None:
-        self._item_start, self._entry_start = table.item_start, table.entry_start
-        self._loaded = np.zeros(table.n_chunks, dtype=bool)
-
-    def find(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self._item_start[chunks], self._entry_start[chunks], ~self._loaded[chunks]
-
-    def mark(self, chunks: np.ndarray) -> None:
-        self._loaded[chunks] = True
+        starts = zip(item_starts.tolist(), entry_starts.tolist(), strict=True)
+        for chunk, (item_start, entry_start) in zip(chunks.tolist(), starts, strict=True):
+            self._loader.load(arena, chunk, item_start, entry_start, verify)
 
 
 class _Loader:
@@ -294,7 +235,7 @@ class _Loader:
         self._table, self._decode = table, decode
         self.bytes_read = 0
         self.seconds = 0.0
-        self._seen = np.zeros(table.n_chunks, dtype=bool)
+        self.seen = np.zeros(table.n_chunks, dtype=bool)
         if _page_cache_too_small(table):
             table.read_directly()
 
@@ -306,8 +247,8 @@ class _Loader:
     def load(self, arena: Any, chunk: int, item_start: int, entry_start: int, verify: bool) -> None:
         """Decode a chunk into the arena, its items and entries from these offsets on."""
         started = time.monotonic()
-        self._decode(arena, chunk, item_start, entry_start, verify or not self._seen[chunk])
-        self._seen[chunk] = True
+        self._decode(arena, chunk, item_start, entry_start, verify or not self.seen[chunk])
+        self.seen[chunk] = True
         self.bytes_read += self._table.chunk_bytes(chunk)
         self.seconds += time.monotonic() - started
 

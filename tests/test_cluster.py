@@ -27,13 +27,12 @@ from streamcd.block_steps import (
     LONGEST,
     QUADRATIC,
     add_changes,
-    assign_shards,
+    apply_step,
     direction,
     log_slopes,
     make_change,
     newton_step,
     quadratic_step,
-    settle,
 )
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation, WorkersLost
@@ -199,10 +198,10 @@ def test_a_step_wakes_rows_that_it_leaves_off_their_bounds(data: Dataset) -> Non
     code, cost = np.array([0, 1, 1]), np.full((3, 1), 0.7)
     base, candidate = np.array([[0.7], [0.2], [0.0]]), np.array([[0.0], [0.0], [0.0]])
     active = np.zeros((3, 1), dtype=np.uint8)
-    point = settle(problem, base, candidate, active, np.array([0.5]), cost, code)
+    point = apply_step(problem, base, candidate, active, np.array([0.5]), cost, code)
     np.testing.assert_allclose(point, [[0.35], [0.1], [0.0]])
     assert active[:, 0].tolist() == [1, 1, 0]
-    assert (settle(problem, base, candidate, active, np.array([1.0]), cost, code) == candidate).all()
+    assert (apply_step(problem, base, candidate, active, np.array([1.0]), cost, code) == candidate).all()
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
@@ -214,14 +213,6 @@ def test_changes_add_up_sparse_or_dense(share: float) -> None:
     total = add_changes(add_changes(packed[0], packed[1]), packed[2])
     np.testing.assert_allclose(total.dense(), sum(dense), atol=1e-15)
     assert total.moved_bytes == packed[1].n_bytes + packed[2].n_bytes
-
-
-def test_shards_are_shared_out_evenly() -> None:
-    entries = np.array([50, 10, 40, 30, 20, 50], dtype=np.int64)
-    shares = assign_shards(entries, ["a", "b"])
-    assert sorted(itertools.chain(*shares.values())) == list(range(6))
-    assert [int(entries[shards].sum()) for shards in shares.values()] == [100, 100]
-    assert assign_shards(entries[:1], ["a", "b"]) == {"a": [0]}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -262,7 +253,7 @@ def test_named_problems_in_partitions(name: str, loss: str, tmp_path: Path) -> N
 def test_the_dual_never_falls_and_is_what_the_certificate_finds(
     loss: str, classes: Dataset, tmp_path: Path
 ) -> None:
-    """The sum kept along the steps and w against a read of alpha: a wrong step or a row settled wrongly would show."""
+    """The sum kept along the steps and w against a read of alpha: a wrong step or a step applied wrongly would show."""
     run = tmp_path / "run"
     streamcd.train(classes, run, loss=loss, max_passes=40, tol=1e-9, client=Simulation(3))
     records = log(run)

@@ -13,11 +13,11 @@ import pytest
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.block_steps import LINEAR, assign_shards, assign_shards_randomly, next_sigma_prime
+from streamcd.block_steps import LINEAR, assign_shards_randomly, next_sigma_prime
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation
 from streamcd.kernels import GAP
-from streamcd.partition import RoundResponse, WorkerSpec, RoundRequest, Partition
+from streamcd.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
 from streamcd.randomness import random_key
 from streamcd.solvers import DONE, SOLVERS, TRAIN
 from streamcd.stopping import new_lane_arrays
@@ -70,7 +70,7 @@ def test_shards_are_dealt_evenly_as_a_function_of_the_key() -> None:
 def test_a_shard_for_each_worker_stays_where_it_is() -> None:
     entries = np.array([50, 10, 40], dtype=np.int64)
     dealt = [assign_shards_randomly(entries, ["a", "b", "c"], random_key(0, number)) for number in range(5)]
-    assert all(deal == assign_shards(entries, ["a", "b", "c"]) for deal in dealt)
+    assert all(deal == {"a": [0], "b": [2], "c": [1]} for deal in dealt)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
     streamcd.train(data, tmp_path / "dealt", **options)
     monkeypatch.setattr(
         "streamcd.engines.assign_shards_randomly",
-        lambda entries, workers, key: assign_shards(entries, workers),
+        lambda entries, workers, key: assign_shards_randomly(entries, workers, np.uint64(0)),
     )
     streamcd.train(data, tmp_path / "fixed", **options)
     assert 2 * training_rounds(tmp_path / "dealt") <= training_rounds(tmp_path / "fixed")

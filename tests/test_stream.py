@@ -188,7 +188,7 @@ def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset) -
         for _ in stream.windows(0):
             pass
     stream.close()
-    assert not stream._thread.is_alive()
+    assert not any(thread.is_alive() for thread in stream._reader._threads)
 
 
 def test_labels_that_are_no_classes_are_refused(dataset: Dataset) -> None:
