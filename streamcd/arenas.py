@@ -102,12 +102,7 @@ class _RowDecoder:
             )
         arena.indptr[row_start] = entry_start
         arena.indptr[row_start + 1 : row_stop + 1] = ends
-        classes = self.dataset.classes
-        assert classes is not None
-        code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
-        if not np.array_equal(classes[code], label):
-            raise DatasetError(f"{self.dataset.place(chunk)}: a label that the manifest does not list")
-        arena.code[row_start:row_stop] = code
+        arena.code[row_start:row_stop] = class_codes(self.dataset, chunk, label)
         arena.weight[row_start:row_stop] = rows.get("weight", 1.0)
         if self.n_folds:
             arena.fold[row_start:row_stop] = assign_folds(rows["source"], self.seed, self.n_folds)
@@ -115,11 +110,7 @@ class _RowDecoder:
     def _copy_entries(
         self, arena: RowArena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray
     ) -> None:
-        # the kernels do not check bounds: a feature out of range would write outside the weights
-        if feature.size and (feature.min() < 0 or feature.max() >= self.dataset.n_features):
-            raise DatasetError(
-                f"{self.dataset.place(chunk)}: a feature outside 0 … {self.dataset.n_features - 1}"
-            )
+        _check_range("feature", feature, self.dataset.n_features, self.dataset.place(chunk))
         arena.feature[entry_start : entry_start + feature.size] = feature
         arena.value[entry_start : entry_start + value.size] = value
 
@@ -183,13 +174,8 @@ class _ColumnDecoder:
         columns = self._columns
         listed, n_entries = columns.read_index(chunk, verify=verify)
         row, value = columns.read_entries(chunk, verify=verify)
-        # the kernels do not check bounds: a row out of range would write outside the rows' scores
-        if row.size and (row.min() < 0 or row.max() >= columns.dataset.n_rows):
-            raise DatasetError(f"{columns.place(chunk)}: a row outside 0 … {columns.dataset.n_rows - 1}")
-        if listed.size and (listed.min() < 0 or listed.max() >= columns.dataset.n_features):
-            raise DatasetError(
-                f"{columns.place(chunk)}: a feature outside 0 … {columns.dataset.n_features - 1}"
-            )
+        _check_range("row", row, columns.dataset.n_rows, columns.place(chunk))
+        _check_range("feature", listed, columns.dataset.n_features, columns.place(chunk))
         arena.row[entry_start : entry_start + row.size] = row
         arena.value[entry_start : entry_start + value.size] = value
         if columns.item_start[chunk + 1] == columns.item_start[chunk]:
@@ -206,6 +192,22 @@ class _ColumnDecoder:
         columns = self._columns
         end = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
         return int(columns.entry_start[end] - columns.entry_start[chunk])
+
+
+def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
+    """Return the number of each row's class; raises `DatasetError` where the manifest does not list a label."""
+    classes = dataset.classes
+    assert classes is not None
+    code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
+    if not np.array_equal(classes[code], label):
+        raise DatasetError(f"{dataset.place(chunk)}: a label that the manifest does not list")
+    return code
+
+
+def _check_range(name: str, index: np.ndarray, n: int, location: str) -> None:
+    """Refuse indices out of range: the kernels do not check, and would write outside the weights or scores."""
+    if index.size and (index.min() < 0 or index.max() >= n):
+        raise DatasetError(f"{location}: a {name} outside 0 … {n - 1}")
 
 
 def _ends(n_entries: np.ndarray, start: int) -> np.ndarray:

@@ -19,7 +19,8 @@ With ``b = s a`` it is, up to a factor s, the partition's own dual with costs s 
        mixtures.
 
 Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search; Ma et al.,
-ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who assign rows to threads anew in every pass.
+ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who assign rows to threads anew in every
+pass.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def row_costs(problem: Problem, code: np.ndarray, weight: np.ndarray, fold: np.n
 
 
 def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Return the upper bounds of the dual variables: hinge, squared hinge (rows, lanes); Crammer-Singer (rows, lanes * classes)."""
+    """Return the upper bounds of the dual variables, shape (rows, lanes), of Crammer-Singer (rows, lanes * classes)."""
     if problem.loss == "squared_hinge":
         return np.where(cost > 0.0, np.inf, 0.0)
     if problem.loss != "crammer_singer":

@@ -37,6 +37,8 @@ class Run:
 
     def __init__(self, path: Path, *, locked: bool = True) -> None:
         self.path = path
+        self.config_path, self.state_path = path / "config.json", path / "state.npz"
+        self.log_path, self.model_path = path / "log.jsonl", path / "model"
         self._lock = _lock(path) if locked else None
         self._log_bytes = 0
 
@@ -44,22 +46,6 @@ class Run:
         """Open a directory inside the run for a part of the work; created where it does not exist."""
         (self.path / name).mkdir(exist_ok=True)
         return Run(self.path / name, locked=False)
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def state_path(self) -> Path:
-        return self.path / "state.npz"
-
-    @property
-    def log_path(self) -> Path:
-        return self.path / "log.jsonl"
-
-    @property
-    def model_path(self) -> Path:
-        return self.path / "model"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write ``config.json``, whole."""

@@ -87,16 +87,7 @@ class _Step:
 class RoundLoop(TrainingLoop):
     """Training on workers, round after round; every round is a checkpoint. See `TrainingLoop`.
 
-    Parameters
-    ----------
-    directory : Run
-    task : Task
-    make_engine : callable
-        Called once there is something to do.
-    local_passes : int or None
-        See `RoundOptions`.
-    listener : Listener
-    stop_requested : callable or None
+    `make_engine` is called once there is something to do; for `local_passes` see `RoundOptions`.
     """
 
     def __init__(

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .arenas import ColumnArena
+from .arenas import ColumnArena, class_codes
 from .dataset import Dataset
-from .errors import DatasetError
 from .primal_kernels import compact_rows
 from .problems import Problem
 from .randomness import assign_folds
@@ -300,13 +299,11 @@ def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[n
     DatasetError
         Where the manifest does not list a label.
     """
-    classes, n_folds = problem.classes, problem.n_folds
-    dtype = kind_dtype(classes.size, n_folds)
+    n_folds = problem.n_folds
+    dtype = kind_dtype(problem.classes.size, n_folds)
     for chunk in range(dataset.n_chunks):
         label, weight, source = dataset.read_rows(chunk, ("label", "weight", "source"))
-        code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
-        if not np.array_equal(classes[code], label):
-            raise DatasetError(f"{dataset.place(chunk)}: a label that the manifest does not list")
+        code = class_codes(dataset, chunk, label)
         if n_folds:
             code = code * n_folds + assign_folds(source, seed, n_folds)
         yield code.astype(dtype), weight if dataset.weighted else weight[:0]

@@ -132,14 +132,14 @@ class WarmStart:
         return np.array([term.sum() for term in terms])
 
     def fill_weights(self, w: np.ndarray) -> None:
-        """Write w of the new lanes into `w`, shape (n_features + 1, vectors)."""
+        """Write w of the new lanes to `w`, shape (n_features + 1, vectors)."""
         w[:] = 0.0
         for source in self._sources:
             source.add_weights(w)
 
 
 class _LaneSource:
-    """Lanes in one directory of the old run."""
+    """Source of new lanes: the lanes in one directory of the old run."""
 
     def __init__(
         self, dataset: Dataset, path: Path, solver: Solver, matrix: np.ndarray, problem: Problem
