@@ -325,22 +325,22 @@ def newton_step(
     low, high = np.zeros(start.size), np.where(moving, sums[:, LONGEST] * (1.0 - 1e-9), 1.0)
     eta = np.minimum(1.0, 0.5 * (low + high))
     eta[~moving] = 1.0
-    settled = ~moving
+    solved = ~moving
     for lane in np.flatnonzero(moving).tolist():
         if not _descends(start[lane], product[lane], sums[lane, LINEAR], lane):
-            eta[lane], settled[lane] = 1.0 / n_partitions, True
+            eta[lane], solved[lane] = 1.0 / n_partitions, True
     for count in range(1, _MAX_EVALUATIONS + 1):
         found = evaluate(eta)
         slope = product + eta * squared + found[:, SLOPE]
-        settled |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
+        solved |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
         # a row near its bound, of no weight in the sum, prevents a slightly longer step: not worth more sums
-        settled |= (slope < 0.0) & (high - eta <= _NARROW * eta)
+        solved |= (slope < 0.0) & (high - eta <= _NARROW * eta)
         last = count == _MAX_EVALUATIONS - 1
-        if settled.all() or count == _MAX_EVALUATIONS:
+        if solved.all() or count == _MAX_EVALUATIONS:
             break
         low = np.where(slope < 0.0, eta, low)
         high = np.where(slope < 0.0, high, eta)
-        curvature = np.where(settled, 1.0, squared + found[:, CURVATURE])
+        curvature = np.where(solved, 1.0, squared + found[:, CURVATURE])
         newton = eta - slope / curvature
         inside = (newton > low) & (newton < high)
         # the slope has no limit at the longest step: a step beyond it approaches it by a digit at a time
@@ -349,7 +349,7 @@ def newton_step(
         )
         if last:  # the lower end descends for certain
             following = np.where(low > 0.0, low, 1.0 / n_partitions)
-        eta = np.where(settled, eta, following)
+        eta = np.where(solved, eta, following)
     return eta, found[:, DUAL_CHANGE], count
 
 
@@ -399,7 +399,7 @@ def lane_columns(lanes: np.ndarray, n_lanes: int, n_vectors: int) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who works on which shards
+# Assignment of shards to workers
 
 
 def assign_shards_randomly(

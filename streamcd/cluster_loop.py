@@ -49,7 +49,7 @@ ROUND_SOLVERS = tuple((loss, "dual") for loss in ("hinge", "squared_hinge", "log
 Crammer-Singer too: its dual is quadratic, and a step along any direction keeps every row's sum of zero."""
 
 _MAX_GAP_FACTOR = 100.0
-_DEALING = 0x6465616C  # tells these keys from those of reads and windows
+_ASSIGNMENT = 0x6465616C  # tells these keys from those of reads and windows
 _MAX_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
 
 _NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness", "lane_gap_estimate_factor": "lane_understated"}
@@ -107,7 +107,7 @@ class RoundLoop(TrainingLoop):
         self.bytes_read = 0
         self.round, self.attempts = 0, 0
         self.passes_made: int | None = None  # in the last training round: one where a worker is alone
-        self.dealt = 0  # the round for which shards were last assigned
+        self.assigned_round = 0  # for which shards were last assigned
         self.schedule = RoundSchedule()
         self.calibrates = False  # whether certificates of the round calibrate the estimate of the gap
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
@@ -172,7 +172,9 @@ class RoundLoop(TrainingLoop):
             n_passes=self.local_passes if training else 1,
             lanes={name: array.copy() for name, array in self.state.lanes.items()},
             # a read at fixed w leaves the shards where they are
-            shard_key=random_key(self.task.seed, _DEALING, self.round if training else self.dealt),
+            shard_key=random_key(
+                self.task.seed, _ASSIGNMENT, self.round if training else self.assigned_round
+            ),
             n_workers=1 if alone else None,
         )
 
@@ -221,7 +223,7 @@ class RoundLoop(TrainingLoop):
         self.round += 1
         if trained.size:
             self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
-            self.dealt = self.round - 1
+            self.assigned_round = self.round - 1
             self.schedule.trained(len(result.worker_seconds), self.local_passes)
         return {
             "round": self.round,
@@ -300,7 +302,7 @@ class RoundLoop(TrainingLoop):
         for name, on_disk in _NAMES_ON_DISK.items():
             arrays[on_disk] = arrays.pop(name)
         arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
-        arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.dealt)
+        arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.assigned_round)
         arrays["turns"] = self.schedule.to_array()
 
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
@@ -312,7 +314,7 @@ class RoundLoop(TrainingLoop):
         self.round = int(arrays.pop("round"))
         if "turns" in arrays:  # runs begun before there was a schedule have none
             self.schedule = RoundSchedule.from_array(arrays.pop("turns"))
-            self.dealt = int(arrays.pop("dealt"))
+            self.assigned_round = int(arrays.pop("dealt"))
 
     def _begin(self) -> None:
         start, task = self.task.warm_start, self.task

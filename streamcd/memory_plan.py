@@ -17,7 +17,7 @@ from .memory import RESERVED_BYTES, format_size, require
 from .readahead import AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
-_ORDER_BYTES = 8  # of an item's place in the order of visit
+_ORDER_BYTES = 8  # of an item's number in the order of visit
 _ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
 
 

@@ -42,6 +42,11 @@ class Rows:
     kind: np.ndarray  # see `primal_kernels`
     weight: np.ndarray  # empty where all are 1
 
+    def head(self, n_rows: int, first: int = 0) -> Rows:
+        """Return views of the first rows; `first` is the number of the first."""
+        arrays = (self.score, self.fresh, self.kind, self.weight)
+        return Rows(first, *(array[:n_rows] for array in arrays))
+
 
 class RowsInMemory:
     """All rows, as one block in memory.
@@ -139,8 +144,8 @@ class PagedRows:
                 page.kind[filled : filled + stop - start] = kind[start:stop]
                 page.weight[filled : filled + stop - start] = weight[start:stop]
                 filled, start = filled + stop - start, stop
-                if filled == self._size(number):
-                    self._write_page(number, page, filled, "constant")
+                if filled == self._page_of(number).kind.size:
+                    self._write_page(number, "constant")
                     number, filled = number + 1, 0
 
     def begin_certificates(self) -> None:
@@ -156,28 +161,18 @@ class PagedRows:
         assert self._loaded is None, "loaded rows are stale once a page changes"
         stop = self._n_rows if stop is None else stop
         for number in range(start // self._page_rows, -(-stop // self._page_rows)):
-            size = self._size(number)
-            self._read_page(number, size, fresh=fresh or "fresh" in saved)
-            page = self._page
-            yield Rows(
-                number * self._page_rows,
-                page.score[:size],
-                page.fresh[:size],
-                page.kind[:size],
-                page.weight[:size],
-            )
+            yield self._read_page(number, fresh=fresh or "fresh" in saved)
             for name in saved:
-                self._write_page(number, page, size, name)
+                self._write_page(number, name)
 
     def load(self, window: Window, *, fresh: bool) -> Rows:
         """Load the rows of a window's entries, which the arena has by new numbers from now on."""
         if self._loaded is None:
             self._compact(window)
             assert self._room is not None
-            n, room = self._listed.size, self._room
-            self._loaded = Rows(0, room.score[:n], room.fresh[:n], room.kind[:n], room.weight[:n])
+            self._loaded = self._room.head(self._listed.size)
             for number, listed, offset in self._pages_of_listed():
-                page = self._read_page(number, self._size(number), fresh=fresh)
+                page = self._read_page(number, fresh=fresh)
                 for name in ("score", "kind", "weight") + (("fresh",) if fresh else ()):
                     target, source = getattr(self._loaded, name), getattr(page, name)
                     if source.size:
@@ -190,11 +185,10 @@ class PagedRows:
         if rows is None or not saved:
             return
         for number, listed, offset in self._pages_of_listed():
-            size = self._size(number)
-            page = self._read_page(number, size, fresh="fresh" in saved)
+            page = self._read_page(number, fresh="fresh" in saved)
             for name in saved:
                 getattr(page, name)[offset] = getattr(rows, name)[listed]
-                self._write_page(number, page, size, name)
+                self._write_page(number, name)
 
     # -- inside
 
@@ -226,24 +220,27 @@ class PagedRows:
             yield number, slice(start, stop), self._listed[start:stop] - first
             start = stop
 
-    def _size(self, number: int) -> int:
-        return min(self._page_rows, self._n_rows - number * self._page_rows)
+    def _page_of(self, number: int) -> Rows:
+        """Return the page in memory, as long as page `number`."""
+        first = number * self._page_rows
+        return self._page.head(min(self._page_rows, self._n_rows - first), first)
 
-    def _read_page(self, number: int, size: int, *, fresh: bool) -> Rows:
-        page = self._page
+    def _read_page(self, number: int, *, fresh: bool) -> Rows:
+        page = self._page_of(number)
         for section, arrays in (
-            (_SCORE, [page.score[:size]]),
-            (_CONSTANT, _constants(page, size)),
-            (_FRESH, [page.fresh[:size]]),
+            (_SCORE, [page.score]),
+            (_CONSTANT, _constants(page)),
+            (_FRESH, [page.fresh]),
         ):
             if (section != _FRESH or fresh) and not self.slots.load(section * self._n_pages + number, arrays):
                 for array in arrays:
                     array[:] = 0
         return page
 
-    def _write_page(self, number: int, page: Rows, size: int, name: str) -> None:
+    def _write_page(self, number: int, name: str) -> None:
+        page = self._page_of(number)
         section = {"score": _SCORE, "fresh": _FRESH, "constant": _CONSTANT}[name]
-        arrays = _constants(page, size) if section == _CONSTANT else [getattr(page, name)[:size]]
+        arrays = _constants(page) if section == _CONSTANT else [getattr(page, name)]
         self.slots.save(section * self._n_pages + number, arrays)
 
 
@@ -253,8 +250,8 @@ def count_before(rows: np.ndarray, row: int) -> int:
     return int(np.searchsorted(rows, rows.dtype.type(row)))
 
 
-def _constants(page: Rows, size: int) -> list[np.ndarray]:
-    return [page.kind[:size], *([page.weight[:size]] if page.weight.size else [])]
+def _constants(page: Rows) -> list[np.ndarray]:
+    return [page.kind, *([page.weight] if page.weight.size else [])]
 
 
 def _new_rows(n_rows: int, n_lanes: int, kind: np.dtype, weighted: bool) -> Rows:

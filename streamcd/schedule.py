@@ -18,7 +18,7 @@ ROUNDS_BEFORE_SOLO = 128
 """Joint rounds before the first solo turn: 1e-3 took 2 to 103 for most sets and losses (docs/cluster.md)."""
 
 MIN_JOINT_PASSES = 4
-"""Joint rounds take at least the time of so many solo passes before the first solo turn, which is short beside them."""
+"""Solo passes whose time joint rounds take at the least before the first solo turn, which is short beside them."""
 
 
 @dataclass
