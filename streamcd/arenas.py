@@ -22,18 +22,10 @@ NO_FOLD = 255  # of every row where there are no folds
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Row layout: an item is a row, with its label and its solver's state.
+    """Row layout: an item is a row, with its label and its solver's state."""
 
-    Attributes
-    ----------
-    alpha_width : int
-        Dual variables (float64) of a row.
-    n_flags : int
-        Active flags (uint8) of a row.
-    """
-
-    alpha_width: int
-    n_flags: int
+    alpha_width: int  # dual variables (float64) of a row
+    n_flags: int  # active flags (uint8) of a row
     resident_window: int = RESIDENT_WINDOW_ENTRIES
 
     @property
@@ -110,7 +102,7 @@ class _RowDecoder:
     def _copy_entries(
         self, arena: RowArena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray
     ) -> None:
-        _check_range("feature", feature, self.dataset.n_features, self.dataset.place(chunk))
+        _check_range("feature", feature, self.dataset.n_features, self.dataset, chunk)
         arena.feature[entry_start : entry_start + feature.size] = feature
         arena.value[entry_start : entry_start + value.size] = value
 
@@ -120,18 +112,11 @@ class _RowDecoder:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Column layout: an item is a feature; the state of rows is the solver's own business.
-
-    Attributes
-    ----------
-    resident_window : int
-        Entries of a window where all of them are in memory.
-    """
+    """Column layout: an item is a feature; the state of rows is the solver's own business."""
 
     resident_window: int = RESIDENT_WINDOW_ENTRIES
     state_bytes: int = 0
-    item_bytes: int = 8 + 8
-    """indptr, feature."""
+    item_bytes: int = 8 + 8  # indptr, feature
 
     def open(self, dataset: Dataset) -> Columns:
         """Open the dataset's column layout; raises `DatasetError` where there is none."""
@@ -149,12 +134,7 @@ class ColumnLayout:
 class ColumnArena:
     """Preallocated arrays into which chunks of columns are decoded, the segments of a feature one after another.
 
-    Attributes
-    ----------
-    indptr : ndarray of int64, shape (n_columns + 1,)
-        Column ``c`` has the entries ``indptr[c]:indptr[c + 1]``.
-    feature : ndarray of int64, shape (n_columns,)
-    row, value : ndarray, shape (n_entries,)
+    Column ``c`` has the entries ``indptr[c]:indptr[c + 1]``.
     """
 
     def __init__(self, columns: Columns, n_columns: int, n_entries: int) -> None:
@@ -174,8 +154,8 @@ class _ColumnDecoder:
         columns = self._columns
         listed, n_entries = columns.read_index(chunk, verify=verify)
         row, value = columns.read_entries(chunk, verify=verify)
-        _check_range("row", row, columns.dataset.n_rows, columns.place(chunk))
-        _check_range("feature", listed, columns.dataset.n_features, columns.place(chunk))
+        _check_range("row", row, columns.dataset.n_rows, columns, chunk)
+        _check_range("feature", listed, columns.dataset.n_features, columns, chunk)
         arena.row[entry_start : entry_start + row.size] = row
         arena.value[entry_start : entry_start + value.size] = value
         if columns.item_start[chunk + 1] == columns.item_start[chunk]:
@@ -204,10 +184,10 @@ def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
     return code
 
 
-def _check_range(name: str, index: np.ndarray, n: int, location: str) -> None:
+def _check_range(name: str, index: np.ndarray, n: int, table: Dataset | Columns, chunk: int) -> None:
     """Refuse indices out of range: the kernels do not check, and would write outside the weights or scores."""
     if index.size and (index.min() < 0 or index.max() >= n):
-        raise DatasetError(f"{location}: a {name} outside 0 … {n - 1}")
+        raise DatasetError(f"{table.place(chunk)}: a {name} outside 0 … {n - 1}")
 
 
 def _ends(n_entries: np.ndarray, start: int) -> np.ndarray:

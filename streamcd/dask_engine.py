@@ -41,19 +41,9 @@ _DASHBOARD_SECONDS = 5.0  # for its page
 
 
 class DaskEngine:
-    """Engine that carries rounds out on the workers of a dask client; see `engines.Engine`.
+    """Engine that carries rounds out on the workers of a dask client, which may come and go; see `engines.Engine`.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Not an asynchronous one. Workers may come and go.
-    spec : WorkerSpec
-    shard_entries : ndarray of int64, shape (shards,)
-    listener : Listener
-    timeout : float
-        Longest time in seconds that a worker may take to respond, and that there may be no worker.
-    run : str
-        For messages.
+    `timeout` is the longest time in seconds that a worker may take to respond, and that there may be no worker.
     """
 
     def __init__(

@@ -79,14 +79,7 @@ def shard_entries(dataset: Dataset) -> np.ndarray:
 
 
 class SerialEngine:
-    """Run the partitions one after another in this process: the bits of a cluster, without one.
-
-    Parameters
-    ----------
-    spec : WorkerSpec
-    n_partitions : int
-        Where shards are fewer, so are the partitions.
-    """
+    """Engine that runs partitions one after another in this process: the bits of a cluster, without one."""
 
     def __init__(self, spec: WorkerSpec, n_partitions: int) -> None:
         self._spec, self._dataset = spec, open_same(spec)

@@ -22,32 +22,24 @@ _ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
 class Table(Protocol):
-    """Interface that `Dataset` and `Columns` share: chunks of entries, in shards, each entry of one item.
-
-    Attributes
-    ----------
-    n_chunks, n_shards, n_items, n_entries, entry_bytes : int
-    chunk_part : ndarray of int32, shape (n_chunks,)
-    item_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
-        First item that a chunk begins, and its first entry.
-    unit_start : ndarray of int64, shape (units + 1,), or None
-        First chunks of units, which are never separated; None where every chunk is a unit.
-    """
+    """Interface that `Dataset` and `Columns` share: chunks of entries, in shards, each entry of one item."""
 
     @property
     def n_items(self) -> int: ...
     @property
     def entry_bytes(self) -> int: ...
     @property
-    def item_start(self) -> np.ndarray: ...
+    def item_start(self) -> np.ndarray: ...  # (chunks + 1,): the first item that a chunk begins
     @property
-    def unit_start(self) -> np.ndarray | None: ...
+    def unit_start(
+        self,
+    ) -> np.ndarray | None: ...  # first chunks of units, never separated; None: every chunk is one
 
     n_chunks: int
     n_shards: int
     n_entries: int
-    chunk_part: np.ndarray
-    entry_start: np.ndarray
+    chunk_part: np.ndarray  # the shard of every chunk
+    entry_start: np.ndarray  # (chunks + 1,)
 
     def expect(self, chunk: int) -> None: ...
     def read_directly(self) -> None: ...
@@ -62,24 +54,14 @@ out of range, which kernels do not check."""
 
 
 class Layout(Protocol):
-    """One of the two sort orders, as a solver reads it.
-
-    Attributes
-    ----------
-    state_bytes : int
-        Bytes of an item's state between visits, on disk; 0 for none.
-    item_bytes : int
-        Bytes of an item in an arena, beside its entries.
-    resident_window : int
-        Entries of a window where all data is in memory.
-    """
+    """One of the two sort orders, as a solver reads it."""
 
     @property
-    def state_bytes(self) -> int: ...
+    def state_bytes(self) -> int: ...  # of an item between visits, on disk; 0 for none
     @property
-    def item_bytes(self) -> int: ...
+    def item_bytes(self) -> int: ...  # of an item in an arena, beside its entries
     @property
-    def resident_window(self) -> int: ...
+    def resident_window(self) -> int: ...  # entries of a window where all data is in memory
 
     def open(self, dataset: Dataset) -> Any:
         """Open the table of chunks to read."""

@@ -51,11 +51,7 @@ class Rows:
 class RowsInMemory:
     """All rows, as one block in memory.
 
-    Parameters
-    ----------
-    arrays : dict of str to ndarray
-        ``score``, and in a read at fixed w ``fresh``: the arrays of a `solvers.State` that checkpoints keep.
-    kind, weight : ndarray
+    `arrays` are ``score``, and in a read at fixed w ``fresh``: those of a `solvers.State`, which checkpoints keep.
     """
 
     paged = False
@@ -92,23 +88,9 @@ class RowsInMemory:
 
 
 class PagedRows:
-    """All rows, in a file of pages.
+    """All rows, in a file of pages of `page_rows` each, in a folder of the run; `seed` is that of the folds.
 
-    Parameters
-    ----------
-    folder : Path
-        In the run directory.
-    dataset : Dataset
-    problem : Problem
-    seed : int
-        Of the folds.
-    page_rows : int
-        Rows of a page.
-
-    Attributes
-    ----------
-    slots : slot_store.SlotStore
-        For the loop, which makes them durable. Pages that were never saved are zero.
+    The loop makes `slots` durable. Pages that were never saved are zero.
     """
 
     paged = True
