@@ -181,7 +181,7 @@ def admit(spec: WorkerSpec, version: str) -> str:
 
 
 def _too_little_memory(budget: int) -> str:
-    """Dask stops giving work to a worker, and ends it, when its own limit comes near: better not to begin."""
+    """Compare the budget with the limit near which dask stops giving work to a worker, and ends it."""
     from distributed import get_worker
 
     memory = getattr(get_worker(), "memory_manager", None)

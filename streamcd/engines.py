@@ -1,4 +1,4 @@
-"""Engines carry out rounds: here one partition after another in this process; `dask_engine` uses dask workers."""
+"""Engines, which carry out rounds: here one partition after another in this process; `dask_engine` uses dask workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Engine(Protocol):
         ...
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum of `Partition.slopes` over the partitions of the round that was just made."""
+        """Sum `Partition.slopes` over the partitions of the last round."""
         ...
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class SerialEngine:
             self.partitions = [Partition(self._spec, owned, self._dataset) for owned in shards.values()]
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum over the partitions."""
+        """Sum `Partition.slopes` over the partitions."""
         return np.sum([partition.slopes(request, eta) for partition in self.partitions], axis=0)
 
     def close(self) -> None:
