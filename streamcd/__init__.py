@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from .predict import evaluate as evaluate
     from .predict import predict as predict
     from .progress import Listener as Listener
+    from .result import Result as Result
     from .resume import resume as resume
     from .solve_qp import BoxQPResult as BoxQPResult
     from .solve_qp import solve_box_qp as solve_box_qp
-    from .train import Result as Result
     from .train import train as train
     from .transpose import make_columns as make_columns
     from .tune import tune as tune

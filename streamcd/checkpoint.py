@@ -1,9 +1,4 @@
-"""A run on disk: its configuration, the dual variables in two slots a chunk, the state, the log, and the lock.
-
-The rule that makes a run safe: a slot to which the last durable checkpoint points is never overwritten. The first save
-of a chunk after a checkpoint goes to its other slot, later ones rewrite that one; a checkpoint syncs what was written
-and then replaces ``state.npz``, whose slot bits point to it.
-"""
+"""A run on disk: its configuration, the state of its last checkpoint, the log, and the lock."""
 
 from __future__ import annotations
 
@@ -27,148 +22,6 @@ from .parquet import sync_directory, write_file_atomically
 
 FORMAT = "streamcd-run"
 FORMAT_VERSION = 1
-NO_SLOT = 2  # a chunk that was never saved; its rows start from the solver's initial values
-
-_HEADER_BYTES = 16  # checksum, chunk, zeros
-
-
-class SlotStore:
-    """Dual variables and active flags of every chunk, in a file per shard with two slots a chunk.
-
-    Parameters
-    ----------
-    folder : Path
-        Made where it is not there.
-    chunk_part : ndarray of int, shape (n_chunks,)
-        The shard of each chunk.
-    n_rows : ndarray of int, shape (n_chunks,)
-        Rows of each chunk.
-    row_bytes : int
-        Bytes that a row's state takes.
-
-    Attributes
-    ----------
-    current : ndarray of uint8, shape (n_chunks,)
-        The slot (0, 1) that holds a chunk's latest state, or `NO_SLOT`.
-    bytes_read : int
-        Bytes read so far.
-    """
-
-    def __init__(self, folder: Path, chunk_part: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
-        self._folder = folder
-        self._part = chunk_part
-        self._slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
-        # chunks come part after part, so an offset is what precedes the chunk, less what precedes its part
-        self._offset = np.cumsum(2 * self._slot_bytes) - 2 * self._slot_bytes
-        self._offset -= self._offset[np.searchsorted(chunk_part, chunk_part)]
-        self.current = np.full(chunk_part.size, NO_SLOT, dtype=np.uint8)
-        self._durable = self.current.copy()
-        self._files: dict[int, int] = {}
-        self._unsynced: set[int] = set()
-        self.bytes_read = 0
-        folder.mkdir(exist_ok=True)
-
-    def allocate(self) -> None:
-        """Claim the disk space of all slots now, so that a disk too small is found before any work."""
-        last = np.searchsorted(self._part, np.unique(self._part), side="right") - 1
-        for chunk in last.tolist():
-            size = int(self._offset[chunk] + 2 * self._slot_bytes[chunk])
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._open(chunk), 0, size)
-
-    def restore(self, current: np.ndarray) -> None:
-        """Take the slot bits of a checkpoint."""
-        self.current = current.copy()
-        self._durable = current.copy()
-
-    def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
-        """Read a chunk's latest state into `arrays` (contiguous, filled in place).
-
-        Returns
-        -------
-        bool
-            False where the chunk was never saved; the arrays are then as they were.
-
-        Raises
-        ------
-        CheckpointError
-            Where the file is missing, truncated or damaged; names it.
-        """
-        slot = int(self.current[chunk])
-        if slot == NO_SLOT:
-            return False
-        size = int(self._slot_bytes[chunk])
-        data = os.pread(self._open(chunk), size, int(self._offset[chunk]) + slot * size)
-        self.bytes_read += len(data)
-        found = int.from_bytes(data[:4], "little")
-        if (
-            len(data) != size
-            or found != zlib.crc32(memoryview(data)[4:])
-            or data[4:12] != chunk.to_bytes(8, "little")
-        ):
-            raise CheckpointError(
-                f"{self._path(int(self._part[chunk]))}: the state of chunk {chunk} is damaged or truncated; "
-                "restore the run directory from a copy, or train again with --force"
-            )
-        start = _HEADER_BYTES
-        for array in arrays:
-            flat = array.reshape(-1).view(np.uint8)
-            flat[:] = np.frombuffer(data, dtype=np.uint8, count=flat.size, offset=start)
-            start += flat.size
-        return True
-
-    def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
-        """Write a chunk's state to the slot that no durable checkpoint points to."""
-        if self.current[chunk] == self._durable[chunk]:
-            self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
-        size = int(self._slot_bytes[chunk])
-        body: list[bytes | memoryview] = [chunk.to_bytes(8, "little") + bytes(_HEADER_BYTES - 12)]
-        body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
-        checksum = 0
-        for piece in body:
-            checksum = zlib.crc32(piece, checksum)
-        pieces = [checksum.to_bytes(4, "little"), *body]
-        assert sum(len(piece) for piece in pieces) == size
-        _write_all(self._open(chunk), pieces, int(self._offset[chunk]) + int(self.current[chunk]) * size)
-        self._unsynced.add(int(self._part[chunk]))
-
-    def sync(self) -> None:
-        """Make all that was saved durable."""
-        for part in sorted(self._unsynced):
-            os.fsync(self._files[part] if part in self._files else self._open_part(part))
-        sync_directory(self._folder)
-        self._unsynced.clear()
-
-    def mark_durable(self) -> None:
-        """Declare the current slots those of the last durable checkpoint."""
-        self._durable = self.current.copy()
-
-    def close(self) -> None:
-        """Close all files."""
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
-
-    def _path(self, part: int) -> Path:
-        return self._folder / f"part-{part:05d}.bin"
-
-    def _open(self, chunk: int) -> int:
-        return self._open_part(int(self._part[chunk]))
-
-    def _open_part(self, part: int) -> int:
-        if part not in self._files:
-            if len(self._files) >= 256:
-                os.close(self._files.pop(next(iter(self._files))))
-            self._files[part] = os.open(self._path(part), os.O_RDWR | os.O_CREAT, 0o644)
-        return self._files[part]
-
-
-def _write_all(descriptor: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
-    written = os.pwritev(descriptor, pieces, offset)
-    data = memoryview(b"".join(pieces))[written:] if written < sum(len(piece) for piece in pieces) else b""
-    while len(data):  # a short write: the disk is nearly full, the next one says so
-        count = os.pwrite(descriptor, data, offset + written)
-        written, data = written + count, data[count:]
 
 
 class Run:
@@ -179,34 +32,20 @@ class Run:
     path : Path
         An existing directory; see `create_run` and `open_run`.
     locked : bool
-        False for a part of a run that is locked.
+        Whether to lock; False for a directory inside a run that is locked already.
     """
 
     def __init__(self, path: Path, *, locked: bool = True) -> None:
         self.path = path
+        self.config_path, self.state_path = path / "config.json", path / "state.npz"
+        self.log_path, self.model_path = path / "log.jsonl", path / "model"
         self._lock = _lock(path) if locked else None
         self._log_bytes = 0
 
     def part(self, name: str) -> Run:
-        """A directory inside for a part of the work, made where it is not there."""
+        """Open a directory inside the run for a part of the work; created where it does not exist."""
         (self.path / name).mkdir(exist_ok=True)
         return Run(self.path / name, locked=False)
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def state_path(self) -> Path:
-        return self.path / "state.npz"
-
-    @property
-    def log_path(self) -> Path:
-        return self.path / "log.jsonl"
-
-    @property
-    def model_path(self) -> Path:
-        return self.path / "model"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write ``config.json``, whole."""
@@ -215,7 +54,7 @@ class Run:
         write_file_atomically(self.config_path, (json.dumps(content, indent=1) + "\n").encode())
 
     def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace ``state.npz``: temporary name, sync, rename; remembers how long the log is."""
+        """Replace ``state.npz``: temporary name, sync, rename; with the length of the log."""
         if self._log_bytes:
             with open(self.log_path, "rb") as log:
                 os.fsync(log.fileno())
@@ -228,7 +67,7 @@ class Run:
         sync_directory(self.path)
 
     def read_state(self) -> dict[str, np.ndarray] | None:
-        """Arrays of the last checkpoint; None where there was none yet. Cuts the log back to it.
+        """Read the arrays of the last checkpoint, and cut the log back to it; None where there is none yet.
 
         Raises
         ------
@@ -270,7 +109,7 @@ class Run:
 
 
 def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray] | None:
-    """Arrays of an ``.npz`` file, all or those named; None where there is no file.
+    """Read arrays of an ``.npz`` file, all or those named; None where there is no file.
 
     Raises
     ------
@@ -285,7 +124,7 @@ def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Whatever the readers of archives stumble over in a damaged one, as one error that names the file."""
+    """Raise one error that names the file, whatever the readers of archives make of a damaged one."""
     try:
         with file_named(path):
             yield
@@ -308,7 +147,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
-    """Rows of a two-dimensional array in an ``.npz`` file, in blocks, so that it is never whole in memory.
+    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, which is never whole in memory.
 
     Raises
     ------
@@ -376,7 +215,7 @@ def create_run(path: Path, *, force: bool) -> Run:
     Raises
     ------
     CheckpointError
-        Where there is something in it already; the caller says what, if it is a run.
+        Where it is not empty; the caller says what is in it, if it is a run.
     """
     path.mkdir(parents=True, exist_ok=True)
     leftovers = [entry for entry in path.iterdir() if entry.name != "lock"]
@@ -389,7 +228,7 @@ def create_run(path: Path, *, force: bool) -> Run:
             f"{path} is not empty and not a run; --force replaces runs only, name another directory"
         )
     run = Run(path)
-    # the configuration goes last: what an interrupted removal leaves is still known as a run, and --force removes it
+    # the configuration goes last: a directory whose removal was interrupted is still known as a run, and --force removes it
     try:
         for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
             if entry.is_dir():

@@ -434,7 +434,7 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
     if scheduler is None and not n_local:
         yield None
         return
-    from .cluster import open_client
+    from .dask_engine import open_client
 
     with open_client(scheduler, n_local, listener) as client:
         yield client

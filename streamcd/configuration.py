@@ -16,7 +16,7 @@ from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .lane_groups import group_lanes
 from .memory import format_size, parse_size
-from .plan import Plan, describe_plan
+from .memory_plan import Plan, describe_plan
 from .progress import Listener
 from .registry import reads_columns
 from .stopping import StopRule

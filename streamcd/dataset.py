@@ -22,7 +22,7 @@ from .scaling import Scaling
 from .verification import file_problems, readings
 
 MAX_OPEN_PARTS = 64
-"""Footers kept open; where shards outnumber it the order of a pass visits them in groups (`read_order.chunk_order`)."""
+"""Footers kept open; where shards outnumber it the order of a pass visits them in groups (`stream.chunk_order`)."""
 
 
 class Dataset:
@@ -78,7 +78,7 @@ class Dataset:
 
     @property
     def n_items(self) -> int:
-        """Of the row layout the rows (see `plan.Table`)."""
+        """Of the row layout the rows (see `memory_plan.Table`)."""
         return self.n_rows
 
     @property

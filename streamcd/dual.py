@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import dual_kernels, over_relaxation, primitives
-from .layouts import RowArena, RowLayout
+from .arenas import RowArena, RowLayout
 from .primitives import (
     DUAL,
     GAP,

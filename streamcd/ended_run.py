@@ -13,7 +13,7 @@ from .lane_groups import lane_groups
 from .problem import Problem
 from .registry import reads_columns
 from .training_options import make_lanes, make_solver
-from .warmstart import WarmStart, combination
+from .warm_start import WarmStart, combination
 
 
 class EndedRun:

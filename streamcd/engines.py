@@ -1,4 +1,4 @@
-"""What carries out a round: one partition after another in this process; the module `cluster` does so on dask workers."""
+"""Engines, which carry out rounds: here one partition after another in this process; `dask_engine` uses dask workers."""
 
 from __future__ import annotations
 
@@ -8,80 +8,66 @@ from typing import Protocol
 
 import numpy as np
 
+from .block_steps import Change, add_direction, add_in_tree, assign_shards_randomly
 from .dataset import Dataset
-from .partition import Answer, Assignment, Order, Partition, open_same
+from .partition import (
+    Partition,
+    RoundRequest,
+    RoundResponse,
+    WorkerSpec,
+    open_same,
+)
 from .primitives import VIOLATION_MAX, VIOLATION_MIN
-from .rounds import Change, add_direction, add_in_tree, deal_shards
 
 
 class WorkersLost(Exception):
-    """A worker went away, or came to a stop, in the middle of a round."""
+    """Loss of a worker, which went away or stopped in the middle of a round."""
 
 
 @dataclass
-class Joint:
-    """The partitions' answers, added up.
+class RoundResult(RoundResponse):
+    """Sum of the partitions' responses; `seconds` is the longest time of one."""
 
-    Attributes
-    ----------
-    totals, direction : ndarray
-        As in `Answer`.
-    change : Change
-    w : ndarray or None
-        Of the only partition, where there is one.
-    seconds : dict of str to float
-        What each worker was at work.
-    bytes_read : int
-        Asked of files, by all.
-    bytes_sent : int
-        Between processes: w out to the workers, changes in.
-    n_passes : int
-        That every partition made.
-    """
-
-    totals: np.ndarray
-    direction: np.ndarray
-    change: Change
-    w: np.ndarray | None
-    seconds: dict[str, float]
-    bytes_read: int
-    bytes_sent: int
-    n_passes: int
+    worker_seconds: dict[str, float]
+    bytes_sent: int  # between processes: w out to the workers, changes in
 
 
 class Engine(Protocol):
-    """Carries rounds out."""
+    """Interface of what carries rounds out."""
 
-    def round(self, order: Order, w: np.ndarray, progress: Callable[[int], None]) -> Joint:
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
         """Let every partition work; raises `WorkersLost` where one cannot be had."""
         ...
 
-    def slopes(self, order: Order, eta: np.ndarray) -> np.ndarray:
-        """Sum of `Partition.slopes` over the partitions of the round that was just made."""
+    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+        """Sum `Partition.slopes` over the partitions of the last round."""
         ...
 
     def close(self) -> None:
-        """Let go of what is held for this run."""
+        """Release what is held for this run."""
         ...
 
 
-def join_answers(names: list[str], answers: list[Answer], change: Change, bytes_out: int) -> Joint:
-    """Add up all but the changes, which a tree has added up already."""
-    totals, sums = answers[0].totals.copy(), answers[0].direction.copy()
-    for answer in answers[1:]:
-        totals = _add_totals(totals, answer.totals)
-        sums = add_direction(sums, answer.direction)
-    w = answers[0].w if len(answers) == 1 else None
+def join_responses(
+    names: list[str], responses: list[RoundResponse], change: Change, bytes_out: int
+) -> RoundResult:
+    """Add up everything but the changes, which a tree has added up already."""
+    totals, sums = responses[0].totals.copy(), responses[0].direction.copy()
+    for response in responses[1:]:
+        totals = _add_totals(totals, response.totals)
+        sums = add_direction(sums, response.direction)
+    w = responses[0].w if len(responses) == 1 else None
     last_leg = w.nbytes if w is not None else change.n_bytes
-    return Joint(
+    return RoundResult(
         totals=totals,
         direction=sums,
         change=change,
         w=w,
-        seconds={name: answer.seconds for name, answer in zip(names, answers, strict=True)},
-        bytes_read=sum(answer.bytes_read for answer in answers),
+        n_passes=responses[0].n_passes,
+        seconds=max(response.seconds for response in responses),
+        bytes_read=sum(response.bytes_read for response in responses),
+        worker_seconds={name: response.seconds for name, response in zip(names, responses, strict=True)},
         bytes_sent=bytes_out + change.moved_bytes + last_leg,
-        n_passes=answers[0].n_passes,
     )
 
 
@@ -93,45 +79,38 @@ def _add_totals(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def shard_entries(dataset: Dataset) -> np.ndarray:
-    """Entries of every shard."""
+    """Count the entries of every shard."""
     entries = np.diff(dataset.entry_start)
     return np.bincount(dataset.chunk_part, weights=entries, minlength=dataset.n_shards).astype(np.int64)
 
 
 class SerialEngine:
-    """K partitions one after another in this process: what a cluster would do, to the bit, without one.
+    """Engine that runs partitions one after another in this process: the bits of a cluster, without one."""
 
-    Parameters
-    ----------
-    assignment : Assignment
-    n_partitions : int
-        At most as many as there are shards are used.
-    """
-
-    def __init__(self, assignment: Assignment, n_partitions: int) -> None:
-        self._assignment, self._dataset = assignment, open_same(assignment)
+    def __init__(self, spec: WorkerSpec, n_partitions: int) -> None:
+        self._spec, self._dataset = spec, open_same(spec)
         self._entries = shard_entries(self._dataset)
         self._workers = [str(number) for number in range(n_partitions)]
         self._shards: dict[str, list[int]] = {}
         self.partitions: list[Partition] = []
 
-    def round(self, order: Order, w: np.ndarray, progress: Callable[[int], None]) -> Joint:
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
         """Let every partition work, in turn."""
-        self._deal(order)
-        answers = [partition.run(order, w, progress) for partition in self.partitions]
-        change = add_in_tree([answer.change for answer in answers])
-        return join_answers(list(self._shards), answers, change, w.nbytes * len(answers))
+        self._assign(request)
+        responses = [partition.run(request, w, progress) for partition in self.partitions]
+        change = add_in_tree([response.change for response in responses])
+        return join_responses(list(self._shards), responses, change, w.nbytes * len(responses))
 
-    def _deal(self, order: Order) -> None:
-        shards = deal_shards(self._entries, self._workers[: order.n_workers], order.deal)
+    def _assign(self, request: RoundRequest) -> None:
+        shards = assign_shards_randomly(self._entries, self._workers[: request.n_workers], request.shard_key)
         if shards != self._shards:
             self.close()
             self._shards = shards
-            self.partitions = [Partition(self._assignment, parts, self._dataset) for parts in shards.values()]
+            self.partitions = [Partition(self._spec, owned, self._dataset) for owned in shards.values()]
 
-    def slopes(self, order: Order, eta: np.ndarray) -> np.ndarray:
-        """Sum over the partitions."""
-        return np.sum([partition.slopes(order, eta) for partition in self.partitions], axis=0)
+    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+        """Sum `Partition.slopes` over the partitions."""
+        return np.sum([partition.slopes(request, eta) for partition in self.partitions], axis=0)
 
     def close(self) -> None:
         """Close the partitions' files."""
@@ -142,6 +121,6 @@ class SerialEngine:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Stands for a client with so many workers; the work is done in this process, one partition after another."""
+    """Stand-in for a client with `n_workers`; this process does the work, one partition after another."""
 
     n_workers: int

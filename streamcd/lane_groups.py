@@ -11,8 +11,8 @@ import numpy as np
 from .dataset import Dataset
 from .errors import UsageError
 from .memory import RESERVED_BYTES, format_size
+from .memory_plan import Plan, make_plan
 from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
-from .plan import Plan, make_plan
 from .problem import Problem
 from .process_pool import memory_per_worker
 from .protocol import Solver
@@ -108,15 +108,14 @@ def _plan_group(
     """The plan for a group of lanes, and the budget that it is for."""
     if on_workers:
         return _plan_worker(dataset, solver, budget, local_workers)
-    plan = make_plan(
-        dataset,
-        budget,
-        solver.state_bytes + saving_bytes(solver),
-        solver.layout,
-        **solver.more_memory,
-        rows_bytes=solver.rows_bytes,
-        paging=solver.paging if paged else None,
-    )
+    more = dict(solver.more_memory)
+    needs = {
+        "weights": solver.state_bytes + saving_bytes(solver),
+        "scores of all rows": 0 if paged else solver.rows_bytes,
+        **more.pop("needs", {}),
+    }
+    paging = solver.paging if paged else None
+    plan = make_plan(dataset, budget, solver.layout, needs, paging=paging, **more)
     return plan, budget
 
 
@@ -130,7 +129,8 @@ def _plan_worker(dataset: Dataset, solver: Solver, budget: int, local_workers: i
             f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
             f"{format_size(each - DASK_BYTES)}, where"
         )
-    plan = make_plan(dataset, each - DASK_BYTES, weights, paired_layout(solver.layout), refusal=refusal)
+    layout, needs = paired_layout(solver.layout), {"weights": weights}
+    plan = make_plan(dataset, each - DASK_BYTES, layout, needs, refusal=refusal)
     return plan, each
 
 

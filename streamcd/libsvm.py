@@ -17,11 +17,19 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .byte_sources import ByteBlock, ByteRange, as_array, display_name, expand_sources, read_blocks, total_bytes
+from .byte_sources import (
+    ByteBlock,
+    ByteRange,
+    as_array,
+    display_name,
+    expand_sources,
+    read_blocks,
+    total_bytes,
+)
 from .compile import kernel
 from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
 from .errors import DataError
-from .problems import LEAST_WEIGHT
+from .problem import LEAST_WEIGHT
 from .progress import Listener, Progress
 from .rows import Counts, RowBatch, Rows
 

@@ -1,4 +1,4 @@
-"""The user's memory budget: sizes as people write them, the arithmetic that a refusal shows, and what the kernel says."""
+"""The user's memory budget: parsing of sizes, the arithmetic that a refusal shows, and the kernel's figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from .errors import UsageError
 
 RESERVED_BYTES = 300_000_000
-"""What the interpreter, numpy, numba with its compiler, and pyarrow take of any budget.
+"""Bytes that the interpreter, numpy, numba with its compiler, and pyarrow take of any budget.
 
 A constant, not a measurement, so that windows (and with them the bits of a result) follow from the options alone.
 Measured on Linux x86-64 with numba 0.68 and pyarrow 26: 220 to 226 MB with the kernels loaded from the compile cache, 255 to
@@ -49,7 +49,7 @@ def parse_size(size: int | str) -> int:
 
 
 def format_size(n_bytes: float) -> str:
-    """Write bytes the way they are read: ``"1.5 GB"``, with three significant digits and decimal units."""
+    """Format bytes for reading: ``"1.5 GB"``, with three significant digits and decimal units."""
     value = float(n_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 999.5:
@@ -71,11 +71,11 @@ def require(
     budget : int
         The user's bound in bytes.
     needs : mapping of str to int
-        What takes memory, and how many bytes; the reserve for the interpreter is added here.
+        Bytes needed, by name; the reserve for the interpreter is added here.
     advice : str
-        What the user can do about it.
+        Advice to the user.
     refusal : str, optional
-        What is too small, before the arithmetic, where `budget` is not the number that the user gave.
+        Begins the message, before the arithmetic, where `budget` is not the number that the user gave.
 
     Returns
     -------
@@ -112,17 +112,17 @@ def _status_bytes(field: str) -> int:
 
 
 def peak_memory_bytes() -> int:
-    """Peak resident memory of this process so far (VmHWM), in bytes."""
+    """Return the peak resident memory of this process so far (VmHWM), in bytes."""
     return _status_bytes("VmHWM")
 
 
 def current_memory_bytes() -> int:
-    """Resident memory of this process now (VmRSS), in bytes."""
+    """Return the resident memory of this process now (VmRSS), in bytes."""
     return _status_bytes("VmRSS")
 
 
 def page_cache_room() -> float:
-    """Bytes of files that the page cache can hold beside this process, as far as the kernel says; else infinite."""
+    """Return the bytes of files that the page cache can hold beside this process; infinite where the kernel does not say."""
     room = float("inf")
     try:
         with open("/proc/meminfo", encoding="ascii") as meminfo:
@@ -135,7 +135,7 @@ def page_cache_room() -> float:
 
 
 def _cgroup_limit() -> float:
-    """The memory limit of this process's control group; infinite where there is none."""
+    """Return the memory limit of this process's control group; infinite where there is none."""
     limit = float("inf")
     try:
         with open("/proc/self/cgroup", encoding="ascii") as groups:

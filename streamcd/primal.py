@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from . import longcolumns, primal_kernels, primitives
+from . import long_columns, primal_kernels, primitives
+from .arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
 from .dataset import Dataset
-from .layouts import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
-from .plan import Paging
+from .memory_plan import Paging
 from .primal_kernels import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM, ColumnCosts, Columns
 from .primitives import DUAL, GAP, VIOLATION_MAX
 from .problem import Problem
 from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
 from .randomness import random_key
-from .rowscores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
+from .row_scores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
 from .stream import Window
 
 _BIAS = -1  # stands for the bias in an order of columns
@@ -103,19 +103,19 @@ class PrimalSolver:
         side, rows = _sides(state), self._rows(state)
         for columns, column in self._columns(window, state, order, "fresh"):
             if column is not None:
-                longcolumns.certify(column, side, lanes)
+                long_columns.certify(column, side, lanes)
             else:
                 primal_kernels.primal_certify(*columns, side, lanes, state.totals)
-        rows.take_back(("fresh",))
+        rows.store(("fresh",))
 
     def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         begins, rows = np.isnan(state.lanes["start_norm"]), self._rows(state)
         for columns, column in self._columns(window, state, order, "score"):
             if column is not None:
-                longcolumns.train(column, begins, lanes)
+                long_columns.train(column, begins, lanes)
             else:
                 primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
-        rows.take_back(("score",))
+        rows.store(("score",))
 
     def columns(self, window: Window, order: np.ndarray) -> np.ndarray:
         """Write the offsets of all columns of a window, the bias in one window of a read, to the front of `order`."""
@@ -147,7 +147,7 @@ class PrimalSolver:
         """
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, 5))
-        for rows in self._rows(state).stretches(fresh=True) if lanes.size else ():
+        for rows in self._rows(state).iter_blocks(fresh=True) if lanes.size else ():
             primal_kernels.row_terms(rows.arrays, self._costs, _sides(state), lanes, sums)
         totals = state.totals
         squared = np.einsum("ij,ij->j", state.w, state.w)
@@ -171,7 +171,7 @@ class PrimalSolver:
 
     def adopt_certified_w(self, state: State, lane: int) -> None:
         """Go on from the scores that the read at fixed w has computed."""
-        for rows in self._rows(state).stretches(fresh=True, saved=("score",)):
+        for rows in self._rows(state).iter_blocks(fresh=True, saved=("score",)):
             rows.score[:, lane] = rows.fresh[:, lane]
 
     def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
@@ -179,7 +179,7 @@ class PrimalSolver:
         if self._losses is None:  # of all lanes in one walk; until scores change
             n_lanes = self.problem.n_lanes
             sums, side, lanes = np.zeros((n_lanes, 5)), np.ones((2, n_lanes)), np.arange(n_lanes)
-            for rows in self._rows(state).stretches():
+            for rows in self._rows(state).iter_blocks():
                 scores = rows.arrays
                 scores = scores._replace(fresh=scores.score)
                 primal_kernels.row_terms(scores, self._costs, side, lanes, sums)
@@ -196,7 +196,7 @@ class PrimalSolver:
         kept = self._rows(state)
         kept.begin_certificates()
         sums = np.zeros((2, self.problem.n_lanes))
-        for rows in kept.stretches(saved=("fresh",)):
+        for rows in kept.iter_blocks(saved=("fresh",)):
             rows.fresh[:, lanes] = 0.0
             primal_kernels.side_sums(rows.arrays, self._costs, lanes, sums)
         if not self.problem.free_bias:
@@ -209,7 +209,7 @@ class PrimalSolver:
 
     def _columns(
         self, window: Window, state: State, order: np.ndarray, changed: str
-    ) -> Iterator[tuple[Any, longcolumns.LongColumn | None]]:
+    ) -> Iterator[tuple[Any, long_columns.LongColumn | None]]:
         """Yield the arguments for runs of an order of columns, or, alone, a column that has to be visited in segments.
 
         `changed` names the scores that are changed: those of the rows at hand are stored before a column of the latter kind.
@@ -221,17 +221,17 @@ class PrimalSolver:
         start = 0
         for stop in [*alone.tolist(), order.size]:
             if stop > start:
-                held = rows.bring(window, fresh=changed == "fresh")
+                held = rows.load(window, fresh=changed == "fresh")
                 w = state.w.reshape(-1)
                 yield (order[start:stop], columns_of(window), held.arrays, self._costs, w), None
             if stop < order.size:
-                rows.take_back((changed,))
+                rows.store((changed,))
                 yield None, self._long_column(window, state, int(order[stop]))
             start = stop + 1
 
-    def _long_column(self, window: Window, state: State, offset: int) -> longcolumns.LongColumn:
+    def _long_column(self, window: Window, state: State, offset: int) -> long_columns.LongColumn:
         is_bias = offset == _BIAS
-        return longcolumns.LongColumn(
+        return long_columns.LongColumn(
             arena=window.arena,
             sweep=None if is_bias else window.sweep,
             rows=self._rows(state),

@@ -1,4 +1,4 @@
-"""The words in which long work tells how far it is; the library speaks them, the command line prints them."""
+"""Progress and messages of long work: the library reports them, the command line prints them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _logger = logging.getLogger("streamcd")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a piece of work is.
+    """State of a task in work.
 
     Attributes
     ----------
     phase : str
-        What is being done, such as ``"parse"`` or ``"pass 12"``.
+        Name, such as ``"parse"`` or ``"pass 12"``.
     done, total : int
         In `unit`; total is None where it cannot be known.
     unit : str
         ``"B"``, ``"rows"`` or ``"entries"``.
     note : str
-        What else is worth a glance, such as the current gap.
+        Further information, such as the current gap.
     """
 
     phase: str
@@ -32,15 +32,15 @@ class Progress:
 
 
 class Listener:
-    """Receives progress and messages; this one keeps silent about progress and logs the rest."""
+    """Receiver of progress and messages; this one ignores progress and logs the rest."""
 
     def progress(self, progress: Progress) -> None:
-        """Take notice of progress; called about once a block or window, so it must be cheap."""
+        """Receive progress; called about once a block or window, so it must be cheap."""
 
     def message(self, text: str) -> None:
-        """Tell the user something worth knowing once."""
+        """Receive information for the user."""
         _logger.info(text)
 
     def warning(self, text: str) -> None:
-        """Tell the user something that probably wants a change."""
+        """Receive a warning: the user probably should change something."""
         _logger.warning(text)

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from .layouts import RowArena
-from .plan import Paging
+from .arenas import RowArena
+from .memory_plan import Paging
 from .primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
 from .stream import Window
 
@@ -113,7 +113,7 @@ class Solver(Protocol):
 
     @property
     def layout(self) -> Any:
-        """The `plan.Layout` that is read, and the sizes of what is kept of every row."""
+        """The `memory_plan.Layout` that is read, and the sizes of what is kept of every row."""
         ...
 
     @property
@@ -128,7 +128,7 @@ class Solver(Protocol):
 
     @property
     def more_memory(self) -> Mapping[str, Any]:
-        """Further memory, as ``needs`` and ``advice`` of `plan.make_plan`."""
+        """Further memory, as ``needs`` and ``advice`` of `memory_plan.make_plan`."""
         ...
 
     @property
@@ -146,7 +146,7 @@ class Solver(Protocol):
 
         Returns
         -------
-        rowscores.PagedRows or None
+        row_scores.PagedRows or None
             None where `page_rows` is 0: in memory, or nothing is kept.
         """
         ...
@@ -191,7 +191,7 @@ class Solver(Protocol):
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
     """Write the offsets of all rows of a window, as they lie, to the front of `order`, and return that."""
     n = 0
-    for _, start, stop in window.pieces():
+    for _, start, stop in window.chunk_ranges():
         order[n : n + stop - start] = np.arange(start, stop)
         n += stop - start
     return order[:n]

@@ -1,4 +1,4 @@
-"""How a training ended: the object that ``--json`` prints."""
+"""Result of a training: the object that ``--json`` prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stopping import REASONS
 
 @dataclass
 class Result:
-    """How a training ended; the fields are those of ``train --json``.
+    """Result of a training; its fields are those of ``train --json``.
 
     Attributes
     ----------
@@ -29,15 +29,15 @@ class Result:
     violation : float
         Largest violation of the optimality conditions at the certified weights (LIBLINEAR's measure).
     converged : bool
-        Whether all lanes are.
+        Whether all lanes converged.
     stop_reason : {"gap", "violation", "max_passes"}
-        Of the lane that fared worst.
+        Of the lane that ended worst.
     passes : int
         Training passes of the slowest lane.
     seconds : float
         Of all sessions of the run.
     bytes_read : int
-        Asked of the dataset's files and the dual variables', in all sessions of the run.
+        Read from the files of the dataset and of the dual variables, in all sessions of the run.
     peak_memory_bytes : int
         Peak resident memory of this process.
     n_features, n_rows, n_lanes : int
@@ -63,7 +63,7 @@ class Result:
     lanes: list[dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
-        """The contract's object."""
+        """Return the object that ``--json`` prints."""
         return asdict(self)
 
     @property
@@ -76,16 +76,16 @@ class Result:
 
 @dataclass
 class TuneResult(Result):
-    """How a search over C ended: the fields of `Result` for the training on all rows, and the scores.
+    """Result of a search over C: the fields of `Result` for the training on all rows, and the scores.
 
     Attributes
     ----------
     scores : dict of str to dict
-        For each C, as it was given, ``{"folds": [accuracy of each fold], "mean": their mean}``.
+        For each C, as given, ``{"folds": [accuracy of each fold], "mean": their mean}``.
     best_C : float
         The C of the highest mean, the smallest of equal ones.
     folds : dict
-        What training the folds took: ``passes``, ``bytes_read``, ``seconds``, ``converged``, ``gap``, ``n_lanes``.
+        Cost of training the folds: ``passes``, ``bytes_read``, ``seconds``, ``converged``, ``gap``, ``n_lanes``.
     """
 
     scores: dict[str, dict[str, Any]]
@@ -95,23 +95,15 @@ class TuneResult(Result):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a loop over some lanes.
+    """Final state of a loop over some lanes."""
 
-    Attributes
-    ----------
-    lanes : dict of str to ndarray, each of shape (lanes,)
-        The per-lane arrays of the last state.
-    seconds : float
-    bytes_read : int
-    """
-
-    lanes: dict[str, np.ndarray]
+    lanes: dict[str, np.ndarray]  # the per-lane arrays of the last state
     seconds: float
     bytes_read: int
 
 
 def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
-    """The end of loops over groups of lanes, one after another."""
+    """Join the outcomes of loops over groups of lanes."""
     names = outcomes[0].lanes
     return Outcome(
         {name: np.concatenate([outcome.lanes[name] for outcome in outcomes]) for name in names},
@@ -121,7 +113,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def relative_gaps(lanes: dict[str, np.ndarray]) -> np.ndarray:
-    """(primal - dual) / primal of every lane; 0 where the primal is 0."""
+    """Compute (primal - dual) / primal of every lane; 0 where the primal is 0."""
     primal = np.abs(lanes["primal"])
     return np.divide(lanes["gap"], primal, out=np.zeros_like(primal), where=primal != 0)
 
@@ -129,7 +121,7 @@ def relative_gaps(lanes: dict[str, np.ndarray]) -> np.ndarray:
 def make_result(
     run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: int, n_rows: int, scale: float = 1.0
 ) -> Result:
-    """Sums and extremes over lanes; `scale` makes their objectives the user's (`Problem.scale`)."""
+    """Sum up lanes; `scale` turns their objectives into the user's (`Problem.scale`)."""
     kept = outcome.lanes | {name: scale * outcome.lanes[name] for name in ("primal", "dual", "gap")}
     gaps = relative_gaps(kept)
     return Result(

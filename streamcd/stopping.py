@@ -1,10 +1,11 @@
-"""When a lane is certified, restored, or done: decided once for all solvers, at the end of every read.
+"""Rules of stopping: at the end of every read, for all solvers alike, lanes are certified, restored, or done.
 
 During a training read the active rows' terms of the gap add up to an estimate; when it says that a certificate will
 succeed, the lane spends a read at a fixed w over all rows. Only that read decides, so nothing here can make a result
 wrong, only late. Where the certificate fails, it is tried again at half the estimate; where the gap lies in rows that
-shrinking took out, they are restored. (To wait until a shrunk set's estimate is a tenth of the gap allowed, as is usual,
-took a9a with squared hinge at 1e-3 to 143 passes where 119 do, with hinge at 1e-4 past 1,000 where 481 do.)
+shrinking took out, they are restored. (The usual rule waits until a shrunk set's
+estimate is a tenth of the gap allowed: a9a took 143 passes instead of 119 with squared hinge at 1e-3, and over 1,000
+instead of 481 with hinge at 1e-4.)
 """
 
 from __future__ import annotations
@@ -25,25 +26,15 @@ _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in rows that
 
 @dataclass(frozen=True)
 class StopRule:
-    """When to stop.
+    """Conditions for stopping; exactly one of `tol` and `eps` is given."""
 
-    Attributes
-    ----------
-    tol : float or None
-        Largest relative duality gap, (primal - dual) / primal.
-    eps : float or None
-        LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass. Exactly one of the two is given.
-    max_passes : int
-        Training passes of a lane.
-    """
-
-    tol: float | None
-    eps: float | None
-    max_passes: int
+    tol: float | None  # largest relative duality gap, (primal - dual) / primal
+    eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
+    max_passes: int  # training passes of a lane
 
 
 def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
-    """What the rules keep for every lane."""
+    """Make the per-lane arrays of the rules."""
     numbers = {
         name: np.full(n_lanes, np.nan)
         for name in ("estimate", "primal", "dual", "gap", "violation", "estimated_primal", "seen_violation")
@@ -55,27 +46,26 @@ def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
         "shrunk": np.zeros(n_lanes, dtype=bool),
         "reason": np.zeros(n_lanes, dtype=np.int64),
         "converged": np.zeros(n_lanes, dtype=bool),
-        "caution": np.ones(
-            n_lanes
-        ),  # share of the allowed gap that the estimate must reach; less after a failure
+        # share of the allowed gap that the estimate has to reach; less after a failure
+        "caution": np.ones(n_lanes),
     }
 
 
-def judge(state: State, rule: StopRule, solver: Solver, data: str) -> None:
+def update_lane_phases(state: State, rule: StopRule, solver: Solver, data: str) -> None:
     """Decide what each lane does next, from the totals of the read that ended; changes `state` in place.
 
     Raises
     ------
     DatasetError
-        Where sums or certificates are not finite; names the `data`.
+        Where sums or certificates are not finite; `data` names the dataset.
     """
     _refuse_infinite(state, data)
     certified = state.phase(START, CERTIFY)
     if certified.size:
-        _take_certificates(state, rule, solver)
+        _conclude_certificates(state, rule, solver)
     for lane in state.phase(TRAIN):
         if lane not in certified:
-            _judge_training(state, rule, solver, int(lane))
+            _update_training_lane(state, rule, solver, int(lane))
     for lane in certified:
         solver.adopt_certified_w(state, int(lane))
     _refuse_infinite(state, data)
@@ -92,12 +82,12 @@ def _refuse_infinite(state: State, data: str) -> None:
 
 
 def reopen(state: State, rule: StopRule) -> bool:
-    """Take lanes that are done, but not by this rule, back into training.
+    """Return lanes to training that are done, but not by this rule.
 
     Returns
     -------
     bool
-        Whether there is any.
+        Whether there are any.
     """
     lanes = state.lanes
     again = (lanes["phase"] == DONE) & ~_satisfied(state, rule)
@@ -118,14 +108,14 @@ def _satisfied(state: State, rule: StopRule) -> np.ndarray:
 
 
 def restore(state: State, lanes: np.ndarray) -> None:
-    """Every row of these lanes is active again in the next read, and no threshold of an older one applies."""
+    """Make every row of these lanes active again in the next read, without the thresholds of older ones."""
     state.lanes["restore"][lanes] = True
     state.lanes["shrunk"][lanes] = False
     state.lanes["high"][lanes] = np.inf
     state.lanes["low"][lanes] = -np.inf
 
 
-def _take_certificates(state: State, rule: StopRule, solver: Solver) -> None:
+def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None:
     lanes = state.lanes
     starting = state.phase(START)
     lanes["dual_sum"][state.phase(START, CERTIFY)] = state.totals[state.phase(START, CERTIFY), DUAL]
@@ -147,7 +137,7 @@ def _take_certificates(state: State, rule: StopRule, solver: Solver) -> None:
             restore(state, np.array([lane]))
 
 
-def _judge_training(state: State, rule: StopRule, solver: Solver, lane: int) -> None:
+def _update_training_lane(state: State, rule: StopRule, solver: Solver, lane: int) -> None:
     lanes, totals = state.lanes, state.totals[lane]
     lanes["passes"][lane] += 1
     lanes["dual_sum"][lane] += totals[DUAL]
@@ -174,10 +164,10 @@ def _judge_training(state: State, rule: StopRule, solver: Solver, lane: int) -> 
 
 
 def _worth_certifying(estimate: float, previous: float, allowed: float) -> bool:
-    """Whether the certificate is expected to succeed.
+    """Return whether the certificate is expected to succeed.
 
-    The terms were met before each row's own step and halfway through the pass, so the gap at its end is smaller: by about
-    what the estimate fell since the pass before.
+    The terms were computed before each row's own step, on average halfway through the pass, so the gap at its end is
+    smaller: by about the factor by which the estimate fell since the pass before.
     """
     fall = min(estimate / previous, 1.0) if previous > 0 else 1.0  # the first pass has no fall to go by (nan)
     return estimate * fall <= allowed

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import checkpoint
 from .advice import chosen_method
+from .cluster_loop import RoundLoop, RoundOptions, make_round_loop
 from .conditioning import advice
 from .configuration import make_config, refuse_existing
 from .dataset import Dataset, open_dataset
@@ -17,13 +18,12 @@ from .ended_run import EndedRun
 from .lane_groups import lane_groups
 from .loop import Loop, StopRequested, Task
 from .memory import parse_size
+from .memory_plan import Plan
 from .model import stored_certificate
 from .partition import DASK_BYTES
-from .plan import Plan
 from .problem import Problem
 from .progress import Listener
 from .result import Outcome, Result, join_outcomes, make_result
-from .roundloop import RoundLoop, make_round_loop
 from .run_models import planned_models, save_model
 from .stopping import StopRule
 from .training_options import make_lanes, make_options, make_solver, round_options, stop_rule, warn_of_ridge
@@ -206,7 +206,7 @@ def train_groups(
                 part,
                 task,
                 client,
-                config["rounds"],
+                RoundOptions(config["rounds"]["local_passes"], config["rounds"]["worker_timeout"]),
                 config["options"]["method"],
                 memory,
                 listener,

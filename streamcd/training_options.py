@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from .cluster_loop import WORKER_TIMEOUT
 from .dataset import Dataset
 from .errors import UsageError
-from .plan import Plan
+from .memory_plan import Plan
 from .problem import Problem, make_problem
 from .progress import Listener
 from .protocol import Solver
 from .registry import SOLVERS, check_omega, find_solver
 from .registry import make_solver as make_registered_solver
-from .roundloop import WORKER_TIMEOUT
 from .stopping import StopRule
 
 

@@ -1,6 +1,6 @@
 """Search over C by cross-validation: all folds of all C as lanes of one run, scored in one read, then all rows.
 
-The training on all rows begins from where the folds ended (`warmstart`).
+The training on all rows begins from where the folds ended (`warm_start`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint, rows_kernels
+from .arenas import RowLayout
 from .configuration import make_config, refuse_existing
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
 from .lane_groups import lane_groups
-from .layouts import RowLayout
 from .loop import StopRequested
+from .memory_plan import Plan, make_plan
 from .model import plane_distances
 from .parquet import write_file_atomically
-from .plan import Plan, make_plan
 from .problem import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
@@ -188,7 +188,9 @@ def _score(
         layout, plan = make_solver(lanes, config["options"], dataset).layout, Plan(**config["plan"])
         if not isinstance(layout, RowLayout):  # rows are scored, whatever was trained on
             layout = RowLayout(0, 0)
-            plan = make_plan(dataset, config["memory"], 2 * arrays["w"].nbytes + 4 * _SCORE_BYTES, layout)
+            plan = make_plan(
+                dataset, config["memory"], layout, {"weights": 2 * arrays["w"].nbytes + 4 * _SCORE_BYTES}
+            )
         with Stream(dataset, plan, layout, config["options"]["seed"], n_folds=problem.n_folds) as stream:
             done = 0
             for window in stream.windows(0):
@@ -207,7 +209,7 @@ def _row_blocks(window: Window, n_columns: int) -> list[tuple[int, int]]:
     rows = max(1, _SCORE_BYTES // (8 * n_columns))
     return [
         (first, min(first + rows, stop))
-        for _, start, stop in window.pieces()
+        for _, start, stop in window.chunk_ranges()
         for first in range(start, stop, rows)
     ]
 

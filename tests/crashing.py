@@ -144,7 +144,7 @@ def _log_bytes(state: Path) -> int:
 
 def _work(order: dict[str, Any], ready: int, report: int) -> None:
     """What the child does; writes to `ready` when the first window is done, its count of operations to `report`."""
-    from streamcd.plan import Plan
+    from streamcd.memory_plan import Plan
     from streamcd.resume import resume
     from streamcd.train import train
 
@@ -198,7 +198,7 @@ def _carry_out(order: dict[str, Any]) -> dict[str, Any]:
 
 def _warm_up(arguments: dict[str, Any]) -> None:
     """Train one pass here, so that the children find the kernels loaded."""
-    from streamcd.plan import Plan
+    from streamcd.memory_plan import Plan
     from streamcd.train import train
 
     with tempfile.TemporaryDirectory() as folder:

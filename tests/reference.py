@@ -11,7 +11,6 @@ import scipy.optimize
 import scipy.sparse as sp
 from threadpoolctl import ThreadpoolController
 
-from streamcd import checkpoint
 from streamcd.dataset import Dataset
 from streamcd.primitives import (
     DUAL,
@@ -24,6 +23,7 @@ from streamcd.primitives import (
     VIOLATION_MIN,
     Rows,
 )
+from streamcd.slot_store import SlotStore
 
 # Of BLAS, for small matrices: more would only wait for the processors of other tests. What is tested keeps all of its own.
 one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
@@ -93,9 +93,7 @@ def run_dual(run: Path, dataset: Dataset, alpha_width: int, n_flags: int) -> tup
     """Dual variables (rows, alpha_width) and active flags (rows, n_flags) of a run's last checkpoint."""
     with np.load(run / "state.npz") as archive:
         slots = archive["slots"]
-    store = checkpoint.SlotStore(
-        run / "dual", dataset.chunk_part, np.diff(dataset.row_start), 8 * alpha_width + n_flags
-    )
+    store = SlotStore(run / "dual", dataset.chunk_part, np.diff(dataset.row_start), 8 * alpha_width + n_flags)
     store.restore(slots)
     alpha, active = np.zeros((dataset.n_rows, alpha_width)), np.zeros((dataset.n_rows, n_flags), np.uint8)
     for chunk in range(dataset.n_chunks):

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
-from streamcd.plan import Plan
+from streamcd.memory_plan import Plan
 from streamcd.transpose import make_columns
 
 SMALL_COLUMNS = {"chunk_size": 200, "shard_size": 1500}

@@ -23,10 +23,10 @@ from streamcd.cli import cli
 from streamcd.console import Console, describe_progress, explain
 from streamcd.errors import DataError, Interrupted, LockError
 from streamcd.model import LIBLINEAR_SOLVERS, load_model
-from streamcd.options import LIBLINEAR_TYPES, LOSSES, METHODS
+from streamcd.options import LIBLINEAR_TYPES, LOSSES
 from streamcd.problem import LOSSES as LOSS_CODES
 from streamcd.progress import Listener, Progress
-from streamcd.registry import SOLVERS
+from streamcd.registry import METHODS, SOLVERS
 
 
 def run(*arguments: object) -> Result:

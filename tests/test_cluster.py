@@ -21,25 +21,24 @@ from conftest import ROOT
 from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.dataset import Dataset
-from streamcd.engines import SerialEngine, Simulation, WorkersLost
-from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
-from streamcd.problem import dual_terms
-from streamcd.progress import Listener
-from streamcd.rounds import (
+from streamcd.block_steps import (
     DUAL_CHANGE,
     LINEAR,
     LONGEST,
     QUADRATIC,
     add_changes,
-    assign_shards,
+    apply_step,
     direction,
     log_slopes,
     make_change,
     newton_step,
     quadratic_step,
-    settle,
 )
+from streamcd.dataset import Dataset
+from streamcd.engines import SerialEngine, Simulation, WorkersLost
+from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
+from streamcd.problem import dual_terms
+from streamcd.progress import Listener
 from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -199,10 +198,10 @@ def test_a_step_wakes_rows_that_it_leaves_off_their_bounds(data: Dataset) -> Non
     code, cost = np.array([0, 1, 1]), np.full((3, 1), 0.7)
     base, candidate = np.array([[0.7], [0.2], [0.0]]), np.array([[0.0], [0.0], [0.0]])
     active = np.zeros((3, 1), dtype=np.uint8)
-    point = settle(problem, base, candidate, active, np.array([0.5]), cost, code)
+    point = apply_step(problem, base, candidate, active, np.array([0.5]), cost, code)
     np.testing.assert_allclose(point, [[0.35], [0.1], [0.0]])
     assert active[:, 0].tolist() == [1, 1, 0]
-    assert (settle(problem, base, candidate, active, np.array([1.0]), cost, code) == candidate).all()
+    assert (apply_step(problem, base, candidate, active, np.array([1.0]), cost, code) == candidate).all()
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
@@ -214,14 +213,6 @@ def test_changes_add_up_sparse_or_dense(share: float) -> None:
     total = add_changes(add_changes(packed[0], packed[1]), packed[2])
     np.testing.assert_allclose(total.dense(), sum(dense), atol=1e-15)
     assert total.moved_bytes == packed[1].n_bytes + packed[2].n_bytes
-
-
-def test_shards_are_shared_out_evenly() -> None:
-    entries = np.array([50, 10, 40, 30, 20, 50], dtype=np.int64)
-    shares = assign_shards(entries, ["a", "b"])
-    assert sorted(itertools.chain(*shares.values())) == list(range(6))
-    assert [int(entries[shards].sum()) for shards in shares.values()] == [100, 100]
-    assert assign_shards(entries[:1], ["a", "b"]) == {"a": [0]}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -262,7 +253,7 @@ def test_named_problems_in_partitions(name: str, loss: str, tmp_path: Path) -> N
 def test_the_dual_never_falls_and_is_what_the_certificate_finds(
     loss: str, classes: Dataset, tmp_path: Path
 ) -> None:
-    """The sum kept along the steps and w against a read of alpha: a wrong step or a row settled wrongly would show."""
+    """The sum kept along the steps and w against a read of alpha: a wrong step or a step applied wrongly would show."""
     run = tmp_path / "run"
     streamcd.train(classes, run, loss=loss, max_passes=40, tol=1e-9, client=Simulation(3))
     records = log(run)
@@ -275,7 +266,7 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
 @pytest.mark.parametrize("loss", BINARY)
 def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_path: Path) -> None:
     """Windows of two chunks, read from disk in every pass, against all rows in memory: the same optimum."""
-    from streamcd.plan import Plan
+    from streamcd.memory_plan import Plan
 
     def small_plan(*_: Any) -> Plan:
         return Plan(window_entries=400, window_rows=60, resident=False)
@@ -358,19 +349,19 @@ def test_stopped_and_resumed_with_the_same_workers_gives_the_same_bits(
 class _Flaky(SerialEngine):
     """Loses its workers in the middle of every third round, after they wrote candidates."""
 
-    def round(self, order: Any, w: np.ndarray, progress: Callable[[int], None]) -> Any:
+    def round(self, request: Any, w: np.ndarray, progress: Callable[[int], None]) -> Any:
         self.calls = getattr(self, "calls", 0) + 1
-        joint = super().round(order, w, progress)
+        result = super().round(request, w, progress)
         if self.calls % 3 == 0:
             raise WorkersLost("pulled the plug")
-        return joint
+        return result
 
 
 def test_a_round_that_is_lost_leaves_no_trace(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streamcd.train(data, tmp_path / "calm", client=Simulation(3), max_passes=15, tol=1e-9)
-    monkeypatch.setattr("streamcd.roundloop.SerialEngine", _Flaky)
+    monkeypatch.setattr("streamcd.cluster_loop.SerialEngine", _Flaky)
     streamcd.train(data, tmp_path / "flaky", client=Simulation(3), max_passes=15, tol=1e-9)
     assert (weights(tmp_path / "calm") == weights(tmp_path / "flaky")).all()
     assert max(record["attempts"] for record in log(tmp_path / "flaky")) == 2
@@ -436,8 +427,8 @@ def test_dask_takes_turns_as_the_simulation_does(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of all, passes of one worker, certificates of all."""
-    monkeypatch.setattr("streamcd.turns._PATIENCE", 3)
-    monkeypatch.setattr("streamcd.turns._WARRANT", 1)
+    monkeypatch.setattr("streamcd.schedule.ROUNDS_BEFORE_SOLO", 3)
+    monkeypatch.setattr("streamcd.schedule.MIN_JOINT_PASSES", 1)
     options: dict[str, Any] = {"loss": "hinge", "max_passes": 20, "tol": 1e-9}
     streamcd.train(data, tmp_path / "dask", client=client, **options)
     streamcd.train(data, tmp_path / "made", client=Simulation(2), **options)
@@ -553,11 +544,11 @@ def test_two_sessions_on_the_same_workers_do_not_disturb_each_other(
         assert {record["attempts"] for record in log(tmp_path / loss)} == {1}
 
 
-def desks(client: Any) -> list[str]:
+def sessions(client: Any) -> list[str]:
     return [
         name
         for found in client.run(
-            lambda dask_worker: list(vars(dask_worker).get("_streamcd_desks", ()))
+            lambda dask_worker: list(vars(dask_worker).get("_streamcd_sessions", ()))
         ).values()
         for name in found
     ]
@@ -567,15 +558,15 @@ def test_a_session_that_was_killed_leaves_no_partition_behind(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same run, begun anew with another loss, must not be given the partitions of the first."""
-    from streamcd.cluster import DaskEngine
+    from streamcd.dask_engine import DaskEngine
 
     monkeypatch.setattr(DaskEngine, "close", lambda self: None)  # as a client that is killed
-    before = set(desks(client))
+    before = set(sessions(client))
     streamcd.train(data, tmp_path / "run", loss="hinge", client=client, max_passes=3)
-    left = set(desks(client)) - before
+    left = set(sessions(client)) - before
     assert left
     streamcd.train(data, tmp_path / "run", loss="log_loss", client=client, max_passes=3, force=True)
-    assert not left & set(desks(client))
+    assert not left & set(sessions(client))
     streamcd.train(data, tmp_path / "made", loss="log_loss", client=Simulation(2), max_passes=3)
     assert (weights(tmp_path / "run") == weights(tmp_path / "made")).all()
 
@@ -589,7 +580,7 @@ def test_workers_that_lost_w_are_sent_the_whole(client: Any, tmp_path: Path) -> 
 
     def forget() -> int | None:
         if not struck and (run / "log.jsonl").exists() and len(log(run)) == 3:
-            struck.append(client.run(lambda dask_worker: dask_worker._streamcd_desks.clear()))
+            struck.append(client.run(lambda dask_worker: dask_worker._streamcd_sessions.clear()))
         return None
 
     streamcd.train(data, run, client=client, max_passes=8, tol=1e-9, stop_requested=forget)
@@ -613,7 +604,7 @@ def test_a_worker_that_dask_would_end_for_its_memory_is_refused(data: Dataset, t
 def test_the_dashboard_is_told_or_why_there_is_none(client: Any) -> None:
     import http.server
 
-    from streamcd.cluster import _dashboard
+    from streamcd.dask_engine import _dashboard
 
     class Page(http.server.BaseHTTPRequestHandler):
         status, text = 200, b"plots"
@@ -666,7 +657,7 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Path) -> None:
     """One of three processes is killed at a random moment of a round; dask starts another."""
-    from streamcd.cluster import open_client
+    from streamcd.dask_engine import open_client
 
     text = str(real_data("imdb.bigram.tfidf"))
     data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
@@ -695,7 +686,7 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
 @pytest.mark.slow
 def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
     """One of three processes is killed at a random moment, five times; dask starts others."""
-    from streamcd.cluster import open_client
+    from streamcd.dask_engine import open_client
 
     data = write_dataset(tmp_path / "data", random_rows(3000, 40, seed=5), n_chunks=48, n_shards=12)
     options: dict[str, Any] = {"loss": "hinge", "tol": 1e-3, "max_passes": 30_000}
@@ -732,7 +723,7 @@ def test_workers_without_streamcd_or_with_another_are_told_and_not_used(
     commands: _Commands, data: Dataset, tmp_path: Path
 ) -> None:
     """One without it used to end as soon as it was asked, and the training waited for workers for minutes."""
-    from streamcd.cluster import open_client
+    from streamcd.dask_engine import open_client
 
     none, other = tmp_path / "none" / "streamcd", tmp_path / "other" / "streamcd"
     none.mkdir(parents=True)
@@ -835,7 +826,7 @@ def test_a_worker_stays_within_its_memory_on_data_that_it_has_to_stream(
     loss: str, how: str, commands: _Commands, tmp_path: Path
 ) -> None:
     """Four times as many entries for each as its windows hold."""
-    from streamcd.cluster import open_client
+    from streamcd.dask_engine import open_client
     from streamcd.memory import peak_memory_bytes
     from streamcd.synthetic import write_text_like
 

@@ -16,14 +16,14 @@ from interrupted import ended, resume_by_threes, stopping_after
 from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
+from streamcd.arenas import ColumnLayout
 from streamcd.columns import open_columns
 from streamcd.configuration import make_config
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
-from streamcd.layouts import ColumnLayout
 from streamcd.memory import RESERVED_BYTES
-from streamcd.plan import Plan
+from streamcd.memory_plan import Plan
 from streamcd.primal import PrimalSolver
 from streamcd.primal_kernels import compact_rows
 from streamcd.primitives import N_STEPS
@@ -101,13 +101,13 @@ def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
             solver.page_rows(tmp_path / f"rows{number}", plan.page_rows).write_constants()
         state = solver.new_state()
         state.w[[0, -1]] = [[30.0, 20.0], [15.0, 20.0]]
-        for rows in solver._rows(state).stretches(saved=("score",)):
+        for rows in solver._rows(state).iter_blocks(saved=("score",)):
             rows.score[:] = 10.0
         with Stream(dataset, plan, solver.layout, 0) as stream:
             order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             for window in stream.windows(0):
                 solver.visit(window, state, order, np.uint64(window.number))
-        scores = [rows.score.tobytes() for rows in solver._rows(state).stretches()]
+        scores = [rows.score.tobytes() for rows in solver._rows(state).iter_blocks()]
         found.append((state.w.tobytes(), state.totals.tobytes(), b"".join(scores)))
         assert state.totals[:, N_STEPS].max() >= 6, "steps were not halved"
     assert found[0] == found[1] == found[2]

@@ -29,7 +29,7 @@ from small_datasets import (
 from streamcd.columns import open_columns
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
-from streamcd.plan import Plan
+from streamcd.memory_plan import Plan
 from streamcd.predict import evaluate
 from streamcd.primal import OnlineSolver, PrimalSolver
 from streamcd.primitives import GAP, N_VISITED, VIOLATION_MAX
@@ -200,7 +200,7 @@ def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
             for window in stream.windows(2):
                 arena = window.arena
                 assert window.sweep is None
-                for place in np.concatenate([np.arange(a, b) for _, a, b in window.pieces()]).tolist():
+                for place in np.concatenate([np.arange(a, b) for _, a, b in window.chunk_ranges()]).tolist():
                     row, value = columns.find(int(arena.feature[place]))
                     entries = slice(arena.indptr[place], arena.indptr[place + 1])
                     assert arena.row[entries].tolist() == row.tolist()

@@ -10,9 +10,9 @@ import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
 from streamcd import parquet, readahead, stream
+from streamcd.arenas import RowLayout
 from streamcd.dataset import open_dataset
 from streamcd.errors import DatasetError
-from streamcd.layouts import RowLayout
 from streamcd.readahead import ReadAhead
 from streamcd.stream import Stream
 

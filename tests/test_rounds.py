@@ -13,14 +13,18 @@ import pytest
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
+from streamcd.block_steps import (
+    LINEAR,
+    assign_shards_randomly,
+    next_sigma_prime,
+)
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation
-from streamcd.partition import Answer, Assignment, Order, Partition
+from streamcd.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
 from streamcd.primitives import GAP
 from streamcd.protocol import DONE, TRAIN
 from streamcd.randomness import random_key
 from streamcd.registry import make_solver
-from streamcd.rounds import LINEAR, assign_shards, deal_shards, next_stiffness
 from streamcd.stopping import new_lane_arrays
 from streamcd.training_options import make_lanes, make_options
 
@@ -56,8 +60,8 @@ def test_shards_are_dealt_evenly_as_a_function_of_the_key() -> None:
     workers = ["a", "b", "c"]
     met: set[tuple[int, int]] = set()
     for round_number in range(100):
-        dealt = deal_shards(entries, workers, random_key(0, round_number))
-        assert dealt == deal_shards(entries, workers, random_key(0, round_number))
+        dealt = assign_shards_randomly(entries, workers, random_key(0, round_number))
+        assert dealt == assign_shards_randomly(entries, workers, random_key(0, round_number))
         assert sorted(itertools.chain(*dealt.values())) == list(range(entries.size))
         loads = [int(entries[shards].sum()) for shards in dealt.values()]
         assert max(loads) - min(loads) <= 300
@@ -70,15 +74,15 @@ def test_shards_are_dealt_evenly_as_a_function_of_the_key() -> None:
 
 def test_a_shard_for_each_worker_stays_where_it_is() -> None:
     entries = np.array([50, 10, 40], dtype=np.int64)
-    dealt = [deal_shards(entries, ["a", "b", "c"], random_key(0, number)) for number in range(5)]
-    assert all(deal == assign_shards(entries, ["a", "b", "c"]) for deal in dealt)
+    dealt = [assign_shards_randomly(entries, ["a", "b", "c"], random_key(0, number)) for number in range(5)]
+    assert all(deal == {"a": [0], "b": [2], "c": [1]} for deal in dealt)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Stiff models
 
 
-def test_stiffness_is_what_makes_the_partitions_models_add_up() -> None:
+def test_sigma_prime_is_what_makes_the_partitions_models_add_up() -> None:
     rng = np.random.default_rng(0)
     same = np.repeat(rng.standard_normal((1, 50)), 6, axis=0)
     orthogonal = np.linalg.qr(rng.standard_normal((50, 6)))[0].T
@@ -86,59 +90,57 @@ def test_stiffness_is_what_makes_the_partitions_models_add_up() -> None:
     halves = np.concatenate([same[:3], orthogonal[:3] * 1e-3])
     for changes, expected in ((same, 4.0), (orthogonal, 1.0), (opposed, 1.0), (halves, 4.0), (same * 0, 1.0)):
         squared, apart = np.array([(changes.sum(axis=0) ** 2).sum()]), np.array([(changes**2).sum()])
-        found = next_stiffness(squared, apart, 6)
+        found = next_sigma_prime(squared, apart, 6)
         assert found[0] in (expected, 2 * expected) if expected > 1 else found[0] == expected
         assert np.log2(found[0]) % 1 == 0  # scaling by it loses no bit
-    assert next_stiffness(np.array([1e9]), np.array([1.0]), 4)[0] == 4.0
+    assert next_sigma_prime(np.array([1e9]), np.array([1.0]), 4)[0] == 4.0
 
 
 def partition_after(
-    dataset: Dataset, loss: str, stiffness: float, n_passes: int, folder: Path
+    dataset: Dataset, loss: str, sigma_prime: float, n_passes: int, folder: Path
 ) -> tuple[Partition, Any, np.ndarray]:
-    """A partition of half of the shards, trained from a random w, with its answer and that w."""
+    """A partition of half of the shards, trained from a random w, with its response and that w."""
     problem = make_lanes(dataset, make_options(loss, "dual", [0.7], -1.0, None, None, 0))
     folder.mkdir()
-    assignment = Assignment(
-        str(dataset.path), dataset.fingerprint, str(folder), problem, "dual", 0, 1_000_000_000
-    )
-    partition = Partition(assignment, list(range(dataset.n_shards // 2)))
+    spec = WorkerSpec(str(dataset.path), dataset.fingerprint, str(folder), problem, "dual", 0, 1_000_000_000)
+    partition = Partition(spec, list(range(dataset.n_shards // 2)))
     state = make_solver(problem, "dual", dataset).new_state()
     state.lanes.update(new_lane_arrays(problem.n_lanes))
-    state.lanes["stiffness"] = np.full(problem.n_lanes, stiffness)
+    state.lanes["sigma_prime"] = np.full(problem.n_lanes, sigma_prime)
     state.lanes["phase"][:] = TRAIN
     if loss == "log_loss":
         state.lanes["inner_tolerance"][:] = 1e-12
     w = 0.1 * np.random.default_rng(1).standard_normal(state.w.shape)
     w[-1] = 0.0
-    order = Order("token", "", np.ones(problem.n_lanes), 1, n_passes, state.lanes, np.uint64(0))
-    return partition, partition.run(order, w), w
+    request = RoundRequest("token", "", np.ones(problem.n_lanes), 1, n_passes, state.lanes, np.uint64(0))
+    return partition, partition.run(request, w), w
 
 
-def local_model(partition: Partition, answer: Answer, w: np.ndarray, stiffness: float) -> float:
+def local_model(partition: Partition, response: RoundResponse, w: np.ndarray, sigma_prime: float) -> float:
     """``m(Δa) - m(0)`` of hinge and Crammer-Singer, whose dual is linear but for ‖w‖²."""
-    change = answer.change.dense()
-    linear = float((w * change).sum() + answer.direction[:, LINEAR].sum())
+    change = response.change.dense()
+    linear = float((w * change).sum() + response.direction[:, LINEAR].sum())
     assert linear < 0  # the joint step descends
-    return linear + 0.5 * stiffness * float((change**2).sum())
+    return linear + 0.5 * sigma_prime * float((change**2).sum())
 
 
 @pytest.mark.parametrize("loss", ["hinge", "crammer_singer"])
 def test_local_passes_descend_on_the_stiff_model(loss: str, classes: Dataset, tmp_path: Path) -> None:
-    soft, soft_answer, w = partition_after(classes, loss, 1.0, 300, tmp_path / "soft")
-    stiff, stiff_answer, _ = partition_after(classes, loss, 4.0, 300, tmp_path / "stiff")
-    assert local_model(soft, soft_answer, w, 1.0) < local_model(stiff, stiff_answer, w, 1.0)
-    assert local_model(stiff, stiff_answer, w, 4.0) < local_model(soft, soft_answer, w, 4.0)
+    soft, soft_response, w = partition_after(classes, loss, 1.0, 300, tmp_path / "soft")
+    stiff, stiff_response, _ = partition_after(classes, loss, 4.0, 300, tmp_path / "stiff")
+    assert local_model(soft, soft_response, w, 1.0) < local_model(stiff, stiff_response, w, 1.0)
+    assert local_model(stiff, stiff_response, w, 4.0) < local_model(soft, soft_response, w, 4.0)
     soft.close()
     stiff.close()
 
 
-@pytest.mark.parametrize("stiffness", [1.0, 4.0])
+@pytest.mark.parametrize("sigma_prime", [1.0, 4.0])
 @pytest.mark.parametrize("loss", LOSSES[:3])
 def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losses(
-    loss: str, stiffness: float, classes: Dataset, tmp_path: Path
+    loss: str, sigma_prime: float, classes: Dataset, tmp_path: Path
 ) -> None:
     """At ``w + s Σ Δa y x``, row by row."""
-    partition, answer, w = partition_after(classes, loss, stiffness, 3000, tmp_path / "dual")
+    partition, response, w = partition_after(classes, loss, sigma_prime, 3000, tmp_path / "dual")
     arena, n_rows, width = partition._arena, partition._dataset.n_rows, partition._width
     assert arena is not None
     alpha, base = arena.alpha[:n_rows, :width], arena.alpha[:n_rows, width:]
@@ -147,10 +149,10 @@ def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losse
         entries = slice(arena.indptr[row], arena.indptr[row + 1])
         x[row, arena.feature[entries]] = arena.value[entries]
     problem, code, n_lanes = partition._problem, arena.code[:n_rows], partition._n_lanes
-    change = answer.change.dense()
+    change = response.change.dense()
     sign, cost, a = problem.sign[code], problem.cost[code], alpha[:, :n_lanes]
     np.testing.assert_allclose(change, x.T @ (sign * (alpha - base)[:, :n_lanes]), atol=1e-9)
-    t = sign * (x @ (w + stiffness * change))
+    t = sign * (x @ (w + sigma_prime * change))
     if loss == "squared_hinge":
         np.testing.assert_allclose(a, 2 * cost * np.maximum(1 - t, 0), atol=1e-6)
     elif loss == "log_loss":
@@ -162,34 +164,32 @@ def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losse
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_stiffness_does_not_change_what_a_row_adds_to_the_gap(loss: str, tmp_path: Path) -> None:
-    """The partition has one row, whose terms are met before its step: at any stiffness the same."""
+def test_sigma_prime_does_not_change_what_a_row_adds_to_the_gap(loss: str, tmp_path: Path) -> None:
+    """The partition has one row, whose terms are met before its step: at any sigma_prime the same."""
     x, _ = random_rows(3, 5, seed=2, density=1.0)
     data = write_dataset(tmp_path / "data", (x, np.array([1.0, 2.0, 3.0])), n_chunks=3, n_shards=3)
     found = []
-    for stiffness in (1.0, 4.0):
-        partition, answer, _ = partition_after(data, loss, stiffness, 1, tmp_path / f"dual{stiffness}")
+    for sigma_prime in (1.0, 4.0):
+        partition, response, _ = partition_after(data, loss, sigma_prime, 1, tmp_path / f"dual{sigma_prime}")
         assert partition._dataset.n_rows == 1
-        found.append(answer.totals[:, GAP])
+        found.append(response.totals[:, GAP])
         partition.close()
     np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
 
 
-def test_the_stiffness_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path: Path) -> None:
-    partition, answer, w = partition_after(data, "hinge", 1.0, 1, tmp_path / "one")
+def test_sigma_prime_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path: Path) -> None:
+    partition, response, w = partition_after(data, "hinge", 1.0, 1, tmp_path / "one")
     problem = make_lanes(data, make_options("hinge", "dual", [0.7, 0.7], -1.0, None, None, 0))
     (tmp_path / "two").mkdir()
-    both = Partition(
-        replace(partition.assignment, problem=problem, folder=str(tmp_path / "two")), partition.parts
-    )
+    both = Partition(replace(partition.spec, problem=problem, folder=str(tmp_path / "two")), partition.shards)
     lanes = make_solver(problem, "dual", partition.whole).new_state().lanes
-    lanes |= {**new_lane_arrays(2), "stiffness": np.array([1.0, 2.0])}
-    order = Order("token", "", np.ones(2), 1, 1, lanes, np.uint64(0))
-    change = both.run(order, np.hstack([w, w])).change.dense()
-    np.testing.assert_allclose(change[:, :1], answer.change.dense(), atol=1e-12)
+    lanes |= {**new_lane_arrays(2), "sigma_prime": np.array([1.0, 2.0])}
+    request = RoundRequest("token", "", np.ones(2), 1, 1, lanes, np.uint64(0))
+    change = both.run(request, np.hstack([w, w])).change.dense()
+    np.testing.assert_allclose(change[:, :1], response.change.dense(), atol=1e-12)
     assert np.abs(change[:, 1] - change[:, 0]).max() > 1e-3
     lanes["phase"][1] = DONE
-    assert order.stiffness().tolist() == [1.0, 1.0]  # what does not train is not scaled
+    assert request.sigma_prime().tolist() == [1.0, 1.0]  # what does not train is not scaled
     partition.close()
     both.close()
 
@@ -204,13 +204,14 @@ def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
 ) -> None:
     """Many rows of few features: every worker sees all there is to learn. Measured: 30 against > 200, 6 against 16."""
     monkeypatch.setattr(
-        "streamcd.turns.Turns.certificate_failed", lambda turns, local_passes: None
+        "streamcd.schedule.RoundSchedule.certificate_failed", lambda schedule, local_passes: None
     )  # no worker comes to their aid
     data = write_dataset(tmp_path / "data", random_rows(600, 6, seed=3), n_chunks=16, n_shards=16)
     options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "max_passes": 300, "client": Simulation(4)}
     streamcd.train(data, tmp_path / "dealt", **options)
     monkeypatch.setattr(
-        "streamcd.engines.deal_shards", lambda entries, workers, key: assign_shards(entries, workers)
+        "streamcd.engines.assign_shards_randomly",
+        lambda entries, workers, key: assign_shards_randomly(entries, workers, np.uint64(0)),
     )
     streamcd.train(data, tmp_path / "fixed", **options)
     assert 2 * training_rounds(tmp_path / "dealt") <= training_rounds(tmp_path / "fixed")
@@ -223,10 +224,10 @@ def test_shards_are_dealt_for_training_and_stay_for_certificates(
     dealt: list[tuple[bool, dict[str, list[int]]]] = []
     carry_out = SerialEngine.round
 
-    def watch(self: SerialEngine, order: Order, *rest: Any) -> Any:
-        joint = carry_out(self, order, *rest)
-        dealt.append((bool(order.phase(TRAIN).size), {**self._shards}))
-        return joint
+    def watch(self: SerialEngine, request: RoundRequest, *rest: Any) -> Any:
+        result = carry_out(self, request, *rest)
+        dealt.append((bool(request.phase(TRAIN).size), {**self._shards}))
+        return result
 
     monkeypatch.setattr(SerialEngine, "round", watch)
     streamcd.train(data, tmp_path / "run", loss="squared_hinge", client=Simulation(2), tol=1e-4)

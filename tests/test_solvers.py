@@ -32,7 +32,8 @@ from small_datasets import (
 from streamcd.dataset import Dataset
 from streamcd.errors import DatasetError, UsageError
 from streamcd.registry import SOLVERS
-from streamcd.train import Result, train
+from streamcd.result import Result
+from streamcd.train import train
 from streamcd.transpose import make_columns
 
 # twin has a file of its own

@@ -15,8 +15,9 @@ from test_kernels import Lanes
 from streamcd import over_relaxation
 from streamcd.errors import Interrupted, UsageError
 from streamcd.progress import Listener
+from streamcd.result import Result
 from streamcd.resume import resume
-from streamcd.train import Result, train
+from streamcd.train import train
 
 LOSSES = ["hinge", "squared_hinge"]
 

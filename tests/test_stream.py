@@ -11,15 +11,13 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import random_rows, windows_of, write_dataset
 
-from streamcd import read_order
+from streamcd.arenas import RowLayout
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, UsageError
-from streamcd.layouts import RowLayout
 from streamcd.memory import RESERVED_BYTES
-from streamcd.plan import Plan, make_plan
+from streamcd.memory_plan import Plan, make_plan
 from streamcd.randomness import random_key
-from streamcd.read_order import chunk_order, cut_windows
-from streamcd.stream import Stream, Window
+from streamcd.stream import Stream, Window, chunk_order, cut_windows
 
 LAYOUT = RowLayout(alpha_width=1, n_flags=1)
 
@@ -89,7 +87,7 @@ def test_windows_fit_the_plan_but_for_a_single_chunk(dataset: Dataset) -> None:
 def assert_holds_the_data(window: Window, dataset: Dataset) -> None:
     arena = window.arena
     assert dataset.classes is not None
-    for chunk, start, stop in window.pieces():
+    for chunk, start, stop in window.chunk_ranges():
         expected = dataset.read(chunk)
         np.testing.assert_array_equal(dataset.classes[arena.code[start:stop]], expected.label)
         np.testing.assert_array_equal(arena.weight[start:stop], expected.weight)
@@ -144,7 +142,7 @@ def test_a_few_files_at_a_time_where_there_are_many(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts come in random groups, new in every read; inside a group their chunks are mixed."""
-    monkeypatch.setattr(read_order, "MAX_OPEN_PARTS", 2)
+    monkeypatch.setattr("streamcd.stream.MAX_OPEN_PARTS", 2)
     groups_seen, switches = set(), []
     for read in range(20):
         order = chunk_order(dataset, np.arange(12), 3, read)
@@ -190,7 +188,7 @@ def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset) -
         for _ in stream.windows(0):
             pass
     stream.close()
-    assert not stream._thread.is_alive()
+    assert not any(thread.is_alive() for thread in stream._reader._threads)
 
 
 def test_labels_that_are_no_classes_are_refused(dataset: Dataset) -> None:
@@ -225,7 +223,7 @@ def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset) -> None:
     least = 0
     for room in range(0, 1_500_000, 10_000):
         try:
-            plan = make_plan(larger, RESERVED_BYTES + room, 10_000, LAYOUT)
+            plan = make_plan(larger, RESERVED_BYTES + room, LAYOUT, {"weights": 10_000})
         except UsageError:
             assert not plans, "refused, though less memory was enough"
             continue
@@ -248,7 +246,7 @@ def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset) -> None:
 
 def test_a_budget_that_cannot_do_is_refused_with_the_arithmetic(larger: Dataset) -> None:
     with pytest.raises(UsageError) as refusal:
-        make_plan(larger, RESERVED_BYTES + 1000, 5_000_000, LAYOUT)
+        make_plan(larger, RESERVED_BYTES + 1000, LAYOUT, {"weights": 5_000_000})
     message = str(refusal.value)
     assert "\n" not in message
     for piece in ("5 MB weights", "needed", "--memory", "interpreter and libraries"):

@@ -34,8 +34,9 @@ from streamcd.errors import Interrupted, ModelError, UsageError
 from streamcd.model import Model, load_model
 from streamcd.problem import LOSSES, make_problem
 from streamcd.progress import Listener
+from streamcd.result import Result
 from streamcd.resume import resume
-from streamcd.train import Result, train
+from streamcd.train import train
 from streamcd.tune import tune
 
 METHODS = ["dual", "sor"]

@@ -13,9 +13,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from streamcd import rowscores
+from streamcd import row_scores
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.plan import Plan
+from streamcd.memory_plan import Plan
 from streamcd.train import train
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     dataset = open_dataset(arguments.dataset)
     entries = max(dataset.n_entries // arguments.windows, 1)
     found = {}
-    for name, page_rows in (("memory", 0), ("pages", rowscores.PAGE_BYTES // 8)):
+    for name, page_rows in (("memory", 0), ("pages", row_scores.PAGE_BYTES // 8)):
         plan = Plan(entries, dataset.n_features, resident=False, page_rows=page_rows)
         found[name] = seconds_a_pass(dataset, plan, arguments.method, arguments.passes)
     assert found["memory"][1] == found["pages"][1], "not the same bits"

@@ -1,7 +1,7 @@
-"""The memory plan: how large the windows of a read may be, and whether all of the data stays in memory.
+"""The memory plan: the size of a read's windows, and whether all of the data stays in memory.
 
-The same for both layouts: an item is a row of the row layout or a feature of the column layout, and a `Layout` says what one
-takes and how its chunks are decoded.
+The same for both layouts: an item is a row of the row layout or a feature of the column layout, and a `Layout` says how
+large an item is and how chunks are decoded.
 """
 
 from __future__ import annotations
@@ -17,37 +17,29 @@ from .memory import RESERVED_BYTES, format_size, require
 from .readahead import AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
-_ORDER_BYTES = 8  # of an item's place in the order of visit
+_ORDER_BYTES = 8  # of an item's number in the order of visit
 _ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
 class Table(Protocol):
-    """What `Dataset` and `Columns` have in common: chunks of entries, in parts, each entry of one item.
-
-    Attributes
-    ----------
-    n_chunks, n_shards, n_items, n_entries, entry_bytes : int
-    chunk_part : ndarray of int32, shape (n_chunks,)
-    item_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
-        The items that a chunk begins, and its entries.
-    unit_start : ndarray of int64, shape (units + 1,), or None
-        Chunks that belong together and travel together; None where every chunk is a unit.
-    """
+    """Interface that `Dataset` and `Columns` share: chunks of entries, in shards, each entry of one item."""
 
     @property
     def n_items(self) -> int: ...
     @property
     def entry_bytes(self) -> int: ...
     @property
-    def item_start(self) -> np.ndarray: ...
+    def item_start(self) -> np.ndarray: ...  # (chunks + 1,): the first item that a chunk begins
     @property
-    def unit_start(self) -> np.ndarray | None: ...
+    def unit_start(
+        self,
+    ) -> np.ndarray | None: ...  # first chunks of units, never separated; None: every chunk is one
 
     n_chunks: int
     n_shards: int
     n_entries: int
-    chunk_part: np.ndarray
-    entry_start: np.ndarray
+    chunk_part: np.ndarray  # the shard of every chunk
+    entry_start: np.ndarray  # (chunks + 1,)
 
     def expect(self, chunk: int) -> None: ...
     def read_directly(self) -> None: ...
@@ -57,32 +49,22 @@ class Table(Protocol):
 
 
 Decoder = Callable[[Any, int, int, int, bool], None]
-"""Decodes to an arena: a chunk, to the places of its first item and entry, verified or not. Checks that no index can lead a
-kernel astray."""
+"""Decodes a chunk into an arena, its items and entries from the given offsets on, verified or not. Refuses indices that are
+out of range, which kernels do not check."""
 
 
 class Layout(Protocol):
-    """One of the two sort orders, as a solver wants it.
-
-    Attributes
-    ----------
-    state_bytes : int
-        Bytes that an item keeps between visits, on disk; 0 for none.
-    item_bytes : int
-        Bytes of an item in an arena, beside its entries.
-    resident_window : int
-        Entries of a window where all of them are in memory.
-    """
+    """One of the two sort orders, as a solver reads it."""
 
     @property
-    def state_bytes(self) -> int: ...
+    def state_bytes(self) -> int: ...  # of an item between visits, on disk; 0 for none
     @property
-    def item_bytes(self) -> int: ...
+    def item_bytes(self) -> int: ...  # of an item in an arena, beside its entries
     @property
-    def resident_window(self) -> int: ...
+    def resident_window(self) -> int: ...  # entries of a window where all data is in memory
 
     def open(self, dataset: Dataset) -> Any:
-        """The table of chunks to read."""
+        """Open the table of chunks to read."""
         ...
 
     def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any: ...
@@ -91,53 +73,37 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run uses memory; part of its configuration, so that resuming elsewhere visits the same rows in the same order.
+    """Use of memory by a run; part of its configuration, so that a resumed run visits the same rows in the same order.
 
-    Attributes
-    ----------
-    window_entries, window_rows : int
-        No window holds more, but for a single chunk that does; of a column layout, features for rows. Unless all is
-        resident, a feature of several chunks and more entries is a window by itself, and is read piece by piece.
-    resident : bool
-        Whether all chunks are kept in memory; does not change the order.
-    page_rows : int
-        Rows of a page, where what a solver keeps of all rows is in a file; 0 where it is in memory.
+    No window holds more, but for a single chunk that does. Unless all data is resident, a feature of several chunks and
+    more entries is a window by itself, and is read in segments.
     """
 
     window_entries: int
-    window_rows: int
-    resident: bool
-    page_rows: int = 0
+    window_rows: int  # of a column layout, features
+    resident: bool  # whether all chunks are kept in memory; does not change the order
+    page_rows: int = (
+        0  # rows of a page, where the scores of all rows are in a file; 0 where they are in memory
+    )
 
 
 @dataclass(frozen=True)
 class Paging:
-    """What it takes to keep in a file what a solver keeps of all rows.
+    """Memory for keeping the scores of all rows in a file."""
 
-    Attributes
-    ----------
-    entry_bytes, item_bytes : int
-        Memory for each entry and item of a window.
-    fixed_bytes : int
-        Memory beside.
-    page_rows : int
-    """
-
-    entry_bytes: int
-    item_bytes: int
-    fixed_bytes: int
+    entry_bytes: int  # for each entry of a window
+    item_bytes: int  # for each item of a window
+    fixed_bytes: int  # in addition
     page_rows: int
 
 
 def make_plan(
     dataset: Dataset,
     budget: int,
-    model_bytes: int,
     layout: Layout,
+    needs: Mapping[str, int],
     *,
-    needs: Mapping[str, int] | None = None,
     advice: str = _ADVICE,
-    rows_bytes: int = 0,
     paging: Paging | None = None,
     refusal: str | None = None,
 ) -> Plan:
@@ -148,17 +114,13 @@ def make_plan(
     dataset : Dataset
     budget : int
         Bound on peak resident memory, bytes.
-    model_bytes : int
-        What the solver's state takes (weights and their like).
     layout : Layout
-    needs : mapping of str to int, optional
-        What else the solver takes, and how many bytes.
+    needs : mapping of str to int
+        Bytes that the solver takes beside the windows, by name: weights, scores of all rows and the like.
     advice : str
-        What the user can do where it does not fit.
-    rows_bytes : int
-        What the solver keeps in memory of all rows.
+        Advice to the user where they do not fit.
     paging : Paging, optional
-        Plan for the solver to keep that in a file instead.
+        Plan for the solver to keep the scores of all rows in a file.
     refusal : str, optional
         See `memory.require`.
 
@@ -170,10 +132,8 @@ def make_plan(
     table = layout.open(dataset)
     item_bytes = layout.item_bytes + _ORDER_BYTES
     overhead = {
-        "weights": model_bytes,
-        "scores of all rows": 0 if paging else rows_bytes,
+        **needs,
         "pages of scores": paging.fixed_bytes if paging else 0,
-        **(needs or {}),
         "reading": _reading_bytes(table),
         "chunk table": 40 * table.n_chunks,
     }
@@ -181,13 +141,13 @@ def make_plan(
     if not paging and RESERVED_BYTES + sum(overhead.values()) + whole <= budget:
         entries = min(max(layout.resident_window, _largest_unit(table)[0]), max(table.n_entries, 1))
         return Plan(entries, table.n_items, resident=True)
-    # two windows, one being read and one in work; the order, and what the rows of one take that are not in memory
+    # two windows, one being read and one in work; the order of visit, and the rows of one window that are paged
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
     each_item = 2 * layout.item_bytes + _ORDER_BYTES + (paging.item_bytes if paging else 0)
     chunk_entries, chunk_items = _largest_chunk(table)
     smallest = chunk_entries * each_entry + chunk_items * each_item
     left = require(budget, {**overhead, "two windows of one chunk": smallest}, advice, refusal)
-    # what is left over beside the smallest windows is shared in the proportion of an average chunk
+    # the rest is divided in the proportion of an average chunk
     entries = max(table.n_entries, 1)
     more_entries = int(left / (each_entry + table.n_items / entries * each_item))
     return Plan(
@@ -199,7 +159,7 @@ def make_plan(
 
 
 def describe_plan(plan: Plan, dataset: Dataset, budget: int) -> str:
-    """One line for the user: what the budget was turned into."""
+    """Describe a plan to the user in one line."""
     entries = format_size(dataset.n_entries * dataset.entry_bytes)
     if plan.resident:
         return f"{entries} of entries fit in {format_size(budget)}: kept in memory"
@@ -213,31 +173,25 @@ def describe_plan(plan: Plan, dataset: Dataset, budget: int) -> str:
 
 
 def unit_start(table: Table) -> np.ndarray:
-    """Where units of chunks begin: of every chunk, where none belong together; int64, shape (units + 1,)."""
+    """Return the first chunk of every unit; int64, shape (units + 1,)."""
     return np.arange(table.n_chunks + 1) if table.unit_start is None else table.unit_start
 
 
 def _largest_unit(table: Table) -> tuple[int, int]:
-    """Entries and items that the largest unit of chunks holds."""
+    """Count the entries and items of the largest unit of chunks."""
     if table.n_chunks == 0:
         return 1, 1
-    start = unit_start(table)
-    return (
-        max(1, int(np.diff(table.entry_start[start]).max())),
-        max(1, int(np.diff(table.item_start[start]).max())),
-    )
+    entries, items = (np.diff(start[unit_start(table)]) for start in (table.entry_start, table.item_start))
+    return max(1, int(entries.max())), max(1, int(items.max()))
 
 
 def _largest_chunk(table: Table) -> tuple[int, int]:
-    """Entries and items that the largest chunk holds."""
-    return (
-        max(1, int(np.diff(table.entry_start).max(initial=1))),
-        max(1, int(np.diff(table.item_start).max(initial=1))),
-    )
+    """Count the entries and items of the largest chunk."""
+    return int(np.diff(table.entry_start).max(initial=1)), int(np.diff(table.item_start).max(initial=1))
 
 
 def long_units(table: Table, plan: Plan) -> np.ndarray:
-    """Which units are not in memory as a whole, but read piece by piece; bool, shape (units,)."""
+    """Mark the units that are not in memory as a whole, but read in segments; bool, shape (units,)."""
     start = unit_start(table)
     if plan.resident:
         return np.zeros(start.size - 1, dtype=bool)
@@ -245,7 +199,7 @@ def long_units(table: Table, plan: Plan) -> np.ndarray:
 
 
 def window_size(table: Table, plan: Plan) -> tuple[int, int]:
-    """Items and entries of the largest window, or of what is read at a time of one that is read piece by piece."""
+    """Count the items and entries of the largest window, or of the largest segment of one that is read in segments."""
     items, entries = (np.diff(start[unit_start(table)]) for start in (table.item_start, table.entry_start))
     whole = ~long_units(table, plan)
     chunk_entries, chunk_items = _largest_chunk(table)
@@ -256,7 +210,7 @@ def window_size(table: Table, plan: Plan) -> tuple[int, int]:
 
 
 def _reading_bytes(table: Table) -> int:
-    """Decoding a chunk holds it on disk and decoded; Arrow's allocator keeps as much again; others have been read ahead."""
+    """Estimate the memory of reading: a chunk encoded and decoded, as much in Arrow's allocator, and the read-ahead."""
     footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
     entries, items = _largest_chunk(table)
     ahead = min(AHEAD_BYTES, table.n_entries * table.entry_bytes)

@@ -15,18 +15,18 @@ import streamcd
 from streamcd.engines import Simulation
 from streamcd.errors import Interrupted
 from streamcd.resume import resume
-from streamcd.turns import _PATIENCE, Turns
+from streamcd.schedule import ROUNDS_BEFORE_SOLO, RoundSchedule
 
 
 def turns_of(n_workers: int, local_passes: int, n_rounds: int, failure: int | None = None) -> list[int]:
     """Rounds of every turn, all workers' first, where the certificate after round number `failure` fails."""
-    turns, taken = Turns(), []
+    schedule, taken = RoundSchedule(), []
     for number in range(n_rounds):
-        turns = Turns.from_array(turns.to_array())
-        taken.append(turns.alone)
-        turns.trained(1 if turns.alone else n_workers, local_passes)
+        schedule = RoundSchedule.from_array(schedule.to_array())
+        taken.append(schedule.alone)
+        schedule.trained(1 if schedule.alone else n_workers, local_passes)
         if number + 1 == failure:
-            turns.certificate_failed(local_passes)
+            schedule.certificate_failed(local_passes)
     return [len(list(rounds)) for _, rounds in itertools.groupby(taken)]
 
 
@@ -41,7 +41,7 @@ def test_the_first_turn_of_one_worker_is_short_beside_what_went_before() -> None
     assert turns_of(256, 3, 400, failure=5)[0] == 342
     assert turns_of(4, 1, 100, failure=5)[0] == 16
     assert turns_of(4, 1, 100, failure=40)[0] == 40
-    assert turns_of(4, 1, 200)[0] == _PATIENCE
+    assert turns_of(4, 1, 200)[0] == ROUNDS_BEFORE_SOLO
     assert turns_of(256, 3, 400)[0] == 342
 
 
@@ -56,7 +56,7 @@ def log_of(run: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def slow_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, Any]]:
     """What rounds of four workers are slow at, and little patience."""
-    monkeypatch.setattr("streamcd.turns._PATIENCE", 64)
+    monkeypatch.setattr("streamcd.schedule.ROUNDS_BEFORE_SOLO", 64)
     data = write_dataset(tmp_path / "data", random_rows(200, 100, seed=5), n_chunks=4, n_shards=8)
     return data.path, {"loss": "hinge", "tol": 1e-4, "max_passes": 3000, "seed": 1}
 
@@ -74,7 +74,9 @@ def test_workers_that_are_slow_together_are_helped_by_one(
     first_turn = next(n for n, line in enumerate(log) if line["workers"] == 1)
     assert 0 < first_turn <= 64 + 1
     assert {line["workers"] for line in log if line["kind"] == "certify"} == {4}
-    monkeypatch.setattr("streamcd.turns.Turns.trained", lambda turns, n_workers, local_passes: None)
+    monkeypatch.setattr(
+        "streamcd.schedule.RoundSchedule.trained", lambda schedule, n_workers, local_passes: None
+    )
     together = streamcd.train(data, tmp_path / "together", client=Simulation(4), **options)
     assert 3 * found.passes < 2 * together.passes
 

@@ -1,11 +1,12 @@
-"""What the primal methods keep of all rows, scores above all: in memory, or, where that is too little, in pages of a file.
+"""Scores of all rows, as the primal methods keep them: in memory, or, where that is too little, in pages of a file.
 
-In the file every page (a stretch of rows) has two slots, as dual variables have (`checkpoint.SlotStore`): what the last
+In the file every page (a block of rows) has two slots, as dual variables have (`slot_store.SlotStore`): what the last
 durable checkpoint points to is never overwritten, so that a kill at any moment leaves the bits of a resumed run alone.
 
-A window of columns asks for the rows that occur in it: they are numbered anew, ascending, the window's entries are written
-in these numbers, and the scores come in and go back in one walk through the file each. What runs over the window is the
-kernel that runs in memory, on the same numbers in the same order: the same bits. A column of all rows goes page by page.
+A window of columns asks for the rows that occur in it: they are numbered anew, ascending, the window's entries are rewritten
+to these numbers, and the scores are loaded and stored in one walk through the file each. The kernel that runs over the
+window is the one that runs in memory, on the same numbers in the same order, with the same bits. A column of all rows is
+visited page by page.
 """
 
 from __future__ import annotations
@@ -16,56 +17,46 @@ from pathlib import Path
 
 import numpy as np
 
-from .checkpoint import SlotStore
+from .arenas import ColumnArena, class_codes
 from .dataset import Dataset
-from .errors import DatasetError
-from .layouts import ColumnArena
 from .primal_kernels import Scores, compact_rows
 from .problem import Problem
 from .randomness import assign_folds
+from .slot_store import SlotStore
 from .stream import Window
 
 PAGE_BYTES = 1 << 19
-"""Scores of a page: so large that the disk gives them at full speed, so small that a few are nothing in a budget."""
+"""Bytes of scores in a page: enough for the full speed of the disk, and few beside any memory budget."""
 
 _RANK_ROWS = 1 << 19  # rows that are numbered at a time
-_SCORE, _FRESH, _CONSTANT = range(3)  # the parts of the file
+_SCORE, _FRESH, _CONSTANT = range(3)  # sections of the file
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What is kept of some rows; the arrays are to be changed in place.
+    """Scores and constants of some rows; the arrays may be changed in place."""
 
-    Attributes
-    ----------
-    first : int
-        The first of them, where they are a stretch of rows.
-    score, fresh : ndarray of float64, shape (rows, lanes)
-        ``w·x`` as it is kept up to date, and as the read at fixed w has summed it up; the latter is empty outside of one.
-    kind, weight : ndarray, shape (rows,)
-        See `primal_kernels`; the weights are empty where all are 1.
-    """
-
-    first: int
-    score: np.ndarray
-    fresh: np.ndarray
-    kind: np.ndarray
-    weight: np.ndarray
+    first: int  # of the rows, where they are a block
+    score: np.ndarray  # (rows, lanes): w·x, updated with every step
+    fresh: np.ndarray  # the same as the read at fixed w has summed it up; empty in other reads
+    kind: np.ndarray  # see `primal_kernels`
+    weight: np.ndarray  # empty where all are 1
 
     @property
     def arrays(self) -> Scores:
         """The same arrays as kernels take them, flat."""
         return Scores(self.score.reshape(-1), self.fresh.reshape(-1), self.kind, self.weight)
 
+    def head(self, n_rows: int, first: int = 0) -> Rows:
+        """Return views of the first rows; `first` is the number of the first."""
+        arrays = (self.score, self.fresh, self.kind, self.weight)
+        return Rows(first, *(array[:n_rows] for array in arrays))
+
 
 class RowsInMemory:
-    """All rows as one stretch.
+    """All rows, as one block in memory.
 
-    Parameters
-    ----------
-    arrays : dict of str to ndarray
-        ``score``, and in a read at fixed w ``fresh``: the part of a `protocol.State` that checkpoints keep.
-    kind, weight : ndarray
+    `arrays` are ``score``, and in a read at fixed w ``fresh``: those of a `protocol.State`, which checkpoints keep.
     """
 
     paged = False
@@ -80,21 +71,21 @@ class RowsInMemory:
             self._arrays["fresh"] = np.zeros_like(score)
 
     def end_read(self) -> None:
-        """Fresh scores have served; keeps checkpoints small."""
+        """Drop the fresh scores, which keeps checkpoints small."""
         self._arrays.pop("fresh", None)
 
-    def stretches(
+    def iter_blocks(
         self, start: int = 0, stop: int | None = None, *, fresh: bool = False, saved: Sequence[str] = ()
     ) -> Iterator[Rows]:
-        """Stretches of rows, ascending, that hold all of ``start:stop``."""
+        """Iterate over ascending blocks of rows that hold all of ``start:stop``."""
         yield self._rows()
 
-    def bring(self, window: Window, *, fresh: bool) -> Rows:
-        """The rows of a window's entries, by the numbers that the arena has."""
+    def load(self, window: Window, *, fresh: bool) -> Rows:
+        """Return the rows of a window's entries, by the numbers in its arena."""
         return self._rows()
 
-    def take_back(self, saved: Sequence[str]) -> None:
-        """Keep what a visit has changed in the rows that were brought."""
+    def store(self, saved: Sequence[str]) -> None:
+        """Store what a visit has changed; here the rows were changed in place."""
 
     def _rows(self) -> Rows:
         score = self._arrays["score"]
@@ -102,23 +93,9 @@ class RowsInMemory:
 
 
 class PagedRows:
-    """The same in a file of pages.
+    """All rows, in a file of pages of `page_rows` each, in a folder of the run; `seed` is that of the folds.
 
-    Parameters
-    ----------
-    folder : Path
-        In the run directory.
-    dataset : Dataset
-    problem : Problem
-    seed : int
-        Of the folds.
-    page_rows : int
-        Rows of a page.
-
-    Attributes
-    ----------
-    slots : checkpoint.SlotStore
-        For a loop, which makes durable what is in them. Pages that were never saved are zero.
+    The loop makes `slots` durable. Pages that were never saved are zero.
     """
 
     paged = True
@@ -138,13 +115,13 @@ class PagedRows:
             1,
         )
         self._page = _new_rows(page_rows, n_lanes, kind, dataset.weighted)
-        self._brought: Rows | None = None
+        self._loaded: Rows | None = None
         self._room: Rows | None = None
         self._listed: np.ndarray = np.zeros(0, dtype=np.int64)
         self._compacted: Window | None = None
 
     def write_constants(self) -> None:
-        """Write kind and weight of all rows, for a new run; reads the rows, not their entries."""
+        """Write kind and weight of all rows of a new run; reads the rows, not their entries."""
         page, filled, number = self._page, 0, 0
         kind: np.ndarray
         for kind, weight in read_rows(self._dataset, self._problem, self._seed):
@@ -154,62 +131,51 @@ class PagedRows:
                 page.kind[filled : filled + stop - start] = kind[start:stop]
                 page.weight[filled : filled + stop - start] = weight[start:stop]
                 filled, start = filled + stop - start, stop
-                if filled == self._size(number):
-                    self._save(number, page, filled, "constant")
+                if filled == self._page_of(number).kind.size:
+                    self._write_page(number, "constant")
                     number, filled = number + 1, 0
 
     def begin_certificates(self) -> None:
-        """Nothing: there is room for fresh scores in the file."""
+        """Do nothing: the file has room for fresh scores."""
 
     def end_read(self) -> None:
-        """Nothing: fresh scores stay in the file, to be written anew."""
+        """Do nothing: fresh scores stay in the file until they are overwritten."""
 
-    def stretches(
+    def iter_blocks(
         self, start: int = 0, stop: int | None = None, *, fresh: bool = False, saved: Sequence[str] = ()
     ) -> Iterator[Rows]:
-        """Pages, ascending, that hold all of ``start:stop``; saves ``"score"`` or ``"fresh"`` of each as it is left."""
-        assert self._brought is None, "what was brought is stale once a page changes"
+        """Iterate over ascending pages that hold all of ``start:stop``; stores the arrays named in `saved` of each."""
+        assert self._loaded is None, "loaded rows are stale once a page changes"
         stop = self._n_rows if stop is None else stop
         for number in range(start // self._page_rows, -(-stop // self._page_rows)):
-            size = self._size(number)
-            self._load(number, size, fresh=fresh or "fresh" in saved)
-            page = self._page
-            yield Rows(
-                number * self._page_rows,
-                page.score[:size],
-                page.fresh[:size],
-                page.kind[:size],
-                page.weight[:size],
-            )
+            yield self._read_page(number, fresh=fresh or "fresh" in saved)
             for name in saved:
-                self._save(number, page, size, name)
+                self._write_page(number, name)
 
-    def bring(self, window: Window, *, fresh: bool) -> Rows:
-        """The rows of a window's entries, which the arena has by new numbers from now on."""
-        if self._brought is None:
+    def load(self, window: Window, *, fresh: bool) -> Rows:
+        """Load the rows of a window's entries, which the arena has by new numbers from now on."""
+        if self._loaded is None:
             self._compact(window)
             assert self._room is not None
-            n, room = self._listed.size, self._room
-            self._brought = Rows(0, room.score[:n], room.fresh[:n], room.kind[:n], room.weight[:n])
-            for number, part, place in self._pages_of_listed():
-                page = self._load(number, self._size(number), fresh=fresh)
+            self._loaded = self._room.head(self._listed.size)
+            for number, listed, offset in self._pages_of_listed():
+                page = self._read_page(number, fresh=fresh)
                 for name in ("score", "kind", "weight") + (("fresh",) if fresh else ()):
-                    target, source = getattr(self._brought, name), getattr(page, name)
+                    target, source = getattr(self._loaded, name), getattr(page, name)
                     if source.size:
-                        target[part] = source[place]
-        return self._brought
+                        target[listed] = source[offset]
+        return self._loaded
 
-    def take_back(self, saved: Sequence[str]) -> None:
-        """Write what a visit has changed in the rows that were brought, and let go of them."""
-        rows, self._brought = self._brought, None
+    def store(self, saved: Sequence[str]) -> None:
+        """Write the named arrays of the loaded rows back to their pages, and release the rows."""
+        rows, self._loaded = self._loaded, None
         if rows is None or not saved:
             return
-        for number, part, place in self._pages_of_listed():
-            size = self._size(number)
-            page = self._load(number, size, fresh="fresh" in saved)
+        for number, listed, offset in self._pages_of_listed():
+            page = self._read_page(number, fresh="fresh" in saved)
             for name in saved:
-                getattr(page, name)[place] = getattr(rows, name)[part]
-                self._save(number, page, size, name)
+                getattr(page, name)[offset] = getattr(rows, name)[listed]
+                self._write_page(number, name)
 
     # -- inside
 
@@ -232,45 +198,47 @@ class PagedRows:
         self._compacted = window
 
     def _pages_of_listed(self) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """Pages with rows of the window: the number of the page, the part of the rows brought, and their places in it."""
+        """Iterate over the pages with rows of the window: number, range of the loaded rows, their offsets in the page."""
         start = 0
         while start < self._listed.size:
             number = int(self._listed[start]) // self._page_rows
             first = number * self._page_rows
-            stop = place_of(self._listed, min(first + self._page_rows, self._n_rows))
+            stop = count_before(self._listed, min(first + self._page_rows, self._n_rows))
             yield number, slice(start, stop), self._listed[start:stop] - first
             start = stop
 
-    def _size(self, number: int) -> int:
-        return min(self._page_rows, self._n_rows - number * self._page_rows)
+    def _page_of(self, number: int) -> Rows:
+        """Return the page in memory, as long as page `number`."""
+        first = number * self._page_rows
+        return self._page.head(min(self._page_rows, self._n_rows - first), first)
 
-    def _load(self, number: int, size: int, *, fresh: bool) -> Rows:
-        page = self._page
-        for part, arrays in (
-            (_SCORE, [page.score[:size]]),
-            (_CONSTANT, _constants(page, size)),
-            (_FRESH, [page.fresh[:size]]),
+    def _read_page(self, number: int, *, fresh: bool) -> Rows:
+        page = self._page_of(number)
+        for section, arrays in (
+            (_SCORE, [page.score]),
+            (_CONSTANT, _constants(page)),
+            (_FRESH, [page.fresh]),
         ):
-            if (part != _FRESH or fresh) and not self.slots.load(part * self._n_pages + number, arrays):
+            if (section != _FRESH or fresh) and not self.slots.load(section * self._n_pages + number, arrays):
                 for array in arrays:
                     array[:] = 0
         return page
 
-    def _save(self, number: int, page: Rows, size: int, name: str) -> None:
-        part = {"score": _SCORE, "fresh": _FRESH, "constant": _CONSTANT}[name]
-        arrays = _constants(page, size) if part == _CONSTANT else [getattr(page, name)[:size]]
-        self.slots.save(part * self._n_pages + number, arrays)
+    def _write_page(self, number: int, name: str) -> None:
+        page = self._page_of(number)
+        section = {"score": _SCORE, "fresh": _FRESH, "constant": _CONSTANT}[name]
+        arrays = _constants(page) if section == _CONSTANT else [getattr(page, name)]
+        self.slots.save(section * self._n_pages + number, arrays)
 
 
-def place_of(rows: np.ndarray, row: int) -> int:
-    """How many of some ascending rows come before one."""
-    return int(
-        np.searchsorted(rows, rows.dtype.type(row))
-    )  # of another type, all of `rows` would be converted
+def count_before(rows: np.ndarray, row: int) -> int:
+    """Count the ascending `rows` that are less than `row`."""
+    # a row of another type would have all of `rows` converted
+    return int(np.searchsorted(rows, rows.dtype.type(row)))
 
 
-def _constants(page: Rows, size: int) -> list[np.ndarray]:
-    return [page.kind[:size], *([page.weight[:size]] if page.weight.size else [])]
+def _constants(page: Rows) -> list[np.ndarray]:
+    return [page.kind, *([page.weight] if page.weight.size else [])]
 
 
 def _new_rows(n_rows: int, n_lanes: int, kind: np.dtype, weighted: bool) -> Rows:
@@ -285,17 +253,17 @@ def _new_rows(n_rows: int, n_lanes: int, kind: np.dtype, weighted: bool) -> Rows
 
 
 def kind_dtype(n_classes: int, n_folds: int) -> np.dtype:
-    """The type of ``class * folds + fold``."""
+    """Choose the integer type of ``class * folds + fold``."""
     return np.dtype(np.uint16 if n_classes * max(n_folds, 1) <= 1 << 16 else np.uint32)
 
 
 def constant_bytes(problem: Problem, dataset: Dataset) -> int:
-    """Bytes of a row's kind and weight."""
+    """Compute the bytes of a row's kind and weight."""
     return kind_dtype(problem.classes.size, problem.n_folds).itemsize + 8 * dataset.weighted
 
 
 def paging_bytes(problem: Problem, dataset: Dataset) -> tuple[int, int, int]:
-    """What pages take in memory: bytes for each entry of a window, bytes beside, and the rows of a page.
+    """Compute the memory of pages: bytes for each entry of a window, bytes beside, and the rows of a page.
 
     In the worst case every entry of a window is of another row.
     """
@@ -308,20 +276,18 @@ def paging_bytes(problem: Problem, dataset: Dataset) -> tuple[int, int, int]:
 
 
 def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Kind and weight (the latter empty where all are 1) of all rows, chunk by chunk.
+    """Read kind and weight (the latter empty where all are 1) of all rows, chunk by chunk.
 
     Raises
     ------
     DatasetError
-        Where a label is none of the manifest's.
+        Where the manifest does not list a label.
     """
-    classes, n_folds = problem.classes, problem.n_folds
-    dtype = kind_dtype(classes.size, n_folds)
+    n_folds = problem.n_folds
+    dtype = kind_dtype(problem.classes.size, n_folds)
     for chunk in range(dataset.n_chunks):
         label, weight, source = dataset.read_rows(chunk, ("label", "weight", "source"))
-        code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
-        if not np.array_equal(classes[code], label):
-            raise DatasetError(f"{dataset.place(chunk)}: a label that the manifest does not list")
+        code = class_codes(dataset, chunk, label)
         if n_folds:
             code = code * n_folds + assign_folds(source, seed, n_folds)
         yield code.astype(dtype), weight if dataset.weighted else weight[:0]

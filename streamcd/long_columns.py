@@ -1,7 +1,7 @@
-"""A visit of one column that is not in memory as a whole, or whose rows are not: sweep after sweep, piece after piece.
+"""Visits of a column that is not in memory as a whole, or whose rows are not: sweep after sweep, segment after segment.
 
-The same step as `primal_kernels.primal_visit` makes, with the same sums in the same order, so the same bits. It costs a read
-of the column (and of its rows' pages) for the derivatives, one for every trial that a step needs, and one for the move.
+The step is that of `primal_kernels.primal_visit`, with the same sums in the same order, so with the same bits. It costs a
+read of the column (and of its rows' pages) for the derivatives, one for every trial that a step needs, and one for the move.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import primal_kernels
-from .layouts import ColumnArena
+from .arenas import ColumnArena
 from .primal_kernels import ColumnCosts, Columns, Span
 from .primitives import N_STEPS, N_VISITED
-from .rowscores import PagedRows, Rows, RowsInMemory, place_of
+from .row_scores import PagedRows, Rows, RowsInMemory, count_before
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LongColumn:
     """
 
     arena: ColumnArena
-    sweep: Callable[[], Iterator[int]] | None
+    sweep: Callable[[], Iterator[int]] | None  # `stream.Window.sweep`; None for the bias
     rows: RowsInMemory | PagedRows
     costs: ColumnCosts
     ridge: float
@@ -55,20 +55,20 @@ class LongColumn:
         """Yield all segments in order, each with its rows."""
         row = self.arena.row
         if self.sweep is None:
-            for rows in self.rows.stretches(fresh=fresh, saved=saved):
+            for rows in self.rows.iter_blocks(fresh=fresh, saved=saved):
                 yield rows, Span(0, rows.score.shape[0], True)
             return
         for n in self.sweep():
             start = 0
-            for rows in self.rows.stretches(int(row[0]), int(row[n - 1]) + 1, fresh=fresh, saved=saved):
-                stop = start + place_of(row[start:n], rows.first + rows.score.shape[0])
+            for rows in self.rows.iter_blocks(int(row[0]), int(row[n - 1]) + 1, fresh=fresh, saved=saved):
+                stop = start + count_before(row[start:n], rows.first + rows.score.shape[0])
                 row[start:stop] -= rows.first  # the next sweep decodes them again
                 yield rows, Span(start, stop, False)
                 start = stop
 
 
 def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
-    """One step along the column in every lane of `lanes`; changes w, scores and totals as `primal_kernels.primal_visit`."""
+    """Make one step along the column in every lane of `lanes`; changes w, scores and totals as `primal_visit` does."""
     n_lanes = column.w.size
     sums = np.zeros((n_lanes, 4))
     for rows, span in column.segments():
@@ -88,7 +88,7 @@ def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
 
 
 def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The step that each lane makes, 0 for none, shape (lanes,)."""
+    """Search the step of each lane, 0 for none; shape (lanes,)."""
     chosen = np.zeros(column.w.size)
     gradient, step, free = steps[:, 0], steps[:, 1].copy(), steps[:, 2]
     share = 1.0
@@ -118,7 +118,7 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
 
 
 def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
-    """What `primal_kernels.primal_certify` does with a column; changes the fresh scores and totals."""
+    """Sum up the column as `primal_kernels.primal_certify` does; changes the fresh scores and totals."""
     sums = np.zeros(column.w.size)
     for rows, span in column.segments(fresh=True, saved=("fresh",)):
         primal_kernels.segment_dual_sums(span, column.columns, rows.arrays, column.costs, side, lanes, sums)

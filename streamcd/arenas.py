@@ -1,4 +1,4 @@
-"""The two layouts as solvers read them: what is kept of an item, the arenas, and the decoding of chunks into them."""
+"""The two layouts as solvers read them: the state of an item, the arenas, and the decoding of chunks into them."""
 
 from __future__ import annotations
 
@@ -10,35 +10,27 @@ import numpy as np
 from .columns import Columns, open_columns
 from .dataset import Dataset
 from .errors import DatasetError
-from .plan import Decoder
+from .memory_plan import Decoder
 from .randomness import assign_folds
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
-"""Entries of a window where the whole dataset is in memory: 32 MB, so that a window's rows are found in the processor's
-last cache. Mixing more rows gains nothing in convergence and costs speed: 180 against 310 M entries/s with 32 M entries."""
+"""Entries of a window where the whole dataset is in memory: 32 MB, so that a window's rows stay in the processor's last
+cache. Mixing more rows gains nothing in convergence and costs speed: 180 against 310 M entries/s with 32 M entries."""
 
-NO_FOLD = 255  # fold of every row where no folds are dealt
+NO_FOLD = 255  # of every row where there are no folds
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The row layout: an item is a row, which brings its label and what a solver keeps of it.
+    """Row layout: an item is a row, with its label and its solver's state."""
 
-    Attributes
-    ----------
-    alpha_width : int
-        Dual variables (float64) of a row.
-    n_flags : int
-        Active flags (uint8) of a row.
-    """
-
-    alpha_width: int
-    n_flags: int
+    alpha_width: int  # dual variables (float64) of a row
+    n_flags: int  # active flags (uint8) of a row
     resident_window: int = RESIDENT_WINDOW_ENTRIES
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of what a row keeps between visits: alpha, active."""
+        """Bytes of a row's state between visits: alpha, active."""
         return 8 * self.alpha_width + self.n_flags
 
     @property
@@ -47,15 +39,15 @@ class RowLayout:
         return 8 + 4 + 8 + 1 + self.state_bytes
 
     def open(self, dataset: Dataset) -> Dataset:
-        """The dataset itself."""
+        """Return the dataset itself."""
         return dataset
 
     def new_arena(self, table: Dataset, n_items: int, n_entries: int) -> RowArena:
-        """Room for rows."""
+        """Make room for rows."""
         return RowArena(table, n_items, n_entries, self)
 
     def decoder(self, table: Dataset, seed: int, n_folds: int) -> Decoder:
-        """Entries by row, classes, weights, folds."""
+        """Make a decoder of entries by row, classes, weights, folds."""
         return _RowDecoder(table, seed, n_folds)
 
 
@@ -74,7 +66,7 @@ class RowArena:
 
 
 class _RowDecoder:
-    """Chunks of the row layout into a `RowArena`."""
+    """Decoder of the row layout into a `RowArena`."""
 
     def __init__(self, dataset: Dataset, seed: int, n_folds: int) -> None:
         self.dataset, self.seed, self.n_folds = dataset, seed, n_folds
@@ -102,12 +94,7 @@ class _RowDecoder:
             )
         arena.indptr[row_start] = entry_start
         arena.indptr[row_start + 1 : row_stop + 1] = ends
-        classes = self.dataset.classes
-        assert classes is not None
-        code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
-        if not np.array_equal(classes[code], label):
-            raise DatasetError(f"{self.dataset.place(chunk)}: a label that the manifest does not list")
-        arena.code[row_start:row_stop] = code
+        arena.code[row_start:row_stop] = class_codes(self.dataset, chunk, label)
         arena.weight[row_start:row_stop] = rows.get("weight", 1.0)
         if self.n_folds:
             arena.fold[row_start:row_stop] = assign_folds(rows["source"], self.seed, self.n_folds)
@@ -115,11 +102,7 @@ class _RowDecoder:
     def _copy_entries(
         self, arena: RowArena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray
     ) -> None:
-        # the kernels do not check bounds: a feature out of range would write outside the weights
-        if feature.size and (feature.min() < 0 or feature.max() >= self.dataset.n_features):
-            raise DatasetError(
-                f"{self.dataset.place(chunk)}: a feature outside 0 … {self.dataset.n_features - 1}"
-            )
+        _check_range("feature", feature, self.dataset.n_features, self.dataset, chunk)
         arena.feature[entry_start : entry_start + feature.size] = feature
         arena.value[entry_start : entry_start + value.size] = value
 
@@ -129,41 +112,29 @@ class _RowDecoder:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """The column layout: an item is a feature; what is kept for rows is the solver's own business.
-
-    Attributes
-    ----------
-    resident_window : int
-        Entries of a window where all of them are in memory.
-    """
+    """Column layout: an item is a feature; the state of rows is the solver's own business."""
 
     resident_window: int = RESIDENT_WINDOW_ENTRIES
     state_bytes: int = 0
-    item_bytes: int = 8 + 8
-    """indptr, feature."""
+    item_bytes: int = 8 + 8  # indptr, feature
 
     def open(self, dataset: Dataset) -> Columns:
-        """The dataset's column layout; `DatasetError` where there is none."""
+        """Open the dataset's column layout; raises `DatasetError` where there is none."""
         return open_columns(dataset)
 
     def new_arena(self, table: Columns, n_items: int, n_entries: int) -> ColumnArena:
-        """Room for columns."""
+        """Make room for columns."""
         return ColumnArena(table, n_items, n_entries)
 
     def decoder(self, table: Columns, seed: int, n_folds: int) -> Decoder:
-        """Entries by feature."""
+        """Make a decoder of entries by feature."""
         return _ColumnDecoder(table)
 
 
 class ColumnArena:
-    """Preallocated arrays into which chunks of columns are decoded; the pieces of a feature lie one behind the other.
+    """Preallocated arrays into which chunks of columns are decoded, the segments of a feature one after another.
 
-    Attributes
-    ----------
-    indptr : ndarray of int64, shape (n_columns + 1,)
-        Column ``c`` has the entries ``indptr[c]:indptr[c + 1]``.
-    feature : ndarray of int64, shape (n_columns,)
-    row, value : ndarray, shape (n_entries,)
+    Column ``c`` has the entries ``indptr[c]:indptr[c + 1]``.
     """
 
     def __init__(self, columns: Columns, n_columns: int, n_entries: int) -> None:
@@ -174,7 +145,7 @@ class ColumnArena:
 
 
 class _ColumnDecoder:
-    """Chunks of the column layout into a `ColumnArena`."""
+    """Decoder of the column layout into a `ColumnArena`."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -183,17 +154,12 @@ class _ColumnDecoder:
         columns = self._columns
         listed, n_entries = columns.read_index(chunk, verify=verify)
         row, value = columns.read_entries(chunk, verify=verify)
-        # the kernels do not check bounds: a row out of range would write outside the rows' scores
-        if row.size and (row.min() < 0 or row.max() >= columns.dataset.n_rows):
-            raise DatasetError(f"{columns.place(chunk)}: a row outside 0 … {columns.dataset.n_rows - 1}")
-        if listed.size and (listed.min() < 0 or listed.max() >= columns.dataset.n_features):
-            raise DatasetError(
-                f"{columns.place(chunk)}: a feature outside 0 … {columns.dataset.n_features - 1}"
-            )
+        _check_range("row", row, columns.dataset.n_rows, columns, chunk)
+        _check_range("feature", listed, columns.dataset.n_features, columns, chunk)
         arena.row[entry_start : entry_start + row.size] = row
         arena.value[entry_start : entry_start + value.size] = value
         if columns.item_start[chunk + 1] == columns.item_start[chunk]:
-            return  # a further piece: where its feature ends was said with the first
+            return  # a further segment: the first one has set the end of its feature
         stop = start + listed.size
         ends = _ends(n_entries, entry_start)
         ends[-1] = entry_start + self._rest_of_unit(chunk)
@@ -202,17 +168,33 @@ class _ColumnDecoder:
         arena.indptr[start + 1 : stop + 1] = ends
 
     def _rest_of_unit(self, chunk: int) -> int:
-        """Entries from the chunk's first one to the end of the last chunk that belongs to it."""
+        """Count the entries from the chunk's first one to the end of its unit."""
         columns = self._columns
-        behind = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
-        return int(columns.entry_start[behind] - columns.entry_start[chunk])
+        end = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
+        return int(columns.entry_start[end] - columns.entry_start[chunk])
+
+
+def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
+    """Return the number of each row's class; raises `DatasetError` where the manifest does not list a label."""
+    classes = dataset.classes
+    assert classes is not None
+    code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
+    if not np.array_equal(classes[code], label):
+        raise DatasetError(f"{dataset.place(chunk)}: a label that the manifest does not list")
+    return code
+
+
+def _check_range(name: str, index: np.ndarray, n: int, table: Dataset | Columns, chunk: int) -> None:
+    """Refuse indices out of range: the kernels do not check, and would write outside the weights or scores."""
+    if index.size and (index.min() < 0 or index.max() >= n):
+        raise DatasetError(f"{table.place(chunk)}: a {name} outside 0 … {n - 1}")
 
 
 def _ends(n_entries: np.ndarray, start: int) -> np.ndarray:
-    """Where items end in an arena.
+    """Compute the ends of items in an arena.
 
-    Written there at one stroke: of resident data the last end is the start of the next chunk's first item as well, which
-    may be in training at this moment.
+    The arena gets them in one assignment: of resident data the last end is the start of the next chunk's first item as
+    well, which may be in training at this moment.
     """
     ends = np.cumsum(n_entries, dtype=np.int64)
     ends += start

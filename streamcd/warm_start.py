@@ -1,4 +1,4 @@
-"""What one run has found as the beginning of another on the same rows.
+"""Warm start: the result of one run as the beginning of another on the same rows.
 
 For the dual methods new lanes are combinations of old ones, alpha and w alike, so w stays ``w(alpha)``: exact, and without
 reading the data. From C to C' the factor is C'/C, which keeps every bound; from k folds to all rows it is 1/(k - 1), since
@@ -19,12 +19,13 @@ from .dataset import Dataset
 from .errors import CheckpointError, UsageError
 from .problem import Problem, lane_dual_terms
 from .protocol import Solver
+from .slot_store import SlotStore
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
 
 
 def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
-    """How new lanes are made of old ones, shape (old lanes, new lanes); without `dual`, for w alone.
+    """Return the matrix that combines old lanes to new ones, shape (old lanes, new lanes); without `dual`, for w alone.
 
     Raises
     ------
@@ -50,9 +51,9 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
     matrix = np.zeros((old.n_lanes, new.n_lanes))
     for lane, target in enumerate(new.lanes):
         nearest = costs[np.argmin(np.abs(np.log(costs / target.C)))]
-        place = lane % new.block_lanes
+        column = lane % new.block_lanes
         for number, source in enumerate(old.lanes):
-            if nearest == source.C and number % old.block_lanes == place:
+            if nearest == source.C and number % old.block_lanes == column:
                 ratio = target.C / source.C / max(old.n_folds - 1, 1)
                 matrix[number, lane] = ratio if dual else 1.0 / max(old.n_folds, 1)
     return matrix
@@ -64,7 +65,7 @@ def _same_factors(old: Problem, new: Problem) -> bool:
 
 
 class WarmStart:
-    """The beginning of new lanes from an ended run.
+    """Initial values of new lanes, from an ended run.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ class WarmStart:
         The new lanes.
     matrix : ndarray, shape (old lanes, new lanes)
         See `combination`.
-    parts : sequence of (Path, Solver, lanes)
+    sources : sequence of (Path, Solver, lanes)
         The directories of the old run's groups of lanes, their solvers, and the old lanes they hold.
     """
 
@@ -82,45 +83,63 @@ class WarmStart:
         dataset: Dataset,
         problem: Problem,
         matrix: np.ndarray,
-        parts: Sequence[tuple[Path, Solver, Sequence[int]]],
+        sources: Sequence[tuple[Path, Solver, Sequence[int]]],
     ) -> None:
         self._dataset, self._problem = dataset, problem
-        self._parts = [
-            _Part(dataset, path, solver, matrix[list(lanes)], problem) for path, solver, lanes in parts
+        self._sources = [
+            _LaneSource(dataset, path, solver, matrix[list(lanes)], problem)
+            for path, solver, lanes in sources
         ]
 
-    def chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
-        """Dual variables of a chunk's rows, shape (rows, alpha_width of the new lanes)."""
-        pieces = [part.chunk_alpha(chunk, n_rows) for part in self._parts]
-        return np.ascontiguousarray(sum(pieces[1:], start=pieces[0]))
+    def write_alpha(self, slots: SlotStore, n_flags: int, *, copies: int = 1) -> np.ndarray:
+        """Write the dual variables of all rows, every row active.
 
-    def dual_terms(self, chunk: int, alpha: np.ndarray) -> np.ndarray:
-        """Sum of the dual's terms over a chunk's rows, per lane; reads the labels, not the entries."""
+        Parameters
+        ----------
+        slots : SlotStore
+        n_flags : int
+            Active flags of a row.
+        copies : int
+            Times that a row's dual variables are written side by side.
+
+        Returns
+        -------
+        ndarray, shape (lanes,)
+            Sum of the dual's terms.
+        """
+        dual_sum = np.zeros(self._problem.n_lanes)
+        for chunk, n_rows in enumerate(np.diff(self._dataset.row_start).tolist()):
+            shares = [source.chunk_alpha(chunk, n_rows) for source in self._sources]
+            alpha = np.ascontiguousarray(sum(shares[1:], start=shares[0]))
+            slots.save(chunk, [np.hstack([alpha] * copies), np.ones((n_rows, n_flags), dtype=np.uint8)])
+            dual_sum += self._dual_terms(chunk, alpha)
+        return dual_sum
+
+    def _dual_terms(self, chunk: int, alpha: np.ndarray) -> np.ndarray:
+        """Sum the dual's terms over a chunk's rows, per lane; reads the labels, not the entries."""
         problem, dataset = self._problem, self._dataset
         label, weight = dataset.read_rows(chunk, ("label", "weight"))
         code = np.searchsorted(problem.classes, label)
         if problem.loss == "crammer_singer":
-            own = np.zeros(alpha.shape[1] // problem.classes.size)
-            for lane in range(own.size):
-                block = alpha[:, lane * problem.classes.size : (lane + 1) * problem.classes.size]
-                own[lane] = block[
-                    np.arange(code.size), code
-                ].sum()  # Σ_m alpha = 0, so -Σ_{m ≠ y} alpha is this
-            return own
-        terms = [
-            lane_dual_terms(problem, lane, code, alpha[:, lane], weight) for lane in range(problem.n_lanes)
-        ]
+            # -Σ_{m ≠ y} alpha is the variable of the row's own class: those of all classes add up to 0
+            per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)
+            terms = [per_lane[np.arange(code.size), lane, code] for lane in range(problem.n_lanes)]
+        else:
+            terms = [
+                lane_dual_terms(problem, lane, code, alpha[:, lane], weight)
+                for lane in range(problem.n_lanes)
+            ]
         return np.array([term.sum() for term in terms])
 
     def fill_weights(self, w: np.ndarray) -> None:
-        """Write w of the new lanes into `w`, shape (n_features + 1, vectors)."""
+        """Write w of the new lanes to `w`, shape (n_features + 1, vectors)."""
         w[:] = 0.0
-        for part in self._parts:
-            part.add_weights(w)
+        for source in self._sources:
+            source.add_weights(w)
 
 
-class _Part:
-    """The lanes of one directory of the old run."""
+class _LaneSource:
+    """Source of new lanes: the lanes in one directory of the old run."""
 
     def __init__(
         self, dataset: Dataset, path: Path, solver: Solver, matrix: np.ndarray, problem: Problem
@@ -132,12 +151,12 @@ class _Part:
         if arrays is None:
             raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume' the run first")
         self._current = arrays["slots"]
-        self._slots: checkpoint.SlotStore | None = None
+        self._slots: SlotStore | None = None
 
     def chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
         if self._slots is None:
             dataset = self._dataset
-            self._slots = checkpoint.SlotStore(
+            self._slots = SlotStore(
                 self._path / "dual", dataset.chunk_part, np.diff(dataset.row_start), self._layout.state_bytes
             )
             self._slots.restore(self._current)

@@ -1,12 +1,12 @@
-"""The mathematics of a round of block-diagonal dual steps: plain functions, whoever carries the partitions out.
+"""The mathematics of a round of block-diagonal dual steps, as plain functions for any engine.
 
 The dual is ``f(a) = ½‖w(a)‖² + g(a)``, ``w(a) = Σ_k A_k a_k`` over K partitions of the rows. In a round, partition k makes
 passes of coordinate descent on its own rows from the common `w`, on the model
 
     m_k(Δa) = w·A_kΔa + ½ s ‖A_kΔa‖² + g_k(a_k + Δa),        1 <= s <= K,
 
-whose stiffness s stands for what the other partitions do meanwhile: each row counts for s rows of its kind. With
-``b = s a`` it is, but for a factor s, the partition's own dual with costs s C, so the kernels need not know. Then
+where s, CoCoA+'s sigma', accounts for what the other partitions do meanwhile: each row counts for s rows of its kind.
+With ``b = s a`` it is, up to a factor s, the partition's own dual with costs s C, so the kernels need not know. Then
 
     1. Δw = Σ Δw_k, and one step eta along Δa is taken, exact to rounding (hinge, squared hinge, Crammer-Singer: f is
        quadratic along it) or by Newton's method in one variable (logistic). ``m_k(Δa) < m_k(0)``, m_k is convex and has
@@ -14,11 +14,13 @@ whose stiffness s stands for what the other partitions do meanwhile: each row co
        always safe; a slope that is not negative is a fault and is reported, never stepped along.
     2. The next s is ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K], to the nearest power of two (a scaling that loses no bit):
        with that s the models had added up to f. 1: what partitions do is orthogonal (wide text); K: all do the same.
-    3. **The shards are dealt anew.** Partitions that stay are what makes block methods slow: how `w` is shared out among
-       the A_k a_k is left to g alone, and where g is flat they trade it for ever. Dealt anew, blocks are fresh mixtures.
+    3. **The shards are assigned anew.** Block methods are slow because their partitions stay the same: how `w` is divided
+       among the A_k a_k depends on g alone, and where g is flat it shifts between them for ever. New blocks are new
+       mixtures.
 
 Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search; Ma et al.,
-ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who deal to threads anew in every pass.
+ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who assign rows to threads anew in every
+pass.
 """
 
 from __future__ import annotations
@@ -48,36 +50,25 @@ _SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs mo
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Changes of w on their way through the tree
+# Changes of w, added in a tree of processes
 
 
 @dataclass
 class Change:
-    """A change of `w` (or a part of ``w(alpha)``), dense, or sparse by features where that is smaller.
+    """A change of `w` (or a part of ``w(alpha)``), dense, or sparse by features where that is smaller."""
 
-    Attributes
-    ----------
-    index : ndarray of int64 or None
-        The rows of `w` that change; None where all are given.
-    values : ndarray of float64, shape (rows given, vectors)
-    n_rows : int
-        Rows of `w`.
-    moved_bytes : int
-        Sent between processes to make it.
-    """
-
-    index: np.ndarray | None
-    values: np.ndarray
-    n_rows: int
-    moved_bytes: int = 0
+    index: np.ndarray | None  # the rows of w that change; None where all are given
+    values: np.ndarray  # (rows given, vectors)
+    n_rows: int  # of w
+    moved_bytes: int = 0  # sent between processes to make it
 
     @property
     def n_bytes(self) -> int:
-        """What sending it takes."""
+        """Bytes to send."""
         return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
 
     def dense(self) -> np.ndarray:
-        """As an array of the shape of `w`."""
+        """Return an array of the shape of `w`."""
         if self.index is None:
             return self.values
         full = np.zeros((self.n_rows, self.values.shape[1]))
@@ -95,7 +86,7 @@ def make_change(values: np.ndarray) -> Change:
 
 
 def add_changes(a: Change, b: Change) -> Change:
-    """Sum of two changes, of which the second has to be sent to the first."""
+    """Add two changes, of which the second has to be sent to the first."""
     moved = a.moved_bytes + b.moved_bytes + b.n_bytes
     if a.index is None or b.index is None:
         dense, other = (a, b) if a.index is None else (b, a)
@@ -115,7 +106,7 @@ def add_changes(a: Change, b: Change) -> Change:
 
 
 def add_in_tree(changes: Sequence[Change]) -> Change:
-    """Sum of the partitions' changes, in the order in which a tree of processes adds them."""
+    """Add the partitions' changes in the order in which a tree of processes adds them."""
     level = list(changes)
     while len(level) > 1:
         pairs = [add_changes(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
@@ -128,14 +119,14 @@ def add_in_tree(changes: Sequence[Change]) -> Change:
 
 
 def row_costs(problem: Problem, code: np.ndarray, weight: np.ndarray, fold: np.ndarray) -> np.ndarray:
-    """C_i of rows in every lane, shape (rows, lanes); 0 where a lane leaves a row out."""
+    """Return C_i of rows in every lane, shape (rows, lanes); 0 where a lane leaves a row out."""
     cost = problem.cost[code] * weight[:, None]
     cost[fold[:, None] == problem.lane_fold] = 0.0
     return cost
 
 
 def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Upper bounds of the dual variables: hinge, squared hinge (rows, lanes); Crammer-Singer (rows, lanes * classes)."""
+    """Return the upper bounds of the dual variables, shape (rows, lanes), of Crammer-Singer (rows, lanes * classes)."""
     if problem.loss == "squared_hinge":
         return np.where(cost > 0.0, np.inf, 0.0)
     if problem.loss != "crammer_singer":
@@ -148,14 +139,14 @@ def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.nda
 
 
 def new_direction(n_lanes: int) -> np.ndarray:
-    """Sums before the first row."""
+    """Return the sums before the first row."""
     sums = np.zeros((n_lanes, 4))
     sums[:, LONGEST] = np.inf
     return sums
 
 
 def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Sums over the rows of both."""
+    """Add sums over rows."""
     total = a + b
     total[:, LONGEST] = np.minimum(a[:, LONGEST], b[:, LONGEST])
     return total
@@ -164,7 +155,7 @@ def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def direction(
     problem: Problem, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
 ) -> np.ndarray:
-    """Sums over rows that decide the step, shape (lanes, 4): `LINEAR`, `QUADRATIC`, `LONGEST`; `APART` is left 0."""
+    """Sum over rows what decides the step, shape (lanes, 4): `LINEAR`, `QUADRATIC`, `LONGEST`; `APART` is left 0."""
     sums = new_direction(problem.n_lanes)
     if problem.loss == "log_loss":
         alpha, rest, change = _log_parts(problem.n_lanes, base, candidate)
@@ -194,7 +185,7 @@ def direction(
 
 
 def _longest(below: np.ndarray, above: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """Longest step per column, `below` and `above` being the room that each variable has."""
+    """Return the longest step per column; `below` and `above` are the room of each variable."""
     limits = np.full(change.shape, np.inf)
     np.divide(below, -change, out=limits, where=change < 0.0)
     np.divide(above, change, out=limits, where=change > 0.0)
@@ -205,14 +196,14 @@ def _longest(below: np.ndarray, above: np.ndarray, change: np.ndarray) -> np.nda
 def _log_parts(
     n_lanes: int, base: np.ndarray, candidate: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """alpha, C - alpha, and the change of alpha taken from the smaller of the two, free of cancellation."""
+    """Return alpha, C - alpha, and the change of alpha computed from the smaller of the two, without cancellation."""
     alpha, rest = base[:, :n_lanes], base[:, n_lanes:]
     change = np.where(alpha <= rest, candidate[:, :n_lanes] - alpha, rest - candidate[:, n_lanes:])
     return alpha, rest, change
 
 
 def log_slopes(n_lanes: int, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """The logistic dual's separable part along the step: `SLOPE`, `CURVATURE`, `DUAL_CHANGE`, shape (lanes, 3).
+    """Derive the logistic dual's separable part along the step: `SLOPE`, `CURVATURE`, `DUAL_CHANGE`, shape (lanes, 3).
 
     ``S'(eta) = Σ Δa log(a / a')`` and ``S''(eta) = Σ Δa² (1/a + 1/a')`` at ``a = base + eta (candidate - base)``.
     """
@@ -235,11 +226,11 @@ def log_slopes(n_lanes: int, base: np.ndarray, candidate: np.ndarray, eta: np.nd
 
 
 def _between(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """``base + eta (candidate - base)``; the candidate itself, to the bit, where eta is 1."""
+    """Compute ``base + eta (candidate - base)``; the candidate itself, to the bit, where eta is 1."""
     return np.where(eta == 1.0, candidate, base + eta * (candidate - base))
 
 
-def settle(
+def apply_step(
     problem: Problem,
     base: np.ndarray,
     candidate: np.ndarray,
@@ -248,13 +239,13 @@ def settle(
     cost: np.ndarray,
     code: np.ndarray,
 ) -> np.ndarray:
-    """The dual variables after a step.
+    """Compute the dual variables after a step.
 
     Parameters
     ----------
     base, candidate : ndarray of float64, shape (rows, alpha_width)
     active : ndarray of uint8, shape (rows, flags)
-        Changed in place: rows that shrinking took out at a bound where a step other than 1 does not leave them.
+        Changed in place: set for rows that shrinking took out at a bound from which a step other than 1 moves them.
     eta : ndarray of float64, shape (lanes,)
     cost : ndarray of float64, shape (rows, lanes)
     code : ndarray of int, shape (rows,)
@@ -278,7 +269,7 @@ def settle(
 def quadratic_step(
     product: np.ndarray, squared: np.ndarray, sums: np.ndarray, n_partitions: int
 ) -> np.ndarray:
-    """Exact step of every lane where the dual is quadratic: ``-(∇f·Δa) / (‖Δw‖² + Σ D Δa²)``, cut at the longest.
+    """Find the exact step of every lane where the dual is quadratic: ``-(∇f·Δa) / (‖Δw‖² + Σ D Δa²)``, cut at the longest.
 
     Parameters
     ----------
@@ -313,7 +304,7 @@ def newton_step(
     n_partitions: int,
     evaluate: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Step of every lane for the logistic loss: Newton's method on the slope in eta, kept between bounds on both sides.
+    """Search the step of every lane for the logistic loss by Newton's method on the slope in eta, within bounds.
 
     Parameters
     ----------
@@ -334,36 +325,36 @@ def newton_step(
     low, high = np.zeros(start.size), np.where(moving, sums[:, LONGEST] * (1.0 - 1e-9), 1.0)
     eta = np.minimum(1.0, 0.5 * (low + high))
     eta[~moving] = 1.0
-    settled = ~moving
+    solved = ~moving
     for lane in np.flatnonzero(moving).tolist():
         if not _descends(start[lane], product[lane], sums[lane, LINEAR], lane):
-            eta[lane], settled[lane] = 1.0 / n_partitions, True
+            eta[lane], solved[lane] = 1.0 / n_partitions, True
     for count in range(1, _MAX_EVALUATIONS + 1):
         found = evaluate(eta)
         slope = product + eta * squared + found[:, SLOPE]
-        settled |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
-        # a row beside its bound, of no weight in the sum, stands in the way of a step a little longer: not worth more sums
-        settled |= (slope < 0.0) & (high - eta <= _NARROW * eta)
+        solved |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
+        # a row near its bound, of no weight in the sum, prevents a slightly longer step: not worth more sums
+        solved |= (slope < 0.0) & (high - eta <= _NARROW * eta)
         last = count == _MAX_EVALUATIONS - 1
-        if settled.all() or count == _MAX_EVALUATIONS:
+        if solved.all() or count == _MAX_EVALUATIONS:
             break
         low = np.where(slope < 0.0, eta, low)
         high = np.where(slope < 0.0, high, eta)
-        curvature = np.where(settled, 1.0, squared + found[:, CURVATURE])
+        curvature = np.where(solved, 1.0, squared + found[:, CURVATURE])
         newton = eta - slope / curvature
         inside = (newton > low) & (newton < high)
-        # the slope has no limit at the longest step: what overshoots there comes nearer by a digit at a time
+        # the slope has no limit at the longest step: a step beyond it approaches it by a digit at a time
         following = np.where(
             inside, newton, np.where(newton >= high, low + 0.9 * (high - low), 0.5 * (low + high))
         )
         if last:  # the lower end descends for certain
             following = np.where(low > 0.0, low, 1.0 / n_partitions)
-        eta = np.where(settled, eta, following)
+        eta = np.where(solved, eta, following)
     return eta, found[:, DUAL_CHANGE], count
 
 
-def next_stiffness(squared: np.ndarray, apart: np.ndarray, n_partitions: int) -> np.ndarray:
-    """Stiffness of the local models of the next round: the nearest power of two to ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K].
+def next_sigma_prime(squared: np.ndarray, apart: np.ndarray, n_partitions: int) -> np.ndarray:
+    """Choose sigma' of the next round: the nearest power of two to ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K].
 
     Parameters
     ----------
@@ -372,19 +363,19 @@ def next_stiffness(squared: np.ndarray, apart: np.ndarray, n_partitions: int) ->
     n_partitions : int
     """
     ratio = np.divide(squared, apart, out=np.ones_like(squared), where=apart > 0.0)
-    stiffness: np.ndarray = np.exp2(np.rint(np.log2(np.clip(ratio, 1.0, n_partitions))))
-    return stiffness
+    sigma_prime: np.ndarray = np.exp2(np.rint(np.log2(np.clip(ratio, 1.0, n_partitions))))
+    return sigma_prime
 
 
 def alpha_columns(problem: Problem, per_lane: np.ndarray) -> np.ndarray:
-    """A value per lane as one per column of the dual variables."""
+    """Expand a value per lane to one per column of the dual variables."""
     if problem.loss == "crammer_singer":
         return np.repeat(per_lane, problem.classes.size)
     return np.tile(per_lane, 2) if problem.loss == "log_loss" else per_lane
 
 
 def _descends(slope: float, product: float, linear: float, lane: int) -> bool:
-    """Whether the direction descends; False where rounding hides its sign."""
+    """Return whether the direction descends; False where rounding hides its sign."""
     if slope < 0.0:
         return True
     if slope <= _ROUNDING * (abs(product) + abs(linear)):
@@ -397,22 +388,24 @@ def _descends(slope: float, product: float, linear: float, lane: int) -> bool:
 
 
 def lane_products(u: np.ndarray, v: np.ndarray, n_lanes: int) -> np.ndarray:
-    """Sum of ``u * v`` per lane, of arrays of shape (rows, vectors)."""
+    """Sum ``u * v`` per lane, of arrays of shape (rows, vectors)."""
     return np.einsum("ij,ij->j", u, v).reshape(n_lanes, -1).sum(axis=1)
 
 
 def lane_columns(lanes: np.ndarray, n_lanes: int, n_vectors: int) -> np.ndarray:
-    """The columns of `w` that belong to these lanes."""
+    """Return the columns of `w` that belong to these lanes."""
     per_lane = n_vectors // n_lanes
     return (lanes[:, None] * per_lane + np.arange(per_lane)).reshape(-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who works on which shards
+# Assignment of shards to workers
 
 
-def deal_shards(entries: np.ndarray, workers: Sequence[str], key: np.uint64) -> dict[str, list[int]]:
-    """Deal all shards at random, about as many entries to each worker: a function of the key and the number of workers.
+def assign_shards_randomly(
+    entries: np.ndarray, workers: Sequence[str], key: np.uint64
+) -> dict[str, list[int]]:
+    """Assign all shards at random, about as many entries to each worker: a function of the key and the number of workers.
 
     Parameters
     ----------
@@ -425,40 +418,19 @@ def deal_shards(entries: np.ndarray, workers: Sequence[str], key: np.uint64) -> 
     dict of str to list of int
         Ascending shards of every worker that has any, in the order of `workers`.
     """
-    if entries.size <= len(workers):  # a shard each: nothing to mix
-        return assign_shards(entries, workers)
+    if entries.size <= len(workers):  # a shard each, the largest first: nothing to mix
+        owners = zip(workers, np.argsort(-entries, kind="stable").tolist(), strict=False)
+        return {worker: [shard] for worker, shard in owners}
     order = np.arange(entries.size)
     shuffle(order, key)
-    # Large shards first, so that small ones even out. Sizes and loads are compared by and large only: to the entry, the same
-    # few shards would meet in every round.
+    # Large shards first, so that small ones even out. Sizes and loads are compared roughly: to the entry, the same few
+    # shards would meet in every round.
     size, largest = np.maximum(entries[order], 1), max(int(entries.max()), 1)
     order = order[np.argsort(np.rint(np.log2(largest / size)), kind="stable")]
-    dealt: dict[str, list[int]] = {worker: [] for worker in workers}
+    owned: dict[str, list[int]] = {worker: [] for worker in workers}
     load = dict.fromkeys(workers, 0)
     for shard in order.tolist():
         worker = min(workers, key=lambda worker: 4 * load[worker] // largest)
-        dealt[worker].append(shard)
-        load[worker] += max(int(entries[shard]), 1)
-    return {worker: sorted(shards) for worker, shards in dealt.items() if shards}
-
-
-def assign_shards(entries: np.ndarray, workers: Sequence[str]) -> dict[str, list[int]]:
-    """Share out shards, about as many entries to each worker.
-
-    Parameters
-    ----------
-    entries : ndarray of int, shape (shards,)
-    workers : sequence of str
-
-    Returns
-    -------
-    dict of str to list of int
-        Ascending shards of every worker that has any, in the order of `workers`.
-    """
-    owned: dict[str, list[int]] = {worker: [] for worker in workers}
-    load = dict.fromkeys(workers, 0)
-    for shard in sorted(range(entries.size), key=lambda shard: (-int(entries[shard]), shard)):
-        worker = min(workers, key=lambda worker: load[worker])
         owned[worker].append(shard)
-        load[worker] += int(entries[shard])
+        load[worker] += max(int(entries[shard]), 1)
     return {worker: sorted(shards) for worker, shards in owned.items() if shards}
