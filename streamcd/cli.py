@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__, console
-from .errors import DatasetError, Interrupted, UsageError
-from .memory import format_size
-from .options import (
+from .cli_options import (
     Costs,
     Seconds,
     checked_training_options,
@@ -34,6 +32,8 @@ from .options import (
     worker_options,
     workers_option,
 )
+from .errors import DatasetError, Interrupted, UsageError
+from .memory import format_size
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -324,9 +324,9 @@ def info(dataset: str, as_json: bool) -> None:
 
 
 def _described(dataset: Dataset) -> dict[str, Any]:
-    from .advice import advise_method
     from .columns import has_columns
     from .conditioning import advice, feature_rms
+    from .method_choice import advise_method
 
     method, reason = advise_method(dataset, "squared_hinge", 1.0)
     return {

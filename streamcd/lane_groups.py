@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
 from .plan import Plan, make_plan
 from .problems import Problem
 from .solvers import Solver
-from .training_options import make_lanes, make_solver
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
 
@@ -37,12 +35,29 @@ class Group:
     lanes: range
 
 
-def lane_groups(problem: Problem, config: Mapping[str, Any]) -> list[Group]:
-    """The groups of a run, as its configuration decided."""
-    n_groups = config["n_groups"]
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Memory that a training may take.
+
+    Attributes
+    ----------
+    n_bytes : int
+    on_workers : bool
+        It bounds workers, not this process.
+    local_workers : int
+        So many workers share it with this process; 0 where it bounds each worker.
+    """
+
+    n_bytes: int
+    on_workers: bool = False
+    local_workers: int = 0
+
+
+def split_lanes(problem: Problem, n_groups: int) -> list[Group]:
+    """The groups of a run."""
     if n_groups == 1:
         return [Group("", range(problem.n_lanes))]
-    block = problem.block_lanes if config["options"]["folds"] else 1
+    block = _lanes_together(problem)
     size = -(-(problem.n_lanes // block) // n_groups) * block
     starts = range(0, problem.n_lanes, size)
     return [
@@ -51,37 +66,36 @@ def lane_groups(problem: Problem, config: Mapping[str, Any]) -> list[Group]:
     ]
 
 
+def _lanes_together(problem: Problem) -> int:
+    """Lanes that no group may part: those of a fold are scored together."""
+    return problem.block_lanes if problem.n_folds else 1
+
+
 def group_lanes(
     dataset: Dataset,
     problem: Problem,
-    options: Mapping[str, Any],
-    budget: int,
+    make_solver: Callable[[Problem], Solver],
+    budget: MemoryBudget,
     plan: Plan | None,
-    *,
-    on_workers: bool = False,
-    local_workers: int = 0,
 ) -> tuple[int, Plan, int]:
-    """As few groups of lanes as fit in the budget, the plan for the largest, and the budget that it is for.
+    """The number of groups, the plan of the largest (or the one given), and the bytes that it is for.
 
     On workers that is a worker's, as if it had all shards.
     """
-    # the lanes of a fold are scored together, so they stay together
-    block = problem.block_lanes if options["folds"] else 1
-    n_blocks = problem.n_lanes // block
     if plan is not None:
-        make_solver(problem, options, dataset)  # refuses what does not go together
-        return 1, plan, budget
+        make_solver(problem)  # refuses what does not go together
+        return 1, plan, budget.n_bytes
+    block = _lanes_together(problem)
+    n_blocks = problem.n_lanes // block
     refusal: UsageError | None = None
     # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
-            solver = make_solver(problem.subset(range(size * block)), options, dataset)
+            solver = make_solver(problem.subset(range(size * block)))
             if paged and solver.paging is None:
                 break
             try:
-                found, share = _plan_group(
-                    dataset, solver, budget, on_workers=on_workers, local_workers=local_workers, paged=paged
-                )
+                found, share = _plan_group(dataset, solver, budget, paged=paged)
             except UsageError as error:
                 refusal = error
                 continue
@@ -102,32 +116,30 @@ def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
             yield n_groups, size
 
 
-def _plan_group(
-    dataset: Dataset, solver: Solver, budget: int, *, on_workers: bool, local_workers: int, paged: bool
-) -> tuple[Plan, int]:
-    """The plan for a group of lanes, and the budget that it is for."""
-    if on_workers:
-        return _plan_worker(dataset, solver, budget, local_workers)
+def _plan_group(dataset: Dataset, solver: Solver, budget: MemoryBudget, *, paged: bool) -> tuple[Plan, int]:
+    """The plan for a group of lanes, and the bytes that it is for."""
+    if budget.on_workers:
+        return _plan_worker(dataset, solver, budget)
     plan = make_plan(
         dataset,
-        budget,
+        budget.n_bytes,
         solver.state_bytes + saving_bytes(solver),
         solver.layout,
         **solver.more_memory,
         rows_bytes=solver.rows_bytes,
         paging=solver.paging if paged else None,
     )
-    return plan, budget
+    return plan, budget.n_bytes
 
 
-def _plan_worker(dataset: Dataset, solver: Solver, budget: int, local_workers: int) -> tuple[Plan, int]:
-    """The plan of a worker that has all shards, and its budget."""
+def _plan_worker(dataset: Dataset, solver: Solver, budget: MemoryBudget) -> tuple[Plan, int]:
+    """The plan of a worker that has all shards, and its bytes."""
     weights = model_bytes(solver)
-    each, refusal = budget, None
-    if local_workers:
-        each = worker_memory(budget, local_workers, weights)
+    each, refusal = budget.n_bytes, None
+    if budget.local_workers:
+        each = worker_memory(budget.n_bytes, budget.local_workers, weights)
         refusal = (
-            f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
+            f"--memory {format_size(budget.n_bytes)} is too small for {budget.local_workers} workers: it leaves each "
             f"{format_size(each - DASK_BYTES)}, where"
         )
     plan = make_plan(dataset, each - DASK_BYTES, weights, paired_layout(solver.layout), refusal=refusal)
@@ -159,15 +171,3 @@ def worker_memory(
     weights = {"weights": weights_bytes}
     more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
     return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
-
-
-def shared_out_anew(config: Mapping[str, Any], dataset: Dataset, n_workers: int) -> int:
-    """What each of other workers on this machine may take of the budget that a run was begun with."""
-    problem = make_lanes(dataset, config["options"])
-    largest = problem.subset(lane_groups(problem, config)[0].lanes)
-    return worker_memory(
-        config["rounds"]["shared_memory"],
-        n_workers,
-        model_bytes(make_solver(largest, config["options"], dataset)),
-        "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
-    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,22 @@ carries over whole: its dual is quadratic, and a step along any direction keeps 
 _MOST_UNDERSTATED = 100.0
 _DEALING = 0x6465616C  # tells these keys from those of reads and windows
 _MOST_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """How rounds go.
+
+    Attributes
+    ----------
+    local_passes : int or None
+        See `default_local_passes`.
+    worker_timeout : float
+        Seconds without a sign of a worker, after which its shards go to others.
+    """
+
+    local_passes: int | None
+    worker_timeout: float
 
 
 def default_local_passes(n_rows: int, n_features: int) -> int:
@@ -404,7 +420,7 @@ def make_round_loop(
     directory: checkpoint.Run,
     task: Task,
     client: Any,
-    options: Mapping[str, Any],
+    options: RoundOptions,
     method: str,
     memory: int,
     listener: Listener,
@@ -414,8 +430,7 @@ def make_round_loop(
 
     Parameters
     ----------
-    options : mapping
-        ``local_passes`` and ``worker_timeout`` of the run's configuration.
+    options : RoundOptions
     memory : int
         Budget of a worker, bytes.
     """
@@ -431,6 +446,6 @@ def make_round_loop(
         from .cluster import DaskEngine
 
         entries = shard_entries(dataset)
-        return DaskEngine(client, assignment, entries, listener, options["worker_timeout"], task.run)
+        return DaskEngine(client, assignment, entries, listener, options.worker_timeout, task.run)
 
-    return RoundLoop(directory, task, make_engine, options["local_passes"], listener, stop_requested)
+    return RoundLoop(directory, task, make_engine, options.local_passes, listener, stop_requested)

@@ -16,12 +16,12 @@ import streamcd
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation
 from streamcd.kernels import GAP
+from streamcd.options import ProblemOptions
 from streamcd.partition import Answer, Assignment, Order, Partition
 from streamcd.randomness import random_key
 from streamcd.rounds import LINEAR, assign_shards, deal_shards, next_stiffness
 from streamcd.solvers import DONE, SOLVERS, TRAIN
 from streamcd.stopping import new_lane_arrays
-from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
@@ -95,7 +95,7 @@ def partition_after(
     dataset: Dataset, loss: str, stiffness: float, n_passes: int, folder: Path
 ) -> tuple[Partition, Any, np.ndarray]:
     """A partition of half of the shards, trained from a random w, with its answer and that w."""
-    problem = make_lanes(dataset, make_options(loss, "dual", [0.7], -1.0, None, None, 0))
+    problem = ProblemOptions(loss, C=(0.7,)).make_problem(dataset)
     folder.mkdir()
     assignment = Assignment(
         str(dataset.path), dataset.fingerprint, str(folder), problem, "dual", 0, 1_000_000_000
@@ -176,7 +176,7 @@ def test_stiffness_does_not_change_what_a_row_adds_to_the_gap(loss: str, tmp_pat
 
 def test_the_stiffness_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path: Path) -> None:
     partition, answer, w = partition_after(data, "hinge", 1.0, 1, tmp_path / "one")
-    problem = make_lanes(data, make_options("hinge", "dual", [0.7, 0.7], -1.0, None, None, 0))
+    problem = ProblemOptions("hinge", C=(0.7, 0.7)).make_problem(data)
     (tmp_path / "two").mkdir()
     both = Partition(
         replace(partition.assignment, problem=problem, folder=str(tmp_path / "two")), partition.parts
