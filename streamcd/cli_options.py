@@ -168,6 +168,107 @@ def free_bias_option(command: Command) -> Command:
     return click.option("--unpenalized-bias", is_flag=True, help=text)(command)
 
 
+_CONVERT_OPTIONS: list[Callable[[Command], Command]] = [
+    click.option(
+        "--format",
+        "source_format",
+        type=click.Choice(["auto", "libsvm"]),
+        default="auto",
+        show_default=True,
+        help="What SRC holds.",
+    ),
+    memory_option,
+    workers_option,
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of the rows."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "float64"]),
+        default="float32",
+        show_default=True,
+        help="Type of the values on disk and in training; weights are float64 in any case.",
+    ),
+    click.option(
+        "--index-base",
+        type=click.Choice(["auto", "0", "1"]),
+        default="auto",
+        show_default=True,
+        help="What feature indices start at. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
+    ),
+    click.option(
+        "--n-features",
+        type=int,
+        metavar="D",
+        help="Number of features; by default the largest index decides.",
+    ),
+    click.option(
+        "--weights",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="Weights of the rows, one number a line in the order of SRC. Weight 2 counts a row twice.",
+    ),
+    click.option(
+        "--like",
+        type=click.Path(exists=True),
+        metavar="DATASET|MODEL",
+        help="Take index base, number of features, labels and scaling from there; use it for test data.",
+    ),
+    click.option(
+        "--scale",
+        type=click.Choice(["none", "maxabs", "standard"]),
+        default="none",
+        show_default=True,
+        help="Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard; the "
+        "mean is not subtracted, which would make the data dense). Models keep the divisors and apply them to unscaled "
+        "data.",
+    ),
+    click.option(
+        "--normalize",
+        type=click.Choice(["none", "l2"]),
+        default="none",
+        show_default=True,
+        help="Divide each row by its Euclidean norm, after --scale; for counts and other rows of very different lengths.",
+    ),
+    click.option(
+        "--compact", is_flag=True, help="Number only the features that occur, for indices such as 2^50."
+    ),
+    click.option(
+        "--no-shuffle",
+        is_flag=True,
+        help="Keep the order of SRC. Data sorted by label then trains badly: shuffle unless it is shuffled.",
+    ),
+    click.option(
+        "--shard-size",
+        default="256MB",
+        show_default=True,
+        metavar="SIZE",
+        help="Decoded size of a Parquet file of the dataset, the unit of distribution.",
+    ),
+    click.option(
+        "--chunk-size",
+        default="1MB",
+        show_default=True,
+        metavar="SIZE",
+        help="Decoded size of a row group, the unit of reading.",
+    ),
+    click.option(
+        "--columns", is_flag=True, help="Make the column layout as well, for --method primal and online."
+    ),
+    click.option("--force", is_flag=True, help="Replace an existing dataset."),
+]
+
+
+def convert_options(command: Command) -> Command:
+    """All options of ``convert`` but those that every command has."""
+    return _with_options(command, _CONVERT_OPTIONS)
+
+
+def _with_options(command: Command, options: list[Callable[[Command], Command]]) -> Command:
+    """Add options, in this order in ``--help``."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     click.option(
         "--loss",
@@ -310,19 +411,24 @@ def checked_workers(workers: int | None, scheduler: str | None, *, fewest: int) 
 
 
 def training_options(command: Command) -> Command:
-    """What ``train`` and ``tune`` have in common."""
-    for option in reversed(_TRAINING_OPTIONS):
-        command = option(command)
-    return command
+    """Options that ``train`` and ``tune`` have in common."""
+    return _with_options(command, _TRAINING_OPTIONS)
 
 
-def checked_training_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as the library takes them: loss and method settled, contradictions refused."""
-    options = dict(options)
-    if options["tol"] is not None and options["eps"] is not None:
+def checked_training_options(
+    *,
+    loss: str | None,
+    method: str | None,
+    solver_type: int | None,
+    tol: float | None,
+    eps: float | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """Options as the library takes them: loss and method settled, contradictions refused."""
+    if tol is not None and eps is not None:
         raise UsageError("--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule")
-    loss, method = _loss_and_method(options["loss"], options["method"], options.pop("solver_type"))
-    return {**options, "loss": loss, "method": method}
+    loss, method = _loss_and_method(loss, method, solver_type)
+    return {"loss": loss, "method": method, "tol": tol, "eps": eps, **others}
 
 
 def _loss_and_method(loss: str | None, method: str | None, solver_type: int | None) -> tuple[str, str]:

@@ -32,7 +32,7 @@ class ProblemOptions:
     bias : float
         Negative for none.
     class_weight : ClassWeight
-    code : list of list of int, or None
+    code : list of list of number, or None
     seed : int
     folds : int
         Folds of a cross-validation; 0 for none.
@@ -52,7 +52,7 @@ class ProblemOptions:
     C: tuple[float, ...] = (1.0,)
     bias: float = -1.0
     class_weight: ClassWeight = None
-    code: list[list[int]] | None = None
+    code: list[list[int | float]] | None = None
     seed: int = 0
     folds: int = 0
     omega: float | str = 1.0

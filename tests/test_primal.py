@@ -29,9 +29,9 @@ from small_datasets import (
 from streamcd.columns import open_columns
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
+from streamcd.evaluate import evaluate
 from streamcd.kernels import GAP, N_VISITED, VIOLATION_MAX
 from streamcd.plan import Plan
-from streamcd.predict import evaluate
 from streamcd.primal import PRIMAL_SOLVERS, OnlineSolver, PrimalSolver
 from streamcd.problems import make_problem
 from streamcd.progress import Listener
