@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +16,10 @@ from . import checkpoint
 from .columns import open_columns
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
-from .lane_groups import Group, MemoryBudget, group_lanes, split_lanes, worker_memory
-from .memory import format_size
-from .options import ProblemOptions, SharedRounds, TrainOptions
-from .partition import model_bytes
-from .plan import Plan, describe_plan
-from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
+from .options import ProblemOptions, SharedRounds
+from .plan import Plan
 from .problems import Problem
-from .progress import Listener
-from .solvers import SOLVERS, Solver
+from .solvers import Solver
 from .stopping import StopRule
 
 
@@ -101,6 +97,31 @@ def write_config(directory: checkpoint.Run, config: RunConfig) -> None:
     directory.write_config(content)
 
 
+SolverFactory = Callable[[Problem, ProblemOptions, Dataset], Solver]
+"""Makes the solver of some lanes."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lanes that are trained together.
+
+    Attributes
+    ----------
+    directory : str
+        Where, inside the run; empty for the run itself.
+    lanes : range
+        Among all lanes of the run.
+    """
+
+    directory: str
+    lanes: range
+
+
+def lanes_together(problem: Problem) -> int:
+    """Lanes that no group may part: those of a fold are scored together."""
+    return problem.block_lanes if problem.n_folds else 1
+
+
 @dataclass(frozen=True)
 class ResolvedRun:
     """A run's configuration with what follows from it, made once and passed down.
@@ -111,11 +132,13 @@ class ResolvedRun:
     dataset : Dataset
     problem : Problem
         All lanes.
+    solver_factory : SolverFactory
     """
 
     config: RunConfig
     dataset: Dataset
     problem: Problem
+    solver_factory: SolverFactory
 
     @property
     def options(self) -> ProblemOptions:
@@ -124,93 +147,24 @@ class ResolvedRun:
     @cached_property
     def groups(self) -> list[Group]:
         """Groups of lanes that are trained one after another."""
-        return split_lanes(self.problem, self.config.n_groups)
+        n_groups, n_lanes = self.config.n_groups, self.problem.n_lanes
+        if n_groups == 1:
+            return [Group("", range(n_lanes))]
+        together = lanes_together(self.problem)
+        size = -(-(n_lanes // together) // n_groups) * together
+        return [
+            Group(f"group-{number:02d}", range(start, min(start + size, n_lanes)))
+            for number, start in enumerate(range(0, n_lanes, size))
+        ]
 
     def make_solver(self, lanes: Problem) -> Solver:
         """Make the solver of some of the problem's lanes."""
-        return make_solver(lanes, self.options, self.dataset)
-
-    def share_memory_anew(self, n_workers: int) -> int:
-        """Return what each of other workers of this machine may take of the budget that the run was begun with."""
-        assert self.config.rounds is not None
-        assert self.config.rounds.shared_memory is not None
-        return worker_memory(
-            self.config.rounds.shared_memory,
-            n_workers,
-            model_bytes(self.make_solver(self.problem.subset(self.groups[0].lanes))),
-            "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
-        )
+        return self.solver_factory(lanes, self.options, self.dataset)
 
 
-def make_solver(lanes: Problem, options: ProblemOptions, dataset: Dataset) -> Solver:
-    """Make the solver of a problem, by the method of the options."""
-    method = options.method
-    if lanes.free_bias and method not in PRIMAL_METHODS:
-        raise UsageError(
-            f"--unpenalized-bias is for --method {' and '.join(PRIMAL_METHODS)}, found {method}; "
-            "or give --bias a larger value, which is penalised less"
-        )
-    if (lanes.loss, method) in PRIMAL_SOLVERS:
-        return PRIMAL_SOLVERS[lanes.loss, method](lanes, dataset, options.seed)
-    try:
-        make = SOLVERS[lanes.loss, method]
-    except KeyError:
-        known = ", ".join(f"{loss} by {way}" for loss, way in {**SOLVERS, **PRIMAL_SOLVERS})
-        raise UsageError(f"no solver for {lanes.loss} by method {method}; there are: {known}") from None
-    return make(lanes) if options.omega == 1.0 else make(lanes, omega=options.omega)
-
-
-def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
-    """Plan a new run, and tell the listener how its memory is used.
-
-    Raises
-    ------
-    UsageError
-        Where the options do not go together, or the budget is too small.
-    """
-    options = asked.problem
-    problem = options.make_problem(dataset)
-    n_groups, plan, memory = group_lanes(
-        dataset,
-        problem,
-        lambda lanes: make_solver(lanes, options, dataset),
-        MemoryBudget(asked.memory, asked.rounds is not None, asked.local_workers),
-        asked.plan,
-    )
-    listener.message(
-        describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
-    )
-    if n_groups > 1:
-        listener.message(
-            f"{problem.n_lanes} lanes of {problem.n_features} features do not fit in {format_size(memory)}: "
-            f"they are trained in {n_groups} groups, one after another, each reading the data by itself"
-        )
-    config = RunConfig(
-        dataset=str(dataset.path.resolve()),
-        fingerprint=dataset.fingerprint,
-        options=options,
-        memory=memory,
-        plan=plan,
-        n_groups=n_groups,
-        rule=asked.rule,
-        checkpoint_every=float(asked.checkpoint_every),
-        versions=versions(),
-        rounds=asked.rounds,
-        columns=open_columns(dataset).fingerprint if options.method in PRIMAL_METHODS else None,
-        start_from=asked.start_from,
-        tune=Search(options.folds) if asked.search else None,
-    )
-    return ResolvedRun(config, dataset, problem)
-
-
-def reopen(config: RunConfig, dataset: Dataset) -> ResolvedRun:
+def reopen(config: RunConfig, dataset: Dataset, solver_factory: SolverFactory) -> ResolvedRun:
     """Make the run that a configuration records."""
-    return ResolvedRun(config, dataset, config.options.make_problem(dataset))
-
-
-def describe_worker_budget(n_bytes: int) -> str:
-    """One line for the user: the budget of every worker."""
-    return f"every worker streams its own shards within {format_size(n_bytes)}"
+    return ResolvedRun(config, dataset, config.options.make_problem(dataset), solver_factory)
 
 
 def versions() -> dict[str, str]:

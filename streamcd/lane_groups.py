@@ -7,32 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .columns import open_columns
+from .config import ResolvedRun, RunConfig, Search, SolverFactory, lanes_together, versions
 from .dataset import Dataset
 from .errors import UsageError
 from .memory import RESERVED_BYTES, format_size
+from .options import TrainOptions
 from .parallel import memory_per_worker
 from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
-from .plan import Plan, make_plan
+from .plan import Plan, describe_plan, make_plan
+from .primal import PRIMAL_METHODS
 from .problems import Problem
+from .progress import Listener
 from .solvers import Solver
+from .stopping import StopRule
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
-
-
-@dataclass(frozen=True)
-class Group:
-    """Lanes that are trained together.
-
-    Attributes
-    ----------
-    directory : str
-        Where, inside the run; empty for the run itself.
-    lanes : range
-        Among all lanes of the run.
-    """
-
-    directory: str
-    lanes: range
 
 
 @dataclass(frozen=True)
@@ -53,22 +43,54 @@ class MemoryBudget:
     local_workers: int = 0
 
 
-def split_lanes(problem: Problem, n_groups: int) -> list[Group]:
-    """The groups of a run."""
-    if n_groups == 1:
-        return [Group("", range(problem.n_lanes))]
-    block = _lanes_together(problem)
-    size = -(-(problem.n_lanes // block) // n_groups) * block
-    starts = range(0, problem.n_lanes, size)
-    return [
-        Group(f"group-{number:02d}", range(start, min(start + size, problem.n_lanes)))
-        for number, start in enumerate(starts)
-    ]
+def resolve(
+    dataset: Dataset, asked: TrainOptions, solver_factory: SolverFactory, listener: Listener
+) -> ResolvedRun:
+    """Plan a new run, and tell the listener how its memory is used.
+
+    Raises
+    ------
+    UsageError
+        Where the options do not go together, or the budget is too small.
+    """
+    options = asked.problem
+    problem = options.make_problem(dataset)
+    n_groups, plan, memory = group_lanes(
+        dataset,
+        problem,
+        lambda lanes: solver_factory(lanes, options, dataset),
+        MemoryBudget(asked.memory, asked.rounds is not None, asked.local_workers),
+        asked.plan,
+    )
+    listener.message(
+        describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
+    )
+    if n_groups > 1:
+        listener.message(
+            f"{problem.n_lanes} lanes of {problem.n_features} features do not fit in {format_size(memory)}: "
+            f"they are trained in {n_groups} groups, one after another, each reading the data by itself"
+        )
+    config = RunConfig(
+        dataset=str(dataset.path.resolve()),
+        fingerprint=dataset.fingerprint,
+        options=options,
+        memory=memory,
+        plan=plan,
+        n_groups=n_groups,
+        rule=StopRule(asked.tol, asked.eps, asked.max_passes),
+        checkpoint_every=float(asked.checkpoint_every),
+        versions=versions(),
+        rounds=asked.rounds,
+        columns=open_columns(dataset).fingerprint if options.method in PRIMAL_METHODS else None,
+        start_from=asked.start_from,
+        tune=Search(options.folds) if asked.search else None,
+    )
+    return ResolvedRun(config, dataset, problem, solver_factory)
 
 
-def _lanes_together(problem: Problem) -> int:
-    """Lanes that no group may part: those of a fold are scored together."""
-    return problem.block_lanes if problem.n_folds else 1
+def describe_worker_budget(n_bytes: int) -> str:
+    """One line for the user: the budget of every worker."""
+    return f"every worker streams its own shards within {format_size(n_bytes)}"
 
 
 def group_lanes(
@@ -85,7 +107,7 @@ def group_lanes(
     if plan is not None:
         make_solver(problem)  # refuses what does not go together
         return 1, plan, budget.n_bytes
-    block = _lanes_together(problem)
+    block = lanes_together(problem)
     n_blocks = problem.n_lanes // block
     refusal: UsageError | None = None
     # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
@@ -171,3 +193,15 @@ def worker_memory(
     weights = {"weights": weights_bytes}
     more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
     return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
+
+
+def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:
+    """Return what each of other workers of this machine may take of the budget that the run was begun with."""
+    assert run.config.rounds is not None
+    assert run.config.rounds.shared_memory is not None
+    return worker_memory(
+        run.config.rounds.shared_memory,
+        n_workers,
+        model_bytes(run.make_solver(run.problem.subset(run.groups[0].lanes))),
+        "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
+    )

@@ -15,7 +15,6 @@ from .plan import Plan
 from .problems import Problem, make_problem
 from .progress import Listener
 from .relaxation import check_omega
-from .stopping import StopRule
 
 ClassWeight = str | tuple[tuple[float, float], ...] | None
 """``"balanced"``, or pairs of a label and the factor of its rows."""
@@ -112,16 +111,17 @@ class SharedRounds:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What a person asks of a run; `config.resolve` makes a run of it.
+    """What a person asks of a run; `lane_groups.resolve` makes a run of it.
 
     Attributes
     ----------
     problem : ProblemOptions
-    rule : StopRule
     memory : int
         Bytes.
     checkpoint_every : float
         Seconds.
+    tol, eps, max_passes
+        See `stopping_numbers`.
     plan : Plan or None
         How memory is used; None lets `memory` decide.
     rounds : SharedRounds or None
@@ -139,9 +139,11 @@ class TrainOptions:
     """
 
     problem: ProblemOptions
-    rule: StopRule
     memory: int
     checkpoint_every: float
+    tol: float | None = None
+    eps: float | None = None
+    max_passes: int = 1000
     plan: Plan | None = None
     rounds: SharedRounds | None = None
     local_workers: int = 0
@@ -150,6 +152,8 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
+        tol, _, _ = stopping_numbers(self.tol, self.eps, self.max_passes)
+        object.__setattr__(self, "tol", tol)
 
 
 def check_positive(**numbers: float) -> None:
@@ -192,8 +196,10 @@ def warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
         )
 
 
-def stop_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:
-    """Check the options of stopping; a relative gap of 1e-3 where no rule is given."""
+def stopping_numbers(
+    tol: float | None, eps: float | None, max_passes: int
+) -> tuple[float | None, float | None, int]:
+    """Check the numbers of a `stopping.StopRule`; a relative gap of 1e-3 where neither rule is given."""
     if tol is not None and eps is not None:
         raise UsageError(
             "expected one stopping rule, found both: give the relative gap (tol) or LIBLINEAR's eps"
@@ -205,7 +211,7 @@ def stop_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule
             raise UsageError(f"{name}: expected a number >= 0, found {number}")
     if max_passes < 1:
         raise UsageError(f"max_passes: expected at least 1, found {max_passes}")
-    return StopRule(tol, eps, int(max_passes))
+    return tol, eps, int(max_passes)
 
 
 def read_code(path: str | Path) -> list[list[int]]:

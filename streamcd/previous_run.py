@@ -35,7 +35,7 @@ class PreviousRun:
             config = read_config(self._path)
         dual = new.options.method not in PRIMAL_METHODS
         _check(source, config, new, dual=dual)
-        self._run = reopen(config, new.dataset)
+        self._run = reopen(config, new.dataset, new.solver_factory)
         self._matrix = combination(self._run.problem, new.problem, dual=dual)
 
     def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:

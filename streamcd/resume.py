@@ -10,20 +10,20 @@ from . import checkpoint
 from .config import (
     RunConfig,
     check_workers,
-    describe_worker_budget,
     read_config,
     reopen,
     same_dataset,
     versions,
     write_config,
 )
+from .lane_groups import describe_worker_budget, share_memory_anew
 from .loop import StopRequested
-from .options import check_positive, stop_rule
+from .options import check_positive, stopping_numbers
 from .previous_run import previous_run
 from .progress import Listener
 from .result import Result
-from .train import Session, carry_out
-from .tune import carry_out_search
+from .stopping import StopRule
+from .train import Session, carry_out, make_solver
 
 
 def resume(
@@ -75,14 +75,16 @@ def resume(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
-        found = reopen(config, dataset)
+        found = reopen(config, dataset, make_solver)
         if local_workers and config.rounds is not None and config.rounds.shared_memory is not None:
-            config = replace(config, memory=found.share_memory_anew(local_workers))
+            config = replace(config, memory=share_memory_anew(found, local_workers))
             found = replace(found, config=config)
         if client is not None:
             session.listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
         if config.tune is not None:
+            from .tune import carry_out_search  # with the kernels of scoring, which other runs do not need
+
             return carry_out_search(directory, found, session)
         return carry_out(directory, found, previous_run(found), session)
 
@@ -92,7 +94,9 @@ def _changed(
 ) -> RunConfig:
     """The configuration with what is asked for instead."""
     old = config.rule
-    rule = stop_rule(old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes)
+    numbers = stopping_numbers(
+        old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes
+    )
     every = config.checkpoint_every if checkpoint_every is None else float(checkpoint_every)
     check_positive(checkpoint_every=every)
-    return replace(config, rule=rule, checkpoint_every=every)
+    return replace(config, rule=StopRule(*numbers), checkpoint_every=every)

@@ -11,10 +11,10 @@ import numpy as np
 
 from . import checkpoint
 from .conditioning import advice
-from .config import ResolvedRun, refuse_existing, resolve, write_config
+from .config import Group, ResolvedRun, refuse_existing, write_config
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
-from .lane_groups import Group
+from .lane_groups import resolve
 from .loop import Loop, StopRequested, Task
 from .memory import parse_size
 from .method_choice import choose_method
@@ -26,16 +26,18 @@ from .options import (
     class_weight_pairs,
     code_rows,
     cost_values,
-    stop_rule,
     twin_options,
     warn_of_ridge,
 )
 from .partition import DASK_BYTES
 from .plan import Plan
 from .previous_run import PreviousRun, previous_run
+from .primal import PRIMAL_METHODS, PRIMAL_SOLVERS
+from .problems import Problem
 from .progress import Listener
 from .result import Outcome, Result, join_outcomes, make_result
 from .roundloop import ROUND_SOLVERS, WORKER_TIMEOUT, RoundOptions, make_round_loop
+from .solvers import SOLVERS, Solver
 
 
 @dataclass(frozen=True)
@@ -178,15 +180,17 @@ def train(
     shared = parse_size(memory) if local_workers else None
     asked = TrainOptions(
         problem,
-        stop_rule(tol, eps, max_passes),
         parse_size(memory),
         checkpoint_every,
+        tol,
+        eps,
+        max_passes,
         plan=plan,
         rounds=None if client is None else SharedRounds(local_passes, timeout, shared),
         local_workers=local_workers,
         start_from=None if start_from is None else str(Path(start_from).resolve()),
     )
-    run_to_make = resolve(dataset, asked, listener)
+    run_to_make = resolve(dataset, asked, make_solver, listener)
     previous = previous_run(run_to_make)  # refused before anything is made
     path = Path(run)
     refuse_existing(path, run_to_make.config, force)
@@ -214,6 +218,24 @@ def _check_rounds(problem: ProblemOptions, client: Any, plan: Plan | None, **of_
         )
     if plan is not None:
         raise UsageError("plan: workers make their own plans from their memory and their shards")
+
+
+def make_solver(lanes: Problem, options: ProblemOptions, dataset: Dataset) -> Solver:
+    """Make the solver of a problem, by the method of the options."""
+    method = options.method
+    if lanes.free_bias and method not in PRIMAL_METHODS:
+        raise UsageError(
+            f"--unpenalized-bias is for --method {' and '.join(PRIMAL_METHODS)}, found {method}; "
+            "or give --bias a larger value, which is penalised less"
+        )
+    if (lanes.loss, method) in PRIMAL_SOLVERS:
+        return PRIMAL_SOLVERS[lanes.loss, method](lanes, dataset, options.seed)
+    try:
+        make = SOLVERS[lanes.loss, method]
+    except KeyError:
+        known = ", ".join(f"{loss} by {way}" for loss, way in {**SOLVERS, **PRIMAL_SOLVERS})
+        raise UsageError(f"no solver for {lanes.loss} by method {method}; there are: {known}") from None
+    return make(lanes) if options.omega == 1.0 else make(lanes, omega=options.omega)
 
 
 def train_groups(

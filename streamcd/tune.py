@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint, margin_kernels
-from .config import ResolvedRun, read_config, refuse_existing, reopen, resolve, write_config
+from .config import ResolvedRun, read_config, refuse_existing, reopen, write_config
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
+from .lane_groups import resolve
 from .layouts import RowLayout
 from .loop import StopRequested
 from .memory import parse_size
@@ -27,7 +28,6 @@ from .options import (
     class_weight_pairs,
     code_rows,
     cost_values,
-    stop_rule,
     twin_options,
     warn_of_ridge,
 )
@@ -38,7 +38,7 @@ from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
 from .stream import Stream, Window
-from .train import Session, carry_out, train_groups
+from .train import Session, carry_out, make_solver, train_groups
 
 _SCORE_BYTES = 1 << 22  # of decisions at a time
 
@@ -110,9 +110,8 @@ def tune(
         slack=slack,
     )
     warn_of_ridge(problem, session.listener)
-    rule = stop_rule(tol, eps, max_passes)
-    asked = TrainOptions(problem, rule, parse_size(memory), checkpoint_every, search=True)
-    search = resolve(dataset, asked, session.listener)
+    asked = TrainOptions(problem, parse_size(memory), checkpoint_every, tol, eps, max_passes, search=True)
+    search = resolve(dataset, asked, make_solver, session.listener)
     path = Path(run)
     refuse_existing(path, search.config, force)
     with checkpoint.create_run(path, force=force) as directory:
@@ -155,16 +154,18 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, ses
     """Train on all rows with the best C, from where the folds ended."""
     part, config = directory.part("best"), search.config
     if (part.path / "config.json").exists():
-        run = reopen(replace(read_config(part.path), rule=config.rule), search.dataset)
+        run = reopen(replace(read_config(part.path), rule=config.rule), search.dataset, make_solver)
     else:
         asked = TrainOptions(
             replace(search.options, C=(best,), folds=0),
-            config.rule,
             config.memory,
             config.checkpoint_every,
+            config.rule.tol,
+            config.rule.eps,
+            config.rule.max_passes,
             start_from=str((directory.path / "folds").resolve()),
         )
-        run = resolve(search.dataset, asked, Listener())
+        run = resolve(search.dataset, asked, make_solver, Listener())
         write_config(part, run.config)
     return carry_out(part, run, previous_run(run), session, model_path=directory.model_path)
 

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import config
+from streamcd import lane_groups
 from streamcd.errors import ModelError, UsageError
 from streamcd.options import read_code
 from streamcd.problems import make_problem
@@ -59,12 +59,12 @@ def test_groups_of_lanes_end_where_all_lanes_together_end(
 ) -> None:
     data = write_dataset(tmp_path / "data", multiclass(n_rows=60), n_chunks=6)
     together = train(data, tmp_path / "together", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
-    group = config.group_lanes
+    group = lane_groups.group_lanes
 
     def two(*arguments: Any, **options: Any) -> Any:
         return 2, *group(*arguments, **options)[1:]
 
-    monkeypatch.setattr(config, "group_lanes", two)
+    monkeypatch.setattr(lane_groups, "group_lanes", two)
     apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
     assert apart.n_lanes == together.n_lanes
     assert apart.primal_objective == pytest.approx(together.primal_objective, rel=2e-6)

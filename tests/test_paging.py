@@ -17,21 +17,21 @@ from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
 from streamcd.columns import open_columns
-from streamcd.config import resolve
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.kernels import N_STEPS
+from streamcd.lane_groups import resolve
 from streamcd.layouts import ColumnLayout
 from streamcd.memory import RESERVED_BYTES
-from streamcd.options import ProblemOptions, TrainOptions, stop_rule
+from streamcd.options import ProblemOptions, TrainOptions
 from streamcd.plan import Plan
 from streamcd.primal import PrimalSolver
 from streamcd.primal_kernels import compact_rows
 from streamcd.progress import Listener
 from streamcd.resume import resume
 from streamcd.stream import Stream
-from streamcd.train import train
+from streamcd.train import make_solver, train
 from streamcd.transpose import make_columns
 
 LOSSES = ("squared_hinge", "log_loss")
@@ -228,8 +228,8 @@ def test_damage_of_a_page_is_found_and_named(tmp_path: Path) -> None:
 def planned(dataset: Dataset, budget: int, **options: Any) -> Plan:
     """The plan that a training would have."""
     problem = ProblemOptions(**{"method": "primal", **options})
-    asked = TrainOptions(problem, stop_rule(None, None, 10), budget, checkpoint_every=60.0)
-    return resolve(dataset, asked, Listener()).config.plan
+    asked = TrainOptions(problem, budget, checkpoint_every=60.0)
+    return resolve(dataset, asked, make_solver, Listener()).config.plan
 
 
 def test_scores_are_paged_where_they_do_not_fit(tmp_path: Path) -> None:
