@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import click
 
 from . import __version__, console
 from .cli_options import (
-    Costs,
-    Seconds,
+    COSTS,
+    SECONDS,
     checked_training_options,
     checked_workers,
     convert_options,
@@ -210,6 +211,21 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
         yield client
 
 
+def _carry_out(
+    work: Callable[..., Any], quiet: bool, as_json: bool, scheduler: str | None = None, n_local: int = 0
+) -> None:
+    """Train where signals can stop it, on workers where they are wanted, and print the result."""
+    with (
+        console.Console(quiet) as listener,
+        stop_requests() as stop_requested,
+        _client(scheduler, n_local, listener) as client,
+    ):
+        workers = {} if client is None else {"client": client, "local_workers": n_local}
+        result = work(listener=listener, stop_requested=stop_requested, **workers)
+        warn_unconverged(listener, result)
+    print_result(result, as_json)
+
+
 @cli.command()
 @click.argument("dataset")
 @click.argument("run")
@@ -219,7 +235,7 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
     "-C",
     "--C",
     "C",
-    type=Costs(),
+    type=COSTS,
     default="1.0",
     show_default=True,
     help="Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
@@ -261,22 +277,8 @@ def train(
     n_local = checked_workers(workers, scheduler, fewest=2)
     from .train import train as train_model
 
-    with (
-        console.Console(quiet) as listener,
-        stop_requests() as stop_requested,
-        _client(scheduler, n_local, listener) as client,
-    ):
-        result = train_model(
-            dataset,
-            run,
-            listener=listener,
-            stop_requested=stop_requested,
-            client=client,
-            local_workers=n_local,
-            **options,
-        )
-        warn_unconverged(listener, result)
-    print_result(result, as_json)
+    work = partial(train_model, dataset, run, **options)
+    _carry_out(work, quiet, as_json, scheduler, n_local)
 
 
 _TUNE_ALONE = (
@@ -293,7 +295,7 @@ _TUNE_ALONE = (
     "-C",
     "--C",
     "C",
-    type=Costs(),
+    type=COSTS,
     required=True,
     help="The costs to try, with commas between: 0.01,0.1,1,10.",
 )
@@ -316,10 +318,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     options = checked_training_options(**options)
     from .tune import tune as tune_model
 
-    with console.Console(quiet) as listener, stop_requests() as stop_requested:
-        result = tune_model(dataset, run, listener=listener, stop_requested=stop_requested, **options)
-        warn_unconverged(listener, result)
-    print_result(result, as_json)
+    _carry_out(partial(tune_model, dataset, run, **options), quiet, as_json)
 
 
 @cli.command()
@@ -328,7 +327,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     "--max-passes", type=int, metavar="N", help="Passes over the data at most, from the start of the run."
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
-@click.option("--checkpoint-every", type=Seconds(), help="Time between checkpoints.")
+@click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
 @worker_options
 @quiet_option
 @json_option
@@ -348,21 +347,8 @@ def resume(
     n_local = checked_workers(workers, scheduler, fewest=1)
     from .resume import resume as resume_run
 
-    with (
-        console.Console(quiet) as listener,
-        stop_requests() as stop_requested,
-        _client(scheduler, n_local, listener) as client,
-    ):
-        result = resume_run(
-            run,
-            listener=listener,
-            stop_requested=stop_requested,
-            client=client,
-            local_workers=n_local,
-            **options,
-        )
-        warn_unconverged(listener, result)
-    print_result(result, as_json)
+    work = partial(resume_run, run, **options)
+    _carry_out(work, quiet, as_json, scheduler, n_local)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -31,84 +31,65 @@ Command = Callable[..., Any]
 # Types
 
 
-class Seconds(click.ParamType):
-    """A length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
+class Parsed(click.ParamType):
+    """A value that a function makes of text.
 
-    name = "time"
+    Parameters
+    ----------
+    name : str
+    expected : str
+        What the text should be, for the refusal.
+    parse : callable
+        Raises ValueError where the text is something else.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number of seconds."""
-        match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", str(value).strip())
-        if not match:
-            self.fail(f"expected a time such as 60s, 5m or 1h, found {value!r}.", param, ctx)
-        return (
-            float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
-        )
-
-
-class Costs(click.ParamType):
-    """One C, or a list of them with commas between."""
-
-    name = "C"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
-        """The numbers."""
-        try:
-            return [float(text) for text in str(value).split(",")]
-        except ValueError:
-            self.fail(f"expected a number, or several with commas between, found {value!r}.", param, ctx)
-
-
-class ClassWeight(click.ParamType):
-    """``balanced``, or ``LABEL=WEIGHT,…``."""
-
-    name = "weights"
+    def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._expected, self._parse = name, expected, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """``"balanced"``, or a dict of label to weight."""
-        if value == "balanced" or not isinstance(value, str):
-            return value
+        """Parse the text; a default that is no text stays as it is."""
         try:
-            pairs = [pair.split("=") for pair in value.split(",")]
-            weights = {float(label): float(weight) for label, weight in pairs}
+            return self._parse(value) if isinstance(value, str) else value
         except ValueError:
-            self.fail(f"expected 'balanced' or LABEL=WEIGHT,LABEL=WEIGHT, found {value!r}.", param, ctx)
-        if len(weights) != len(pairs):
-            self.fail(f"expected each label once, found {value!r}.", param, ctx)
-        return weights
-
-
-class Omega(click.ParamType):
-    """A number, or ``auto``."""
-
-    name = "omega"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
-        """The number, or ``"auto"``."""
-        if value == "auto":
-            return "auto"
-        try:
-            return float(value)
-        except ValueError:
-            self.fail(f"expected a number above 0 and below 2, or auto, found {value!r}.", param, ctx)
-
-
-class CodeFile(click.ParamType):
-    """A file with a code matrix: a line per class, labels ascending, numbers −1, 0, +1 between blanks or commas."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The matrix, as a list of rows."""
-        if not isinstance(value, str):
-            return value
-        from .options import read_code
-
-        try:
-            return read_code(value)
+            self.fail(f"expected {self._expected}, found {value!r}.", param, ctx)
         except FileNotFoundError:
             self.fail(f"no such file: {value}.", param, ctx)
 
+
+def _seconds(text: str) -> float:
+    """A length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", text.strip())
+    if not match:
+        raise ValueError(text)
+    return float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
+
+
+def _class_weight(text: str) -> str | dict[float, float]:
+    """``balanced``, or ``LABEL=WEIGHT,…``."""
+    if text == "balanced":
+        return text
+    pairs = [pair.split("=") for pair in text.split(",")]
+    weights = {float(label): float(weight) for label, weight in pairs}
+    if len(weights) != len(pairs):
+        raise click.BadParameter(f"expected each label once, found {text!r}.")
+    return weights
+
+
+def _code_matrix(path: str) -> list[list[int]]:
+    from .options import read_code
+
+    return read_code(path)
+
+
+SECONDS = Parsed("time", "a time such as 60s, 5m or 1h", _seconds)
+COSTS = Parsed(
+    "C", "a number, or several with commas between", lambda text: [float(cost) for cost in text.split(",")]
+)
+_CLASS_WEIGHT = Parsed("weights", "'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", _class_weight)
+_OMEGA = Parsed(
+    "omega", "a number above 0 and below 2, or auto", lambda text: text if text == "auto" else float(text)
+)
+_CODE = Parsed("file", "a file", _code_matrix)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Options
@@ -288,7 +269,7 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     ),
     click.option(
         "--omega",
-        type=Omega(),
+        type=_OMEGA,
         default="1.0",
         show_default=True,
         metavar="NUMBER|auto",
@@ -340,7 +321,7 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     ),
     click.option(
         "--class-weight",
-        type=ClassWeight(),
+        type=_CLASS_WEIGHT,
         metavar="balanced|LABEL=W,...",
         help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
         "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class). "
@@ -349,7 +330,7 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     ),
     click.option(
         "--code",
-        type=CodeFile(),
+        type=_CODE,
         metavar="FILE",
         help="Code matrix for several classes, instead of one-vs-rest: a line per class, labels ascending; a column per "
         "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
@@ -358,7 +339,7 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
     click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of visits."),
     click.option(
         "--checkpoint-every",
-        type=Seconds(),
+        type=SECONDS,
         default="60s",
         show_default=True,
         help="Time between checkpoints, from which 'resume' goes on.",
@@ -388,7 +369,7 @@ def round_options(command: Command) -> Command:
     """How a training on workers goes: ``--local-passes``, ``--worker-timeout``."""
     command = click.option(
         "--worker-timeout",
-        type=Seconds(),
+        type=SECONDS,
         metavar="TIME",
         help="With workers: give up one that has shown no sign of life for so long; others take over.  [default: 300s]",
     )(command)

@@ -32,55 +32,25 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The content of ``config.json``: everything that decides a run's bits, and the memory plan.
+    """The content of ``config.json``: everything that decides a run's bits, and the memory plan."""
 
-    Attributes
-    ----------
-    dataset, fingerprint : str
-        Path of the dataset, and what it must hold.
-    options : ProblemOptions
-    memory : int
-        Budget of this process, or of a worker; bytes.
-    plan : Plan
-    n_groups : int
-        Groups of lanes that are trained one after another.
-    rule : StopRule
-    checkpoint_every : float
-    versions : dict of str to str
-        See `versions`.
-    rounds : SharedRounds or None
-        Of a run on workers.
-    columns : str or None
-        Fingerprint of the column layout, where that is read.
-    start_from : str or None
-        Path of the run that this one begins from.
-    tune : Search or None
-        Of a search over C.
-    """
-
-    dataset: str
+    dataset: str  # its path
     fingerprint: str
     options: ProblemOptions
-    memory: int
+    memory: int  # of this process, or of a worker; bytes
     plan: Plan
     n_groups: int
     rule: StopRule
     checkpoint_every: float
     versions: dict[str, str]
     rounds: SharedRounds | None = None
-    columns: str | None = None
+    columns: str | None = None  # fingerprint of the column layout, where that is read
     start_from: str | None = None
     tune: Search | None = None
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read the configuration of a run directory.
-
-    Raises
-    ------
-    CheckpointError
-        Where it is not a run, or its configuration is damaged.
-    """
+    """Read the configuration of a run directory; refuse what is not one, or is damaged."""
     try:
         return msgspec.convert(checkpoint.read_config(path), RunConfig)
     except msgspec.ValidationError as error:
@@ -103,18 +73,10 @@ SolverFactory = Callable[[Problem, ProblemOptions, Dataset], Solver]
 
 @dataclass(frozen=True)
 class Group:
-    """Lanes that are trained together.
+    """Lanes that are trained together."""
 
-    Attributes
-    ----------
-    directory : str
-        Where, inside the run; empty for the run itself.
-    lanes : range
-        Among all lanes of the run.
-    """
-
-    directory: str
-    lanes: range
+    directory: str  # inside the run; empty for the run itself
+    lanes: range  # among all lanes of the run
 
 
 def lanes_together(problem: Problem) -> int:
@@ -124,20 +86,11 @@ def lanes_together(problem: Problem) -> int:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run's configuration with what follows from it, made once and passed down.
-
-    Attributes
-    ----------
-    config : RunConfig
-    dataset : Dataset
-    problem : Problem
-        All lanes.
-    solver_factory : SolverFactory
-    """
+    """A run's configuration with what follows from it, made once and passed down."""
 
     config: RunConfig
     dataset: Dataset
-    problem: Problem
+    problem: Problem  # all lanes
     solver_factory: SolverFactory
 
     @property

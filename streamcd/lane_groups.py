@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,43 +24,13 @@ from .stopping import StopRule
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
 
 
-@dataclass(frozen=True)
-class MemoryBudget:
-    """Memory that a training may take.
-
-    Attributes
-    ----------
-    n_bytes : int
-    on_workers : bool
-        It bounds workers, not this process.
-    local_workers : int
-        So many workers share it with this process; 0 where it bounds each worker.
-    """
-
-    n_bytes: int
-    on_workers: bool = False
-    local_workers: int = 0
-
-
 def resolve(
     dataset: Dataset, asked: TrainOptions, solver_factory: SolverFactory, listener: Listener
 ) -> ResolvedRun:
-    """Plan a new run, and tell the listener how its memory is used.
-
-    Raises
-    ------
-    UsageError
-        Where the options do not go together, or the budget is too small.
-    """
+    """Plan a new run, and tell the listener how its memory is used."""
     options = asked.problem
     problem = options.make_problem(dataset)
-    n_groups, plan, memory = group_lanes(
-        dataset,
-        problem,
-        lambda lanes: solver_factory(lanes, options, dataset),
-        MemoryBudget(asked.memory, asked.rounds is not None, asked.local_workers),
-        asked.plan,
-    )
+    n_groups, plan, memory = group_lanes(dataset, problem, asked, solver_factory)
     listener.message(
         describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
     )
@@ -94,30 +63,26 @@ def describe_worker_budget(n_bytes: int) -> str:
 
 
 def group_lanes(
-    dataset: Dataset,
-    problem: Problem,
-    make_solver: Callable[[Problem], Solver],
-    budget: MemoryBudget,
-    plan: Plan | None,
+    dataset: Dataset, problem: Problem, asked: TrainOptions, solver_factory: SolverFactory
 ) -> tuple[int, Plan, int]:
     """The number of groups, the plan of the largest (or the one given), and the bytes that it is for.
 
     On workers that is a worker's, as if it had all shards.
     """
-    if plan is not None:
-        make_solver(problem)  # refuses what does not go together
-        return 1, plan, budget.n_bytes
+    if asked.plan is not None:
+        solver_factory(problem, asked.problem, dataset)  # refuses what does not go together
+        return 1, asked.plan, asked.memory
     block = lanes_together(problem)
     n_blocks = problem.n_lanes // block
     refusal: UsageError | None = None
     # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
-            solver = make_solver(problem.subset(range(size * block)))
+            solver = solver_factory(problem.subset(range(size * block)), asked.problem, dataset)
             if paged and solver.paging is None:
                 break
             try:
-                found, share = _plan_group(dataset, solver, budget, paged=paged)
+                found, share = _plan_group(dataset, solver, asked, paged=paged)
             except UsageError as error:
                 refusal = error
                 continue
@@ -138,30 +103,30 @@ def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
             yield n_groups, size
 
 
-def _plan_group(dataset: Dataset, solver: Solver, budget: MemoryBudget, *, paged: bool) -> tuple[Plan, int]:
+def _plan_group(dataset: Dataset, solver: Solver, asked: TrainOptions, *, paged: bool) -> tuple[Plan, int]:
     """The plan for a group of lanes, and the bytes that it is for."""
-    if budget.on_workers:
-        return _plan_worker(dataset, solver, budget)
+    if asked.rounds is not None:
+        return _plan_worker(dataset, solver, asked)
     plan = make_plan(
         dataset,
-        budget.n_bytes,
+        asked.memory,
         solver.state_bytes + saving_bytes(solver),
         solver.layout,
         **solver.more_memory,
         rows_bytes=solver.rows_bytes,
         paging=solver.paging if paged else None,
     )
-    return plan, budget.n_bytes
+    return plan, asked.memory
 
 
-def _plan_worker(dataset: Dataset, solver: Solver, budget: MemoryBudget) -> tuple[Plan, int]:
+def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple[Plan, int]:
     """The plan of a worker that has all shards, and its bytes."""
     weights = model_bytes(solver)
-    each, refusal = budget.n_bytes, None
-    if budget.local_workers:
-        each = worker_memory(budget.n_bytes, budget.local_workers, weights)
+    each, refusal = asked.memory, None
+    if asked.local_workers:
+        each = worker_memory(asked.memory, asked.local_workers, weights)
         refusal = (
-            f"--memory {format_size(budget.n_bytes)} is too small for {budget.local_workers} workers: it leaves each "
+            f"--memory {format_size(asked.memory)} is too small for {asked.local_workers} workers: it leaves each "
             f"{format_size(each - DASK_BYTES)}, where"
         )
     plan = make_plan(dataset, each - DASK_BYTES, weights, paired_layout(solver.layout), refusal=refusal)
@@ -176,19 +141,7 @@ def worker_memory(
 ) -> int:
     """What each of some workers on this machine may take of a budget that they share with this process.
 
-    Parameters
-    ----------
-    shared : int
-        The budget.
-    n_workers : int
-    weights_bytes : int
-        Of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
-    advice : str
-
-    Raises
-    ------
-    UsageError
-        With the arithmetic, where it is too small.
+    `weights_bytes` is of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
     """
     weights = {"weights": weights_bytes}
     more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)

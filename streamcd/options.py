@@ -22,38 +22,16 @@ ClassWeight = str | tuple[tuple[float, float], ...] | None
 
 @dataclass(frozen=True)
 class ProblemOptions:
-    """Options that decide the problem and the order of visits, the ``options`` of a run's ``config.json``.
-
-    Attributes
-    ----------
-    loss, method : str
-    C : tuple of float
-    bias : float
-        Negative for none.
-    class_weight : ClassWeight
-    code : list of list of number, or None
-    seed : int
-    folds : int
-        Folds of a cross-validation; 0 for none.
-    omega : float or "auto"
-    ridge, slack
-        Of the loss twin; see `twin_options`.
-    unpenalized_bias : bool
-
-    Raises
-    ------
-    UsageError
-        Where omega does not go with loss and method.
-    """
+    """Options that decide the problem and the order of visits, the ``options`` of a run's ``config.json``."""
 
     loss: str = "squared_hinge"
     method: str = "dual"
     C: tuple[float, ...] = (1.0,)
-    bias: float = -1.0
+    bias: float = -1.0  # negative for none
     class_weight: ClassWeight = None
     code: list[list[int | float]] | None = None
     seed: int = 0
-    folds: int = 0
+    folds: int = 0  # of a cross-validation; 0 for none
     omega: float | str = 1.0
     ridge: float = 1.0
     slack: str = "hinge"
@@ -87,21 +65,11 @@ class ProblemOptions:
 
 @dataclass(frozen=True)
 class SharedRounds:
-    """Options of a training in rounds on workers, the ``rounds`` of a run's ``config.json``.
+    """Options of a training in rounds on workers, the ``rounds`` of a run's ``config.json``."""
 
-    Attributes
-    ----------
-    local_passes : int or None
-        Passes of every worker over its own shards in a round; None lets the shape of the data decide.
-    worker_timeout : float
-        Seconds without a sign of a worker, after which others take over its shards.
-    shared_memory : int or None
-        Bytes that workers of this machine share with this process; None where each has a budget of its own.
-    """
-
-    local_passes: int | None
-    worker_timeout: float
-    shared_memory: int | None = None
+    local_passes: int | None  # None lets the shape of the data decide
+    worker_timeout: float  # seconds
+    shared_memory: int | None = None  # bytes that workers of this machine share with this process
 
     def __post_init__(self) -> None:
         if self.local_passes is not None and self.local_passes < 1:
@@ -111,49 +79,25 @@ class SharedRounds:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What a person asks of a run; `lane_groups.resolve` makes a run of it.
-
-    Attributes
-    ----------
-    problem : ProblemOptions
-    memory : int
-        Bytes.
-    checkpoint_every : float
-        Seconds.
-    tol, eps, max_passes
-        See `stopping_numbers`.
-    plan : Plan or None
-        How memory is used; None lets `memory` decide.
-    rounds : SharedRounds or None
-        Train on workers.
-    local_workers : int
-        Workers on this machine, which share `memory`; 0 where it bounds each worker.
-    start_from : str or None
-        The run to begin from.
-    search : bool
-        Choose C by cross-validation.
-
-    Raises
-    ------
-    UsageError
-    """
+    """What a person asks of a run; `lane_groups.resolve` makes a run of it."""
 
     problem: ProblemOptions
-    memory: int
-    checkpoint_every: float
+    memory: int  # bytes; bounds this process, or each worker, or all together where there are `local_workers`
+    checkpoint_every: float  # seconds
     tol: float | None = None
     eps: float | None = None
     max_passes: int = 1000
-    plan: Plan | None = None
+    plan: Plan | None = None  # None lets `memory` decide
     rounds: SharedRounds | None = None
     local_workers: int = 0
     start_from: str | None = None
-    search: bool = False
+    search: bool = False  # for the best C, by cross-validation
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
-        tol, _, _ = stopping_numbers(self.tol, self.eps, self.max_passes)
-        object.__setattr__(self, "tol", tol)
+        numbers = stopping_numbers(self.tol, self.eps, self.max_passes)
+        for name, number in zip(("tol", "eps", "max_passes"), numbers, strict=True):
+            object.__setattr__(self, name, number)
 
 
 def check_positive(**numbers: float) -> None:
@@ -211,17 +155,11 @@ def stopping_numbers(
             raise UsageError(f"{name}: expected a number >= 0, found {number}")
     if max_passes < 1:
         raise UsageError(f"max_passes: expected at least 1, found {max_passes}")
-    return tol, eps, int(max_passes)
+    return None if tol is None else float(tol), None if eps is None else float(eps), int(max_passes)
 
 
 def read_code(path: str | Path) -> list[list[int]]:
-    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by blanks or commas.
-
-    Raises
-    ------
-    UsageError
-        Where it is not one; names the line.
-    """
+    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by blanks or commas."""
     rows: list[list[int]] = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
