@@ -105,16 +105,11 @@ def _row_terms(
     """``cost_i loss_i`` of every row, over its vectors; `place` is each row's class."""
     if model.loss == "twin":
         return twin_losses(decisions, place, cost, weight, model.slack)
-    return cost * _row_losses(model, place, decisions)
-
-
-def _row_losses(model: Model, place: np.ndarray, decisions: np.ndarray) -> np.ndarray:
-    """``Σ loss`` of every row over its vectors; `place` is each row's class."""
     if model.loss == "crammer_singer":
-        return crammer_singer_losses(decisions, place)
+        return cost * crammer_singer_losses(decisions, place)
     sign = model.code[place].astype(np.float64)
     losses: np.ndarray = (row_loss(model.loss, sign * decisions) * (sign != 0)).sum(axis=1)
-    return losses
+    return cost * losses
 
 
 def evaluate(

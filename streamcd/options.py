@@ -40,6 +40,38 @@ class ProblemOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "omega", check_omega(self.omega, self.loss, self.method))
 
+    @classmethod
+    def asked(
+        cls,
+        *,
+        loss: str,
+        method: str,
+        C: float | Sequence[float],
+        class_weight: Mapping[float, float] | str | None,
+        code: np.ndarray | Sequence[Sequence[int]] | None,
+        ridge: float | None,
+        slack: str | None,
+        **others: Any,
+    ) -> ProblemOptions:
+        """Take the options of `train.train` as they come; others stay as they are."""
+        if loss != "twin" and (ridge is not None or slack is not None):
+            raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
+        pairs: ClassWeight = None
+        if isinstance(class_weight, str):
+            pairs = class_weight
+        elif class_weight is not None:
+            pairs = tuple((float(label), float(weight)) for label, weight in class_weight.items())
+        return cls(
+            loss=loss,
+            method="dual" if method == "auto" else method,
+            C=tuple(float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))),
+            class_weight=pairs,
+            code=None if code is None else np.asarray(code).astype(np.int64).tolist(),
+            ridge=1.0 if ridge is None else float(ridge),
+            slack=slack or "hinge",
+            **others,
+        )
+
     def make_problem(self, dataset: Dataset) -> Problem:
         """Lay out all lanes that the options ask for."""
         if dataset.classes is None or dataset.class_counts is None:
@@ -105,30 +137,6 @@ def check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not number > 0:
             raise UsageError(f"{name}: expected a number > 0, found {number}")
-
-
-def cost_values(C: float | Sequence[float]) -> tuple[float, ...]:
-    """One C or several, as floats."""
-    return tuple(float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64)))
-
-
-def class_weight_pairs(class_weight: Mapping[float, float] | str | None) -> ClassWeight:
-    """Class weights as `ProblemOptions` keeps them."""
-    if class_weight is None or isinstance(class_weight, str):
-        return class_weight
-    return tuple((float(label), float(weight)) for label, weight in class_weight.items())
-
-
-def code_rows(code: np.ndarray | Sequence[Sequence[int]] | None) -> Any:
-    """A code matrix as `ProblemOptions` keeps it."""
-    return None if code is None else np.asarray(code).astype(np.int64).tolist()
-
-
-def twin_options(loss: str, ridge: float | None, slack: str | None) -> tuple[float, str]:
-    """Ridge and slack of a training, which only the loss twin has."""
-    if loss != "twin" and (ridge is not None or slack is not None):
-        raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
-    return 1.0 if ridge is None else float(ridge), slack or "hinge"
 
 
 def warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:

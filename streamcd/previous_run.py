@@ -12,19 +12,7 @@ from .warmstart import WarmStart, combination
 
 
 class PreviousRun:
-    """The lanes of an earlier run, as the beginning of new ones.
-
-    Parameters
-    ----------
-    source : str
-        The path of the earlier run.
-    new : ResolvedRun
-
-    Raises
-    ------
-    UsageError
-        Where the new run cannot begin from it.
-    """
+    """The lanes of an earlier run, as the beginning of a new one's; refused where they cannot be."""
 
     def __init__(self, source: str, new: ResolvedRun) -> None:
         self._path = Path(source)
@@ -41,13 +29,10 @@ class PreviousRun:
     def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
         """The beginning of some of the new run's lanes, of which `numbers` are the places among all."""
         run = self._run
+        solvers = [run.make_solver(run.problem.subset(group.lanes)) for group in run.groups]
         parts = [
-            (
-                self._path / group.directory,
-                run.make_solver(run.problem.subset(group.lanes)),
-                list(group.lanes),
-            )
-            for group in run.groups
+            (self._path / group.directory, solver, list(group.lanes))
+            for group, solver in zip(run.groups, solvers, strict=True)
         ]
         return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts)
 

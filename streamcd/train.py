@@ -19,16 +19,7 @@ from .loop import Loop, StopRequested, Task
 from .memory import parse_size
 from .method_choice import choose_method
 from .models import save_models
-from .options import (
-    ProblemOptions,
-    SharedRounds,
-    TrainOptions,
-    class_weight_pairs,
-    code_rows,
-    cost_values,
-    twin_options,
-    warn_of_ridge,
-)
+from .options import ProblemOptions, SharedRounds, TrainOptions, warn_of_ridge
 from .partition import DASK_BYTES
 from .plan import Plan
 from .previous_run import PreviousRun, previous_run
@@ -42,20 +33,11 @@ from .solvers import SOLVERS, Solver
 
 @dataclass(frozen=True)
 class Session:
-    """Who works on a run, who hears of it, and who may stop it.
-
-    Attributes
-    ----------
-    listener : Listener
-    stop_requested : callable or None
-        See `loop.StopRequested`.
-    client : distributed.Client, `engines.Simulation` or None
-        Of the workers; None where this process trains.
-    """
+    """Parties of a training: who hears of it, who may stop it, and who does the work."""
 
     listener: Listener
     stop_requested: StopRequested | None
-    client: Any = None
+    client: Any = None  # of the workers; None where this process trains
 
 
 def train(
@@ -160,14 +142,13 @@ def train(
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if method == "auto" and start_from is None and client is None:
         method = choose_method(dataset, loss, C, unpenalized_bias, listener)
-    ridge, slack = twin_options(loss, ridge, slack)
-    problem = ProblemOptions(
+    problem = ProblemOptions.asked(
         loss=loss,
-        method="dual" if method == "auto" else method,
-        C=cost_values(C),
+        method=method,
+        C=C,
         bias=float(bias),
-        class_weight=class_weight_pairs(class_weight),
-        code=code_rows(code),
+        class_weight=class_weight,
+        code=code,
         seed=int(seed),
         omega=omega,
         ridge=ridge,

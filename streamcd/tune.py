@@ -22,15 +22,7 @@ from .layouts import RowLayout
 from .loop import StopRequested
 from .memory import parse_size
 from .model import plane_distances
-from .options import (
-    ProblemOptions,
-    TrainOptions,
-    class_weight_pairs,
-    code_rows,
-    cost_values,
-    twin_options,
-    warn_of_ridge,
-)
+from .options import ProblemOptions, TrainOptions, warn_of_ridge
 from .parquet import write_file_atomically
 from .plan import make_plan
 from .previous_run import previous_run
@@ -95,14 +87,13 @@ def tune(
         raise UsageError(f"cv: expected from 2 to 100 folds, found {cv}")
     session = Session(listener or Listener(), stop_requested)
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    ridge, slack = twin_options(loss, ridge, slack)
-    problem = ProblemOptions(
+    problem = ProblemOptions.asked(
         loss=loss,
-        method="dual" if method == "auto" else method,
-        C=tuple(sorted(set(cost_values(C)))),
+        method=method,
+        C=np.unique(np.asarray(C, dtype=np.float64)).tolist(),
         bias=float(bias),
-        class_weight=class_weight_pairs(class_weight),
-        code=code_rows(code),
+        class_weight=class_weight,
+        code=code,
         seed=int(seed),
         folds=int(cv),
         omega=omega,
