@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def read_config(path: Path) -> RunConfig:
 
 def write_config(directory: checkpoint.Run, config: RunConfig) -> None:
     """Write ``config.json``, whole."""
-    content = {name: value for name, value in msgspec.to_builtins(config).items() if value is not None}
+    content = {name: value for name, value in asdict(config).items() if value is not None}
     if config.rounds is not None and config.rounds.shared_memory is None:
         del content["rounds"]["shared_memory"]
     directory.write_config(content)
