@@ -10,7 +10,7 @@ import numpy as np
 from .dataset import Dataset
 from .memory import parse_size
 from .model import Model, load_model
-from .predict import DecidedRows, Decisions, positive_scores, usable_workers
+from .predict import DecidedRows, Decisions, positive_scores
 from .problems import crammer_singer_losses, row_loss, twin_losses
 from .progress import Listener
 from .ranking import RocArea
@@ -151,7 +151,7 @@ def evaluate(
     listener = listener or Listener()
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
-    decisions = Decisions(data, model, budget, listener, usable_workers(data, workers, listener))
+    decisions = Decisions(data, model, budget, listener, workers)
     with RocArea(decisions.left) as roc:
         evaluation = _Evaluation(model, roc)
         for rows in decisions.blocks("evaluate"):

@@ -90,10 +90,12 @@ class Decisions:
             needs["text"] = _TEXT_BLOCKS_HELD << 16
         needs["decisions"] = 256 * row_bytes
         self.left = require(budget, needs)
-        self._workers, self._share = workers, 0
-        if workers > 1:
+        self._workers, self._share = _usable_workers(data, workers, listener), 0
+        if self._workers > 1:
             each = sum(needs.values()) + RESERVED_BYTES
-            self._share = each + memory_per_worker(budget, workers, needs, {"model": needs["the model"]})
+            self._share = each + memory_per_worker(
+                budget, self._workers, needs, {"model": needs["the model"]}
+            )
         self._text_block = 1 << 16
         if self.dataset is None:
             more = min(_TEXT_BLOCK - self._text_block, self.left // 2 // _TEXT_BLOCKS_HELD)
@@ -283,15 +285,13 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
     return shift
 
 
-def usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener | None) -> int:
+def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener) -> int:
     """One, where the data can be read but once."""
     if checked_workers(workers) == 1 or isinstance(data, Dataset) or _is_dataset(data):
         return workers
     if total_bytes(expand_sources(os.fspath(data))) is not None:
         return workers
-    (listener or Listener()).warning(
-        "standard input and pipes are read by one process: going on with --workers 1"
-    )
+    listener.warning("standard input and pipes are read by one process: going on with --workers 1")
     return 1
 
 
@@ -345,9 +345,7 @@ def predict(
             raise UsageError(
                 "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
             )
-    decisions = Decisions(
-        data, model, budget, listener or Listener(), usable_workers(data, workers, listener)
-    )
+    decisions = Decisions(data, model, budget, listener or Listener(), workers)
     if isinstance(out, str | os.PathLike):
         decisions.scratch = Path(out).parent
     n_rows = 0
