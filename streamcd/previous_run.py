@@ -12,19 +12,11 @@ from .warmstart import WarmStart, combination
 
 
 class PreviousRun:
-    """The lanes of an earlier run, as the beginning of a new one's; refused where they cannot be."""
+    """The lanes of an earlier run, in the directory `path`, as the beginning of a new one's."""
 
-    def __init__(self, source: str, new: ResolvedRun) -> None:
-        self._path = Path(source)
-        config = read_config(self._path)
-        if config.tune is not None:
-            inside = "best" if (self._path / "best" / "state.npz").exists() else "folds"
-            self._path = self._path / inside
-            config = read_config(self._path)
-        dual = new.options.method not in PRIMAL_METHODS
-        _check(source, config, new, dual=dual)
-        self._run = reopen(config, new.dataset, new.solver_factory)
-        self._matrix = combination(self._run.problem, new.problem, dual=dual)
+    def __init__(self, path: Path, run: ResolvedRun, new: ResolvedRun) -> None:
+        self._path, self._run = path, run
+        self._matrix = combination(run.problem, new.problem, dual=_needs_alpha(new))
 
     def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
         """The beginning of some of the new run's lanes, of which `numbers` are the places among all."""
@@ -38,11 +30,24 @@ class PreviousRun:
 
 
 def previous_run(new: ResolvedRun) -> PreviousRun | None:
-    """The run that a run begins from, if any."""
-    return None if new.config.start_from is None else PreviousRun(new.config.start_from, new)
+    """Open the run that a run begins from, if any; refused where it is no beginning."""
+    source = new.config.start_from
+    if source is None:
+        return None
+    path = Path(source)
+    config = read_config(path)
+    if config.tune is not None:
+        path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
+        config = read_config(path)
+    _check(source, config, new)
+    return PreviousRun(path, reopen(config, new.dataset, new.solver_factory), new)
 
 
-def _check(source: str, config: RunConfig, new: ResolvedRun, *, dual: bool) -> None:
+def _needs_alpha(new: ResolvedRun) -> bool:
+    return new.options.method not in PRIMAL_METHODS
+
+
+def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
     """Refuse a run whose dual variables or weights are no beginning of the new one's."""
     if config.fingerprint != new.dataset.fingerprint:
         raise UsageError(
@@ -54,7 +59,7 @@ def _check(source: str, config: RunConfig, new: ResolvedRun, *, dual: bool) -> N
             f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
         )
     method, wanted = config.options.method, new.options.method
-    if dual and method not in ("dual", "sor"):
+    if _needs_alpha(new) and method not in ("dual", "sor"):
         raise UsageError(
             f"{source} was not trained by a dual method; there are no dual variables to start from"
         )

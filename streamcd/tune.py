@@ -25,7 +25,7 @@ from .model import plane_distances
 from .options import ProblemOptions, TrainOptions, warn_of_ridge
 from .parquet import write_file_atomically
 from .plan import make_plan
-from .previous_run import previous_run
+from .previous_run import PreviousRun
 from .problems import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
@@ -158,7 +158,8 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, ses
         )
         run = resolve(search.dataset, asked, make_solver, Listener())
         write_config(part, run.config)
-    return carry_out(part, run, previous_run(run), session, model_path=directory.model_path)
+    previous = PreviousRun(directory.path / "folds", search, run)
+    return carry_out(part, run, previous, session, model_path=directory.model_path)
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
