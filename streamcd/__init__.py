@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .dataset import Dataset as Dataset
     from .dataset import open_dataset as open  # noqa: F401
     from .errors import StreamcdError as StreamcdError
+    from .evaluate import evaluate as evaluate
     from .model import Model as Model
     from .model import load_model as load_model
-    from .predict import evaluate as evaluate
     from .predict import predict as predict
     from .progress import Listener as Listener
     from .result import Result as Result
@@ -36,7 +36,7 @@ _PUBLIC = {
     "Result": ("train", "Result"),
     "StreamcdError": ("errors", "StreamcdError"),
     "convert": ("convert", "convert"),
-    "evaluate": ("predict", "evaluate"),
+    "evaluate": ("evaluate", "evaluate"),
     "load_model": ("model", "load_model"),
     "make_columns": ("transpose", "make_columns"),
     "open": ("dataset", "open_dataset"),

@@ -6,23 +6,21 @@ Everything beyond click is imported where it is used: ``--help`` is fast, and a 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import click
 
 from . import __version__, console
-from .errors import DatasetError, Interrupted, UsageError
-from .memory import format_size
-from .options import (
-    Costs,
-    Seconds,
+from .cli_options import (
+    COSTS,
+    SECONDS,
     checked_training_options,
     checked_workers,
+    convert_options,
     cost_option,
     free_bias_option,
     json_option,
@@ -34,96 +32,22 @@ from .options import (
     worker_options,
     workers_option,
 )
-
-if TYPE_CHECKING:
-    from .dataset import Dataset
-
-
-_HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""A command without any argument; click before 8.2 prints the help itself."""
-
-
-class _Program(click.Group):
-    """Turns whatever goes wrong into one line and an exit status."""
-
-    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
-        arguments = list(sys.argv[1:] if args is None else args)
-        extra["standalone_mode"] = False
-        try:
-            with _termination_as_exception():
-                status = super().main(arguments, prog_name or "streamcd", **extra)
-        except BrokenPipeError:
-            _forget_output()
-            sys.exit(1)
-        except (Exception, KeyboardInterrupt) as error:
-            sys.exit(_report(error, "--json" in arguments))
-        sys.exit(status if isinstance(status, int) else 0)
-
-
-def _report(error: BaseException, as_json: bool) -> int:
-    # click's for Ctrl-C, and for an end of file wherever it was met
-    if isinstance(error, click.exceptions.Abort):
-        error = error.__cause__ if isinstance(error.__cause__, EOFError) else KeyboardInterrupt()
-    if isinstance(error, _HELP_WANTED):
-        error.show()
-        return 2
-    if isinstance(error, click.ClickException):
-        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
-        found: tuple[str, int] | None = (f"{error.format_message()} See '{command} --help'.", 2)
-    else:
-        found = console.explain(error)
-    if found is None:
-        raise error
-    text, status = found
-    console.print_error(text)
-    if as_json:
-        try:
-            console.print_json({"error": text, "exit_status": status})
-        except BrokenPipeError:
-            _forget_output()
-    return status
-
-
-def _forget_output() -> None:
-    """The reader of our output has gone; what is left in the buffer must not fail once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-@contextmanager
-def _termination_as_exception() -> Iterator[None]:
-    """Let SIGTERM unwind the stack like Ctrl-C does, so that temporary files go."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted("terminated", signum)
-
-    with _signal_handler(stop, signal.SIGTERM):
-        yield
-
-
-@contextmanager
-def _signal_handler(
-    handler: Callable[[int, FrameType | None], None], *signums: signal.Signals
-) -> Iterator[None]:
-    before = {signum: signal.signal(signum, handler) for signum in signums}
-    try:
-        yield
-    finally:
-        for signum, old in before.items():
-            signal.signal(signum, old)
-
-
-@contextmanager
-def _stop_requests() -> Iterator[Callable[[], int | None]]:
-    """Ctrl-C and SIGTERM as a question that training asks between windows: which signal came, if any."""
-    received: list[int] = []
-    with _signal_handler(lambda signum, frame: received.append(signum), signal.SIGINT, signal.SIGTERM):
-        yield lambda: received[0] if received else None
-
+from .cli_output import (
+    describe_dataset,
+    print_columns,
+    print_dataset,
+    print_evaluation,
+    print_result,
+    warn_unconverged,
+)
+from .cli_program import Program, stop_requests
+from .errors import DatasetError, UsageError
+from .memory import format_size
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="streamcd %(version)s")
 def cli() -> None:
     """Train linear models on data larger than memory, by coordinate descent, to a certified optimum.
@@ -139,87 +63,7 @@ def cli() -> None:
 @cli.command()
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.argument("dataset", metavar="DATASET")
-@click.option(
-    "--format",
-    "source_format",
-    type=click.Choice(["auto", "libsvm"]),
-    default="auto",
-    show_default=True,
-    help="What SRC holds.",
-)
-@memory_option
-@workers_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of the rows.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "float64"]),
-    default="float32",
-    show_default=True,
-    help="Type of the values on disk and in training; weights are float64 in any case.",
-)
-@click.option(
-    "--index-base",
-    type=click.Choice(["auto", "0", "1"]),
-    default="auto",
-    show_default=True,
-    help="What feature indices start at. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
-)
-@click.option(
-    "--n-features", type=int, metavar="D", help="Number of features; by default the largest index decides."
-)
-@click.option(
-    "--weights",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Weights of the rows, one number a line in the order of SRC. Weight 2 counts a row twice.",
-)
-@click.option(
-    "--like",
-    type=click.Path(exists=True),
-    metavar="DATASET|MODEL",
-    help="Take index base, number of features, labels and scaling from there; use it for test data.",
-)
-@click.option(
-    "--scale",
-    type=click.Choice(["none", "maxabs", "standard"]),
-    default="none",
-    show_default=True,
-    help="Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard; the mean is "
-    "not subtracted, which would make the data dense). Models keep the divisors and apply them to unscaled data.",
-)
-@click.option(
-    "--normalize",
-    type=click.Choice(["none", "l2"]),
-    default="none",
-    show_default=True,
-    help="Divide each row by its Euclidean norm, after --scale; for counts and other rows of very different lengths.",
-)
-@click.option(
-    "--compact", is_flag=True, help="Number only the features that occur, for indices such as 2^50."
-)
-@click.option(
-    "--no-shuffle",
-    is_flag=True,
-    help="Keep the order of SRC. Data sorted by label then trains badly: shuffle unless it is shuffled.",
-)
-@click.option(
-    "--shard-size",
-    default="256MB",
-    show_default=True,
-    metavar="SIZE",
-    help="Decoded size of a Parquet file of the dataset, the unit of distribution.",
-)
-@click.option(
-    "--chunk-size",
-    default="1MB",
-    show_default=True,
-    metavar="SIZE",
-    help="Decoded size of a row group, the unit of reading.",
-)
-@click.option(
-    "--columns", is_flag=True, help="Make the column layout as well, for --method primal and online."
-)
-@click.option("--force", is_flag=True, help="Replace an existing dataset.")
+@convert_options
 @quiet_option
 @json_option
 def convert(
@@ -230,6 +74,10 @@ def convert(
     columns: bool,
     quiet: bool,
     as_json: bool,
+    memory: str,
+    workers: int,
+    shard_size: str,
+    chunk_size: str,
     **options: Any,
 ) -> None:
     """Convert libsvm text to a dataset: a directory of Parquet files in random row order.
@@ -244,18 +92,18 @@ def convert(
     """
     from .convert import convert as convert_text
 
+    sizes: dict[str, Any] = {"memory": memory, "workers": workers}
+    sizes |= {"shard_size": shard_size, "chunk_size": chunk_size}
     with console.Console(quiet) as listener:
-        made = convert_text(list(sources), dataset, shuffle=not no_shuffle, listener=listener, **options)
+        made = convert_text(
+            list(sources), dataset, shuffle=not no_shuffle, listener=listener, **sizes, **options
+        )
         if columns:
             from .transpose import make_columns
 
-            sizes = {name: options[name] for name in ("memory", "chunk_size", "shard_size", "workers")}
             make_columns(made, listener=listener, **sizes)
-        result = _described(made)
-    if as_json:
-        console.print_json(result)
-    else:
-        console.print_table(f"dataset {dataset}", _dataset_rows(result))
+        result = describe_dataset(made)
+    print_dataset(dataset, result, as_json)
 
 
 @cli.command()
@@ -288,20 +136,7 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
     with console.Console(quiet) as listener:
         made = make_columns(dataset, listener=listener, **options)
-    result = made.info()
-    if as_json:
-        console.print_json(result)
-    else:
-        rows = [
-            ("features", f"{result['n_features']:,} that occur"),
-            ("entries", f"{result['n_entries']:,}"),
-            (
-                "on disk",
-                f"{format_size(result['bytes'])} in {result['n_shards']:,} shards, {result['n_chunks']:,} chunks",
-            ),
-            ("fingerprint", result["fingerprint"]),
-        ]
-        console.print_table(f"column layout of {dataset}", rows)
+    print_columns(dataset, made.info(), as_json)
 
 
 @cli.command()
@@ -316,72 +151,8 @@ def info(dataset: str, as_json: bool) -> None:
     """
     from .dataset import open_dataset
 
-    result = _described(open_dataset(dataset))
-    if as_json:
-        console.print_json(result)
-    else:
-        console.print_table(f"dataset {dataset}", _dataset_rows(result))
-
-
-def _described(dataset: Dataset) -> dict[str, Any]:
-    from .advice import advise_method
-    from .columns import has_columns
-    from .conditioning import advice, feature_rms
-
-    method, reason = advise_method(dataset, "squared_hinge", 1.0)
-    return {
-        **dataset.info(),
-        "feature_rms": feature_rms(dataset),
-        "advice": advice(dataset),
-        "columns": has_columns(dataset),
-        "method": method,
-        "method_because": reason,
-    }
-
-
-def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
-    classes = "more than can be listed"
-    if info["classes"] is not None:
-        pairs = [
-            f"{label} ({count:,})" for label, count in zip(info["classes"], info["class_counts"], strict=True)
-        ]
-        classes = ", ".join(pairs[:10]) + (f", … {len(pairs)} in all" if len(pairs) > 10 else "")
-    return [
-        ("rows", f"{info['n_rows']:,}"),
-        ("features", f"{info['n_features']:,} (indices from {info['index_base']} on)"),
-        ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
-        ("classes", classes),
-        (
-            "on disk",
-            f"{format_size(info['bytes'])} in {info['n_shards']:,} shards, {info['n_chunks']:,} chunks",
-        ),
-        ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
-        *_scaling_rows(info),
-        ("fingerprint", info["fingerprint"]),
-        ("column layout", "yes" if info["columns"] else "no"),
-        ("method", f"{info['method']} for squared_hinge, C = 1: {info['method_because']}"),
-    ]
-
-
-def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = []
-    given = [f"{name} {info[name]}" for name in ("scale", "normalize") if info[name] != "none"]
-    if given:
-        rows.append(("scaled by", ", ".join(given)))
-    rms, norms = info["feature_rms"], info["row_norms"]
-    if rms is not None:
-        text = f"root mean squares from {rms['min']:.3g} to {rms['max']:.3g}"
-        rows.append(("feature values", text))
-    if norms is not None and norms["min"] is not None:
-        mean_square = norms["mean_square"]
-        middle = "" if mean_square is None else f", root mean square {mean_square**0.5:.3g}"
-        rows.append(
-            (
-                "row norms",
-                f"from {norms['min']:.3g} to {norms['max']:.3g}{middle}; {norms['n_empty']:,} empty rows",
-            )
-        )
-    return rows + [("note", line) for line in info["advice"]]
+    result = describe_dataset(open_dataset(dataset))
+    print_dataset(dataset, result, as_json)
 
 
 @cli.command()
@@ -440,6 +211,21 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
         yield client
 
 
+def _carry_out(
+    work: Callable[..., Any], quiet: bool, as_json: bool, scheduler: str | None = None, n_local: int = 0
+) -> None:
+    """Train where signals can stop it, on workers where they are wanted, and print the result."""
+    with (
+        console.Console(quiet) as listener,
+        stop_requests() as stop_requested,
+        _client(scheduler, n_local, listener) as client,
+    ):
+        workers = {} if client is None else {"client": client, "local_workers": n_local}
+        result = work(listener=listener, stop_requested=stop_requested, **workers)
+        warn_unconverged(listener, result)
+    print_result(result, as_json)
+
+
 @cli.command()
 @click.argument("dataset")
 @click.argument("run")
@@ -449,7 +235,7 @@ def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]
     "-C",
     "--C",
     "C",
-    type=Costs(),
+    type=COSTS,
     default="1.0",
     show_default=True,
     help="Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
@@ -487,26 +273,12 @@ def train(
       streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
       streamcd train /shared/data /shared/run --scheduler tcp://host:8786
     """
-    options = checked_training_options(options)
+    options = checked_training_options(**options)
     n_local = checked_workers(workers, scheduler, fewest=2)
     from .train import train as train_model
 
-    with (
-        console.Console(quiet) as listener,
-        _stop_requests() as stop_requested,
-        _client(scheduler, n_local, listener) as client,
-    ):
-        result = train_model(
-            dataset,
-            run,
-            listener=listener,
-            stop_requested=stop_requested,
-            client=client,
-            local_workers=n_local,
-            **options,
-        )
-        _warn_unconverged(listener, result)
-    _print_result(result, as_json)
+    work = partial(train_model, dataset, run, **options)
+    _carry_out(work, quiet, as_json, scheduler, n_local)
 
 
 _TUNE_ALONE = (
@@ -523,7 +295,7 @@ _TUNE_ALONE = (
     "-C",
     "--C",
     "C",
-    type=Costs(),
+    type=COSTS,
     required=True,
     help="The costs to try, with commas between: 0.01,0.1,1,10.",
 )
@@ -543,13 +315,10 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     Example:
       streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
     """
-    options = checked_training_options(options)
+    options = checked_training_options(**options)
     from .tune import tune as tune_model
 
-    with console.Console(quiet) as listener, _stop_requests() as stop_requested:
-        result = tune_model(dataset, run, listener=listener, stop_requested=stop_requested, **options)
-        _warn_unconverged(listener, result)
-    _print_result(result, as_json)
+    _carry_out(partial(tune_model, dataset, run, **options), quiet, as_json)
 
 
 @cli.command()
@@ -558,7 +327,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     "--max-passes", type=int, metavar="N", help="Passes over the data at most, from the start of the run."
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
-@click.option("--checkpoint-every", type=Seconds(), help="Time between checkpoints.")
+@click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
 @worker_options
 @quiet_option
 @json_option
@@ -578,74 +347,8 @@ def resume(
     n_local = checked_workers(workers, scheduler, fewest=1)
     from .resume import resume as resume_run
 
-    with (
-        console.Console(quiet) as listener,
-        _stop_requests() as stop_requested,
-        _client(scheduler, n_local, listener) as client,
-    ):
-        result = resume_run(
-            run,
-            listener=listener,
-            stop_requested=stop_requested,
-            client=client,
-            local_workers=n_local,
-            **options,
-        )
-        _warn_unconverged(listener, result)
-    _print_result(result, as_json)
-
-
-def _warn_unconverged(listener: console.Console, result: Any) -> None:
-    if not result.converged:
-        listener.warning(
-            f"not converged after {result.passes} passes: the relative gap is {result.gap:.2g}; "
-            f"'streamcd resume {result.run} --max-passes N' goes on"
-        )
-
-
-def _print_result(result: Any, as_json: bool) -> None:
-    if as_json:
-        console.print_json(result.to_json())
-        return
-    rows = [
-        ("converged", "yes" if result.converged else "no"),
-        ("stopped by", result.stop_reason.replace("_", " ")),
-        ("passes", f"{result.passes:,}"),
-        ("primal objective", f"{result.primal_objective:.10g}"),
-        ("dual objective", f"{result.dual_objective:.10g}"),
-        ("relative gap", f"{result.gap:.3g}"),
-        ("violation", f"{result.violation:.3g}"),
-        ("time", console.format_seconds(result.seconds)),
-        ("read", format_size(result.bytes_read)),
-        ("peak memory", format_size(result.peak_memory_bytes)),
-        ("model", os.path.join(result.run, "model")),
-    ]
-    console.print_table(f"run {result.run}: {result.n_rows:,} rows, {result.n_features:,} features", rows)
-    if hasattr(result, "scores"):
-        _print_scores(result)
-    elif len({lane["C"] for lane in result.lanes}) > 1:
-        header = ["C", "label", "primal objective", "relative gap", "passes"]
-        console.print_grid("models", header, [_lane_cells(lane) for lane in result.lanes])
-
-
-def _print_scores(result: Any) -> None:
-    rows = []
-    for C, score in result.scores.items():
-        folds = score["folds"]
-        rows.append([C, f"{score['mean']:.4f}", f"{min(folds):.4f}", f"{max(folds):.4f}"])
-    title = f"accuracy on {len(folds)} folds, best C = {result.best_C:g}"
-    console.print_grid(title, ["C", "mean", "worst", "best"], rows)
-
-
-def _lane_cells(lane: dict[str, Any]) -> list[str]:
-    label = "" if lane["label"] is None else f"{lane['label']:.17g}"
-    return [
-        f"{lane['C']:g}",
-        label,
-        f"{lane['primal_objective']:.8g}",
-        f"{lane['gap']:.2g}",
-        f"{lane['passes']:,}",
-    ]
+    work = partial(resume_run, run, **options)
+    _carry_out(work, quiet, as_json, scheduler, n_local)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -667,28 +370,11 @@ def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) 
     Example:
       streamcd evaluate test.libsvm.gz run
     """
-    from .predict import evaluate as evaluate_model
+    from .evaluate import evaluate as evaluate_model
 
     with console.Console(quiet) as listener:
         result = evaluate_model(data, model, listener=listener, **options)
-    if as_json:
-        console.print_json(result)
-        return
-    rows = [("rows", f"{result['n_rows']:,}"), ("accuracy", f"{100 * result['accuracy']:.4f} %")]
-    names = {
-        "primal_objective": "primal objective",
-        "auc": "area under ROC curve",
-        "log_loss": "mean log loss",
-    }
-    rows += [(name, f"{result[key]:.10g}") for key, name in names.items() if result.get(key) is not None]
-    console.print_table(f"{model} on {data}", rows)
-    if 1 < len(result.get("labels", [])) <= 10:
-        header = ["true \\ predicted", *map(str, result["labels"])]
-        counts = [
-            [str(label), *map(str, row)]
-            for label, row in zip(result["labels"], result["confusion"], strict=True)
-        ]
-        console.print_grid("confusion", header, counts)
+    print_evaluation(f"{model} on {data}", result, as_json)
 
 
 @cli.command()

@@ -264,9 +264,9 @@ class _Demo:
 
     def _train_arguments(self, run: str) -> list[str]:
         size = self.size
-        options = {"--loss": "squared_hinge", "--memory": size.memory, "--tol": size.tol}
-        options["--checkpoint-every"] = f"{size.checkpoint_every}s"
-        return ["train", "data", run, *(str(word) for option in options.items() for word in option)]
+        every = f"{size.checkpoint_every}s"
+        options = ["--loss", "squared_hinge", "--memory", size.memory, "--tol", str(size.tol)]
+        return ["train", "data", run, *options, "--checkpoint-every", every]
 
     def _train_and_kill(self, n_passes: int) -> int:
         """Begin the same training once more, and kill it half-way; gives the pass in which that was."""

@@ -2,86 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
+from .columns import open_columns
+from .config import ResolvedRun, RunConfig, Search, lanes_together, versions
 from .dataset import Dataset
 from .errors import UsageError
 from .memory import RESERVED_BYTES, format_size
-from .memory_plan import Plan, make_plan
+from .memory_plan import Plan, describe_plan, make_plan
+from .options import TrainOptions
 from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
 from .problem import Problem
 from .process_pool import memory_per_worker
+from .progress import Listener
 from .protocol import Solver
-from .training_options import make_lanes, make_solver
+from .registry import reads_columns
+from .stopping import StopRule
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
 
 
-@dataclass(frozen=True)
-class Group:
-    """Lanes that are trained together.
+def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
+    """Plan a new run, and tell the listener how its memory is used."""
+    options = asked.problem
+    problem = options.make_problem(dataset)
+    n_groups, plan, memory = group_lanes(dataset, problem, asked)
+    listener.message(
+        describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
+    )
+    if n_groups > 1:
+        listener.message(
+            f"{problem.n_lanes} lanes of {problem.n_features} features do not fit in {format_size(memory)}: "
+            f"they are trained in {n_groups} groups, one after another, each reading the data by itself"
+        )
+    config = RunConfig(
+        dataset=str(dataset.path.resolve()),
+        fingerprint=dataset.fingerprint,
+        options=options,
+        memory=memory,
+        plan=plan,
+        n_groups=n_groups,
+        rule=StopRule(asked.tol, asked.eps, asked.max_passes),
+        checkpoint_every=float(asked.checkpoint_every),
+        versions=versions(),
+        rounds=asked.rounds,
+        columns=open_columns(dataset).fingerprint if reads_columns(options.method) else None,
+        start_from=asked.start_from,
+        tune=Search(options.folds) if asked.search else None,
+    )
+    return ResolvedRun(config, dataset, problem)
 
-    Attributes
-    ----------
-    directory : str
-        Where, inside the run; empty for the run itself.
-    lanes : range
-        Among all lanes of the run.
-    """
 
-    directory: str
-    lanes: range
+def describe_worker_budget(n_bytes: int) -> str:
+    """One line for the user: the budget of every worker."""
+    return f"every worker streams its own shards within {format_size(n_bytes)}"
 
 
-def lane_groups(problem: Problem, config: Mapping[str, Any]) -> list[Group]:
-    """The groups of a run, as its configuration decided."""
-    n_groups = config["n_groups"]
-    if n_groups == 1:
-        return [Group("", range(problem.n_lanes))]
-    block = problem.block_lanes if config["options"]["folds"] else 1
-    size = -(-(problem.n_lanes // block) // n_groups) * block
-    starts = range(0, problem.n_lanes, size)
-    return [
-        Group(f"group-{number:02d}", range(start, min(start + size, problem.n_lanes)))
-        for number, start in enumerate(starts)
-    ]
-
-
-def group_lanes(
-    dataset: Dataset,
-    problem: Problem,
-    options: Mapping[str, Any],
-    budget: int,
-    plan: Plan | None,
-    *,
-    on_workers: bool = False,
-    local_workers: int = 0,
-) -> tuple[int, Plan, int]:
-    """As few groups of lanes as fit in the budget, the plan for the largest, and the budget that it is for.
+def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tuple[int, Plan, int]:
+    """The number of groups, the plan of the largest (or the one given), and the bytes that it is for.
 
     On workers that is a worker's, as if it had all shards.
     """
-    # the lanes of a fold are scored together, so they stay together
-    block = problem.block_lanes if options["folds"] else 1
+    if asked.plan is not None:
+        asked.problem.make_solver(problem, dataset)  # refuses what does not go together
+        return 1, asked.plan, asked.memory
+    block = lanes_together(problem)
     n_blocks = problem.n_lanes // block
-    if plan is not None:
-        make_solver(problem, options, dataset)  # refuses what does not go together
-        return 1, plan, budget
     refusal: UsageError | None = None
     # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
-            solver = make_solver(problem.subset(range(size * block)), options, dataset)
+            solver = asked.problem.make_solver(problem.subset(range(size * block)), dataset)
             if paged and solver.paging is None:
                 break
             try:
-                found, share = _plan_group(
-                    dataset, solver, budget, on_workers=on_workers, local_workers=local_workers, paged=paged
-                )
+                found, share = _plan_group(dataset, solver, asked, paged=paged)
             except UsageError as error:
                 refusal = error
                 continue
@@ -102,12 +99,10 @@ def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
             yield n_groups, size
 
 
-def _plan_group(
-    dataset: Dataset, solver: Solver, budget: int, *, on_workers: bool, local_workers: int, paged: bool
-) -> tuple[Plan, int]:
-    """The plan for a group of lanes, and the budget that it is for."""
-    if on_workers:
-        return _plan_worker(dataset, solver, budget, local_workers)
+def _plan_group(dataset: Dataset, solver: Solver, asked: TrainOptions, *, paged: bool) -> tuple[Plan, int]:
+    """The plan for a group of lanes, and the bytes that it is for."""
+    if asked.rounds is not None:
+        return _plan_worker(dataset, solver, asked)
     more = dict(solver.more_memory)
     needs = {
         "weights": solver.state_bytes + saving_bytes(solver),
@@ -115,18 +110,18 @@ def _plan_group(
         **more.pop("needs", {}),
     }
     paging = solver.paging if paged else None
-    plan = make_plan(dataset, budget, solver.layout, needs, paging=paging, **more)
-    return plan, budget
+    plan = make_plan(dataset, asked.memory, solver.layout, needs, paging=paging, **more)
+    return plan, asked.memory
 
 
-def _plan_worker(dataset: Dataset, solver: Solver, budget: int, local_workers: int) -> tuple[Plan, int]:
-    """The plan of a worker that has all shards, and its budget."""
+def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple[Plan, int]:
+    """The plan of a worker that has all shards, and its bytes."""
     weights = model_bytes(solver)
-    each, refusal = budget, None
-    if local_workers:
-        each = worker_memory(budget, local_workers, weights)
+    each, refusal = asked.memory, None
+    if asked.local_workers:
+        each = worker_memory(asked.memory, asked.local_workers, weights)
         refusal = (
-            f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
+            f"--memory {format_size(asked.memory)} is too small for {asked.local_workers} workers: it leaves each "
             f"{format_size(each - DASK_BYTES)}, where"
         )
     layout, needs = paired_layout(solver.layout), {"weights": weights}
@@ -142,32 +137,20 @@ def worker_memory(
 ) -> int:
     """What each of some workers on this machine may take of a budget that they share with this process.
 
-    Parameters
-    ----------
-    shared : int
-        The budget.
-    n_workers : int
-    weights_bytes : int
-        Of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
-    advice : str
-
-    Raises
-    ------
-    UsageError
-        With the arithmetic, where it is too small.
+    `weights_bytes` is of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
     """
     weights = {"weights": weights_bytes}
     more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
     return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
 
 
-def shared_out_anew(config: Mapping[str, Any], dataset: Dataset, n_workers: int) -> int:
-    """What each of other workers on this machine may take of the budget that a run was begun with."""
-    problem = make_lanes(dataset, config["options"])
-    largest = problem.subset(lane_groups(problem, config)[0].lanes)
+def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:
+    """Return what each of other workers of this machine may take of the budget that the run was begun with."""
+    assert run.config.rounds is not None
+    assert run.config.rounds.shared_memory is not None
     return worker_memory(
-        config["rounds"]["shared_memory"],
+        run.config.rounds.shared_memory,
         n_workers,
-        model_bytes(make_solver(largest, config["options"], dataset)),
+        model_bytes(run.make_solver(run.problem.subset(run.groups[0].lanes))),
         "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
     )

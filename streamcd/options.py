@@ -1,333 +1,191 @@
-"""Options of the command line that several commands share, the types of their values, and what goes with what."""
+"""Options of a training as objects, checked once, when they are made."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import click
+import numpy as np
 
+from .dataset import Dataset
 from .errors import UsageError
-from .registry import LOSSES, METHODS, SOLVERS
+from .memory_plan import Plan
+from .problem import Problem, make_problem
+from .progress import Listener
+from .protocol import Solver
+from .registry import check_omega, make_solver
 
-LIBLINEAR_TYPES = {
-    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
-}
-"""LIBLINEAR's ``-s`` numbers as (loss, method)."""
-
-SLACKS = ("hinge", "squared_hinge")
-
-Command = Callable[..., Any]
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Types
+ClassWeight = str | tuple[tuple[float, float], ...] | None
+"""``"balanced"``, or pairs of a label and the factor of its rows."""
 
 
-class Seconds(click.ParamType):
-    """A length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
+@dataclass(frozen=True)
+class ProblemOptions:
+    """Options that decide the problem and the order of visits, the ``options`` of a run's ``config.json``."""
 
-    name = "time"
+    loss: str = "squared_hinge"
+    method: str = "dual"
+    C: tuple[float, ...] = (1.0,)
+    bias: float = -1.0  # negative for none
+    class_weight: ClassWeight = None
+    code: list[list[int | float]] | None = None
+    seed: int = 0
+    folds: int = 0  # of a cross-validation; 0 for none
+    omega: float | str = 1.0
+    ridge: float = 1.0
+    slack: str = "hinge"
+    unpenalized_bias: bool = False
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number of seconds."""
-        match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", str(value).strip())
-        if not match:
-            self.fail(f"expected a time such as 60s, 5m or 1h, found {value!r}.", param, ctx)
-        return (
-            float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "omega", check_omega(self.omega, self.loss, self.method))
+
+    @classmethod
+    def asked(
+        cls,
+        *,
+        loss: str,
+        method: str,
+        C: float | Sequence[float],
+        class_weight: Mapping[float, float] | str | None,
+        code: np.ndarray | Sequence[Sequence[int]] | None,
+        ridge: float | None,
+        slack: str | None,
+        **others: Any,
+    ) -> ProblemOptions:
+        """Take the options of `train.train` as they come; others stay as they are."""
+        if loss != "twin" and (ridge is not None or slack is not None):
+            raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
+        pairs: ClassWeight = None
+        if isinstance(class_weight, str):
+            pairs = class_weight
+        elif class_weight is not None:
+            pairs = tuple((float(label), float(weight)) for label, weight in class_weight.items())
+        return cls(
+            loss=loss,
+            method="dual" if method == "auto" else method,
+            C=tuple(float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))),
+            class_weight=pairs,
+            code=None if code is None else np.asarray(code).astype(np.int64).tolist(),
+            ridge=1.0 if ridge is None else float(ridge),
+            slack=slack or "hinge",
+            **others,
+        )
+
+    def make_problem(self, dataset: Dataset) -> Problem:
+        """Lay out all lanes that the options ask for."""
+        if dataset.classes is None or dataset.class_counts is None:
+            raise UsageError(
+                f"{dataset.path}: the labels take too many values to be classes; nothing to train on"
+            )
+        weights = self.class_weight
+        return make_problem(
+            loss=self.loss,
+            classes=dataset.classes,
+            class_counts=dataset.class_counts,
+            n_features=dataset.n_features,
+            C=self.C,
+            bias=self.bias,
+            class_weight=dict(weights) if isinstance(weights, tuple) else weights,
+            code=None if self.code is None else np.array(self.code, dtype=np.int8),
+            folds=self.folds,
+            free_bias=self.unpenalized_bias,
+            ridge=self.ridge,
+            slack=self.slack,
+        )
+
+    def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
+        """Make the solver of some lanes."""
+        return make_solver(lanes, self.method, dataset, seed=self.seed, omega=self.omega)
+
+
+@dataclass(frozen=True)
+class SharedRounds:
+    """Options of a training in rounds on workers, the ``rounds`` of a run's ``config.json``."""
+
+    local_passes: int | None  # None lets the shape of the data decide
+    worker_timeout: float  # seconds
+    shared_memory: int | None = None  # bytes that workers of this machine share with this process
+
+    def __post_init__(self) -> None:
+        if self.local_passes is not None and self.local_passes < 1:
+            raise UsageError(f"local_passes: expected at least 1, found {self.local_passes}")
+        check_positive(worker_timeout=self.worker_timeout)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What a person asks of a run; `lane_groups.resolve` makes a run of it."""
+
+    problem: ProblemOptions
+    memory: int  # bytes; bounds this process, or each worker, or all together where there are `local_workers`
+    checkpoint_every: float  # seconds
+    tol: float | None = None
+    eps: float | None = None
+    max_passes: int = 1000
+    plan: Plan | None = None  # None lets `memory` decide
+    rounds: SharedRounds | None = None
+    local_workers: int = 0
+    start_from: str | None = None
+    search: bool = False  # for the best C, by cross-validation
+
+    def __post_init__(self) -> None:
+        check_positive(checkpoint_every=self.checkpoint_every)
+        numbers = stopping_numbers(self.tol, self.eps, self.max_passes)
+        for name, number in zip(("tol", "eps", "max_passes"), numbers, strict=True):
+            object.__setattr__(self, name, number)
+
+
+def check_positive(**numbers: float) -> None:
+    """Refuse a number that is not above 0, by its name."""
+    for name, number in numbers.items():
+        if not number > 0:
+            raise UsageError(f"{name}: expected a number > 0, found {number}")
+
+
+def warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
+    """Warn of small ridges, with which twin planes by coordinate descent are slow."""
+    if options.loss == "twin" and options.method == "dual" and 0 < options.ridge < 1:
+        listener.warning(
+            f"ridge {options.ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
+            "--method sor does not, where a matrix of features x features fits in memory"
         )
 
 
-class Costs(click.ParamType):
-    """One C, or a list of them with commas between."""
-
-    name = "C"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
-        """The numbers."""
-        try:
-            return [float(text) for text in str(value).split(",")]
-        except ValueError:
-            self.fail(f"expected a number, or several with commas between, found {value!r}.", param, ctx)
-
-
-class ClassWeight(click.ParamType):
-    """``balanced``, or ``LABEL=WEIGHT,…``."""
-
-    name = "weights"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """``"balanced"``, or a dict of label to weight."""
-        if value == "balanced" or not isinstance(value, str):
-            return value
-        try:
-            pairs = [pair.split("=") for pair in value.split(",")]
-            weights = {float(label): float(weight) for label, weight in pairs}
-        except ValueError:
-            self.fail(f"expected 'balanced' or LABEL=WEIGHT,LABEL=WEIGHT, found {value!r}.", param, ctx)
-        if len(weights) != len(pairs):
-            self.fail(f"expected each label once, found {value!r}.", param, ctx)
-        return weights
-
-
-class Omega(click.ParamType):
-    """A number, or ``auto``."""
-
-    name = "omega"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
-        """The number, or ``"auto"``."""
-        if value == "auto":
-            return "auto"
-        try:
-            return float(value)
-        except ValueError:
-            self.fail(f"expected a number above 0 and below 2, or auto, found {value!r}.", param, ctx)
-
-
-class CodeFile(click.ParamType):
-    """A file with a code matrix: a line per class, labels ascending, numbers −1, 0, +1 between blanks or commas."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The matrix, as a list of rows."""
-        if not isinstance(value, str):
-            return value
-        from .training_options import read_code
-
-        try:
-            return read_code(value)
-        except FileNotFoundError:
-            self.fail(f"no such file: {value}.", param, ctx)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Options
-
-
-def json_option(command: Command) -> Command:
-    """``--json``."""
-    text = "Print one JSON object on standard output, and all else on standard error."
-    return click.option("--json", "as_json", is_flag=True, help=text)(command)
-
-
-def workers_option(command: Command) -> Command:
-    """``--workers``."""
-    text = (
-        "Processes that share the work; --memory bounds their sum, of which each needs 330 MB and the one that hands out "
-        "the work 200 MB. The result does not depend on their number."
-    )
-    command = refused_option(
-        "--scheduler",
-        "the work is shared out to processes of this machine by --workers N; a dask scheduler is for train and resume",
-    )(command)
-    return click.option("--workers", type=int, default=1, show_default=True, help=text)(command)
-
-
-def refused_option(name: str, advice: str) -> Callable[[Command], Command]:
-    """An option that other commands have: who gives it here is told why not, and what to do."""
-
-    def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-        if value is not None:
-            raise UsageError(f"{name} is not for {context.command.name}: {advice}")
-
-    return click.option(name, hidden=True, expose_value=False, callback=refuse, help=f"Refused: {advice}.")
-
-
-def quiet_option(command: Command) -> Command:
-    """``--quiet``."""
-    return click.option(
-        "--quiet", is_flag=True, help="No progress and no messages; warnings and errors only."
-    )(command)
-
-
-def memory_option(command: Command) -> Command:
-    """``--memory``."""
-    text = "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB."
-    return click.option("--memory", default="1GB", show_default=True, metavar="SIZE", help=text)(command)
-
-
-def cost_option(command: Command) -> Command:
-    """``-C``, where it picks one model of a path."""
-    text = "Which model of a run that was trained with several C."
-    return click.option("-C", "--C", "C", type=float, help=text)(command)
-
-
-def free_bias_option(command: Command) -> Command:
-    """``--unpenalized-bias``."""
-    text = "Leave the bias's weight out of ½‖w‖². By --method primal or online only."
-    return click.option("--unpenalized-bias", is_flag=True, help=text)(command)
-
-
-_TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
-    click.option(
-        "--loss",
-        type=click.Choice(LOSSES),
-        help="Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2 (the default), hinge max(0, 1-t), "
-        "log_loss log(1 + exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y]. twin: a plane per class that "
-        "lies close to its rows, ½ Σ (w·x)^2, and keeps the others at a distance (--slack); the nearest plane's class is "
-        "predicted.",
-    ),
-    click.option(
-        "--method",
-        type=click.Choice(("auto", *METHODS)),
-        help="dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, in a "
-        "new random order each pass; online: likewise, features drawn with replacement; both for squared_hinge and "
-        "log_loss, and need 'streamcd columns'. sor: for the loss twin, with the inverse of a matrix of features x features "
-        "for each plane. auto (the default) chooses, and says why.",
-    ),
-    click.option(
-        "--omega",
-        type=Omega(),
-        default="1.0",
-        show_default=True,
-        metavar="NUMBER|auto",
-        help="Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 and "
-        "below 2, times coordinate descent's. auto tries during the first passes which is faster, and says so.",
-    ),
-    click.option(
-        "--ridge",
-        type=float,
-        help="r in a twin plane's r/2 ‖w‖^2; small ones converge slowly by the method dual.  [default: 1]",
-    ),
-    click.option(
-        "--slack",
-        type=click.Choice(SLACKS),
-        help="Loss of the rows that a twin plane keeps at a distance, max(0, 1 - w·x) or its square.  [default: hinge]",
-    ),
-    click.option(
-        "-s",
-        "solver_type",
-        type=int,
-        metavar="N",
-        help="LIBLINEAR's number for a loss and a method: 1 squared_hinge dual, 3 hinge dual, 7 log_loss dual, "
-        "4 crammer_singer, 2 squared_hinge primal, 0 log_loss primal.",
-    ),
-    click.option(
-        "--bias",
-        type=float,
-        default=-1.0,
-        show_default=True,
-        help="Append a constant feature of this value to every row; its weight is penalised like the others. "
-        "Negative: none.",
-    ),
-    click.option(
-        "--tol",
-        type=float,
-        help="Stop at this relative duality gap, (primal - dual) / primal.  [default: 1e-3]",
-    ),
-    click.option(
-        "-e",
-        "eps",
-        type=float,
-        metavar="EPS",
-        help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
-        "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
-        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖.",
-    ),
-    click.option(
-        "--max-passes", type=int, default=1000, show_default=True, help="Passes over the data at most."
-    ),
-    click.option(
-        "--class-weight",
-        type=ClassWeight(),
-        metavar="balanced|LABEL=W,...",
-        help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
-        "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class). "
-        "Of twin planes too it is C alone that they change: a plane's C is that of the rows it keeps at a distance, and so "
-        "differs by plane; the rows it lies close to count as they are.",
-    ),
-    click.option(
-        "--code",
-        type=CodeFile(),
-        metavar="FILE",
-        help="Code matrix for several classes, instead of one-vs-rest: a line per class, labels ascending; a column per "
-        "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
-    ),
-    memory_option,
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of visits."),
-    click.option(
-        "--checkpoint-every",
-        type=Seconds(),
-        default="60s",
-        show_default=True,
-        help="Time between checkpoints, from which 'resume' goes on.",
-    ),
-    click.option("--force", is_flag=True, help="Replace an existing run."),
-]
-
-
-def worker_options(command: Command) -> Command:
-    """Where a training runs: ``--workers``, ``--scheduler``."""
-    command = click.option(
-        "--scheduler",
-        metavar="ADDRESS",
-        help="Train on the workers of this dask scheduler, such as tcp://host:8786. They must see DATASET and RUN under the "
-        "same paths; --memory then bounds each of them.",
-    )(command)
-    return click.option(
-        "--workers",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Train on so many processes of this machine, which share --memory (385 MB each at the least, and 200 MB "
-        "for this one). Several need more passes than one: worth it where a pass takes long.  [default: this process alone]",
-    )(command)
-
-
-def round_options(command: Command) -> Command:
-    """How a training on workers goes: ``--local-passes``, ``--worker-timeout``."""
-    command = click.option(
-        "--worker-timeout",
-        type=Seconds(),
-        metavar="TIME",
-        help="With workers: give up one that has shown no sign of life for so long; others take over.  [default: 300s]",
-    )(command)
-    return click.option(
-        "--local-passes",
-        type=int,
-        metavar="N",
-        help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 3; 1 "
-        "where there are more features than rows]",
-    )(command)
-
-
-def checked_workers(workers: int | None, scheduler: str | None, *, fewest: int) -> int:
-    """Processes to start on this machine; 0 for none: a scheduler is given, or fewer than `fewest` are asked for."""
-    if workers is not None and scheduler is not None:
+def stopping_numbers(
+    tol: float | None, eps: float | None, max_passes: int
+) -> tuple[float | None, float | None, int]:
+    """Check the numbers of a `stopping.StopRule`; a relative gap of 1e-3 where neither rule is given."""
+    if tol is not None and eps is not None:
         raise UsageError(
-            "--workers starts processes on this machine, --scheduler uses those of a cluster: give one of them"
+            "expected one stopping rule, found both: give the relative gap (tol) or LIBLINEAR's eps"
         )
-    return 0 if scheduler is not None or workers is None or workers < fewest else workers
+    if tol is None and eps is None:
+        tol = 1e-3
+    for name, number in (("tol", tol), ("eps", eps)):
+        if number is not None and not (np.isfinite(number) and number >= 0):
+            raise UsageError(f"{name}: expected a number >= 0, found {number}")
+    if max_passes < 1:
+        raise UsageError(f"max_passes: expected at least 1, found {max_passes}")
+    return None if tol is None else float(tol), None if eps is None else float(eps), int(max_passes)
 
 
-def training_options(command: Command) -> Command:
-    """What ``train`` and ``tune`` have in common."""
-    for option in reversed(_TRAINING_OPTIONS):
-        command = option(command)
-    return command
-
-
-def checked_training_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as the library takes them: loss and method settled, contradictions refused."""
-    options = dict(options)
-    if options["tol"] is not None and options["eps"] is not None:
-        raise UsageError("--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule")
-    loss, method = _loss_and_method(options["loss"], options["method"], options.pop("solver_type"))
-    return {**options, "loss": loss, "method": method}
-
-
-def _loss_and_method(loss: str | None, method: str | None, solver_type: int | None) -> tuple[str, str]:
-    if solver_type is None:
-        return loss or "squared_hinge", method or "auto"
-    if loss is not None or method is not None:
-        raise UsageError(
-            "-s names loss and method by LIBLINEAR's number: give it, or --loss and --method, not both"
-        )
-    if solver_type in LIBLINEAR_TYPES:
-        return LIBLINEAR_TYPES[solver_type]
-    reasons = {5: "L1-regularised", 6: "L1-regularised", 11: "regression", 12: "regression", 13: "regression"}
-    reason = reasons.get(solver_type, "one-class" if solver_type == 21 else "unknown to LIBLINEAR")
-    known = ", ".join(str(number) for number in sorted(LIBLINEAR_TYPES))
-    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised classifiers: {known}")
+def read_code(path: str | Path) -> list[list[int]]:
+    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by blanks or commas."""
+    rows: list[list[int]] = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            tokens = line.replace(",", " ").split()
+            if not tokens:
+                continue
+            width = len(rows[0]) if rows else len(tokens)
+            if len(tokens) != width or not set(tokens) <= {"-1", "0", "1", "+1"}:
+                raise UsageError(
+                    f"{path}, line {number}: expected {width} entries of -1, 0, +1 (a line per class), "
+                    f"found {line.strip()[:60]!r}"
+                )
+            rows.append([int(token) for token in tokens])
+    if not rows:
+        raise UsageError(f"{path}: expected a line of -1, 0, +1 per class, found none")
+    return rows

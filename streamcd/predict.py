@@ -1,4 +1,4 @@
-"""Predictions of a model, and how good they are, streamed over a dataset or libsvm text in bounded memory."""
+"""Predictions of a model, streamed over a dataset or libsvm text in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,20 +24,14 @@ from .errors import ModelError, UsageError
 from .memory import RESERVED_BYTES, parse_size, require
 from .model import Model, load_model
 from .parquet import TableWriter, schema
-from .problem import crammer_singer_losses, row_loss, twin_losses
 from .process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from .progress import Listener, Progress
-from .roc_auc import RocArea
 from .scaling import Scaling
 from .source_order import SourceOrder
-from .sums import ExactSum
 
 if TYPE_CHECKING:
     from .libsvm import LibsvmFormat
     from .rows import RowBatch
-
-MAX_CONFUSION_LABELS = 1000
-"""Above so many labels there is no confusion matrix."""
 
 _MAX_ROWS = 1 << 16  # decided at a time, and in a row group of predictions
 _TEXT_BLOCK = 4 << 20
@@ -46,7 +40,7 @@ _CHUNKS_AHEAD = 8  # chunks the kernel is told to read while one is decided: abo
 
 
 @dataclass(frozen=True)
-class _Rows:
+class DecidedRows:
     """Some rows, features numbered as the model does; arrays are good until the next ones are taken."""
 
     source: np.ndarray
@@ -55,7 +49,7 @@ class _Rows:
     decisions: np.ndarray
 
 
-class _Decisions:
+class Decisions:
     """One reading of the data: rows with the model's decisions, and what had to be ignored.
 
     Parameters
@@ -96,10 +90,12 @@ class _Decisions:
             needs["text"] = _TEXT_BLOCKS_HELD << 16
         needs["decisions"] = 256 * row_bytes
         self.left = require(budget, needs)
-        self._workers, self._share = workers, 0
-        if workers > 1:
+        self._workers, self._share = _usable_workers(data, workers, listener), 0
+        if self._workers > 1:
             each = sum(needs.values()) + RESERVED_BYTES
-            self._share = each + memory_per_worker(budget, workers, needs, {"model": needs["the model"]})
+            self._share = each + memory_per_worker(
+                budget, self._workers, needs, {"model": needs["the model"]}
+            )
         self._text_block = 1 << 16
         if self.dataset is None:
             more = min(_TEXT_BLOCK - self._text_block, self.left // 2 // _TEXT_BLOCKS_HELD)
@@ -109,7 +105,7 @@ class _Decisions:
         self.block_rows = 256 + more_rows
         self.left -= more_rows * row_bytes
 
-    def blocks(self, phase: str) -> Iterator[_Rows]:
+    def blocks(self, phase: str) -> Iterator[DecidedRows]:
         """All rows; those of text in order, those of a dataset shuffled."""
         if self._workers > 1:
             yield from self._shared_rows(phase)
@@ -122,7 +118,7 @@ class _Decisions:
                 f"{self.n_ignored:,} entries ignored: their feature is beyond the model's width of {self.model.n_features}"
             )
 
-    def dataset_rows(self, phase: str, chunks: range) -> Iterator[_Rows]:
+    def dataset_rows(self, phase: str, chunks: range) -> Iterator[DecidedRows]:
         """The rows of some chunks."""
         dataset = self.dataset
         assert dataset is not None
@@ -135,12 +131,12 @@ class _Decisions:
             yield from self._decide(data.source, data.label, data.weight, data.indptr, feature, data.value)
             self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
-    def _text_rows(self, phase: str) -> Iterator[_Rows]:
+    def _text_rows(self, phase: str) -> Iterator[DecidedRows]:
         from .libsvm import iterate_sources  # the parser's kernels: only where there is text
 
         return self._rows_of_batches(iterate_sources(self._path, self._text_form(), self.listener, phase))
 
-    def range_rows(self, part: ByteRange, first_row: int, first_line: int) -> Iterator[_Rows]:
+    def range_rows(self, part: ByteRange, first_row: int, first_line: int) -> Iterator[DecidedRows]:
         """The rows of a range of text."""
         from .libsvm import iterate_batches
 
@@ -152,7 +148,7 @@ class _Decisions:
         model = self.model
         return LibsvmFormat(np.float64, model.index_base, model.n_features, True, self._text_block)
 
-    def _rows_of_batches(self, batches: Iterator[RowBatch]) -> Iterator[_Rows]:
+    def _rows_of_batches(self, batches: Iterator[RowBatch]) -> Iterator[DecidedRows]:
         counts = None
         for batch in batches:
             counts, rows = batch.counts, batch.rows
@@ -162,7 +158,7 @@ class _Decisions:
         if counts is not None:
             self.n_ignored += counts.n_ignored
 
-    def _shared_rows(self, phase: str) -> Iterator[_Rows]:
+    def _shared_rows(self, phase: str) -> Iterator[DecidedRows]:
         """All rows, decided by several processes; theirs come in files, in the order of one process's."""
         with tempfile.TemporaryDirectory(prefix=".streamcd-decisions-", dir=self.scratch) as directory:
             self.model.save(Path(directory) / "model")
@@ -196,7 +192,7 @@ class _Decisions:
         check_rows(sum(n_rows for n_rows, _ in counted), paths)
         return [(part, *start) for part, start in zip(ranges, starts, strict=True)], sizes, "B"
 
-    def _read_rows(self, path: Path) -> Iterator[_Rows]:
+    def _read_rows(self, path: Path) -> Iterator[DecidedRows]:
         """Rows from a worker's file, as many at a time as are decided at a time here."""
         n_columns = 3 + self.model.n_vectors
         with open(path, "rb") as file:
@@ -204,11 +200,11 @@ class _Decisions:
                 records = records.reshape(-1, n_columns)
                 source = records[:, 0].copy().view(np.int64)
                 decisions = np.ascontiguousarray(records[:, 3:])
-                yield _Rows(source, records[:, 1].copy(), records[:, 2].copy(), decisions)
+                yield DecidedRows(source, records[:, 1].copy(), records[:, 2].copy(), decisions)
 
     def _decide(
         self, source: np.ndarray, label: np.ndarray, weight: np.ndarray, *rows: np.ndarray
-    ) -> Iterator[_Rows]:
+    ) -> Iterator[DecidedRows]:
         indptr, feature, value = rows
         if self._scaling is not None:
             value = self._scaling.apply(indptr, feature, value, self.model.n_features)
@@ -216,7 +212,7 @@ class _Decisions:
             stop = min(label.size, start + self.block_rows)
             decisions, n_ignored = self.model.decisions(indptr[start : stop + 1], feature, value)
             self.n_ignored += n_ignored
-            yield _Rows(source[start:stop], label[start:stop], weight[start:stop], decisions)
+            yield DecidedRows(source[start:stop], label[start:stop], weight[start:stop], decisions)
 
 
 @dataclass(frozen=True)
@@ -236,7 +232,7 @@ def _shared_model(directory: str) -> Model:
 def _decide_share(shared: _Shared, out: Path, part: range | ByteRange, *start: int) -> int:
     """Write the rows of some chunks or of a range of text with their decisions; returns the entries ignored."""
     model = _shared_model(shared.directory)
-    decisions = _Decisions(shared.data, model, shared.budget, Listener())
+    decisions = Decisions(shared.data, model, shared.budget, Listener())
     rows = decisions.dataset_rows("", part) if isinstance(part, range) else decisions.range_rows(part, *start)
     with open(out, "wb") as file:
         for block in rows:
@@ -284,15 +280,13 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
     return shift
 
 
-def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener | None) -> int:
+def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener) -> int:
     """One, where the data can be read but once."""
     if checked_workers(workers) == 1 or isinstance(data, Dataset) or _is_dataset(data):
         return workers
     if total_bytes(expand_sources(os.fspath(data))) is not None:
         return workers
-    (listener or Listener()).warning(
-        "standard input and pipes are read by one process: going on with --workers 1"
-    )
+    listener.warning("standard input and pipes are read by one process: going on with --workers 1")
     return 1
 
 
@@ -346,9 +340,7 @@ def predict(
             raise UsageError(
                 "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
             )
-    decisions = _Decisions(
-        data, model, budget, listener or Listener(), _usable_workers(data, workers, listener)
-    )
+    decisions = Decisions(data, model, budget, listener or Listener(), workers)
     if isinstance(out, str | os.PathLike):
         decisions.scratch = Path(out).parent
     n_rows = 0
@@ -376,7 +368,7 @@ def predict(
 
 
 def _in_source_order(
-    decisions: _Decisions, scratch: str | os.PathLike[str]
+    decisions: Decisions, scratch: str | os.PathLike[str]
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Blocks of decisions in the order of the source, with the place of their first row."""
     dataset = decisions.dataset
@@ -415,7 +407,7 @@ def _predictions(model: Model, start: int, decisions: np.ndarray, proba: bool) -
     if model.label_kind == "integer":
         columns["prediction"] = columns["prediction"].astype(np.int64)
     scores = (
-        model.scores(decisions) if model.n_classes > 2 else _positive_scores(model, decisions)[:, np.newaxis]
+        model.scores(decisions) if model.n_classes > 2 else positive_scores(model, decisions)[:, np.newaxis]
     )
     columns |= dict(zip(_decision_names(model), scores.T, strict=True))
     if proba:
@@ -425,7 +417,7 @@ def _predictions(model: Model, start: int, decisions: np.ndarray, proba: bool) -
     return columns
 
 
-def _positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
+def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
     """Of two classes, by how much the larger one is preferred."""
     if decisions.shape[1] == 1:
         return decisions[:, 0]
@@ -433,156 +425,3 @@ def _positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
     both_infinite = np.isinf(scores).all(axis=1)  # two twin planes without weights: neither is nearer
     with np.errstate(invalid="ignore"):
         return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluation
-
-
-class _Evaluation:
-    """Sums over the rows seen so far."""
-
-    def __init__(self, model: Model, roc: RocArea) -> None:
-        self.model, self.roc = model, roc
-        self.n_rows = self.n_correct = self.n_unknown = 0
-        # exact, so that they do not depend on the blocks in which rows come
-        self.loss, self.log_loss = ExactSum(), ExactSum()
-        self.costs = None if model.C is None else model.class_costs()
-        k = model.n_classes
-        self.confusion = np.zeros((k, k), dtype=np.int64) if k <= MAX_CONFUSION_LABELS else None
-        self.unknown: dict[float, np.ndarray] = {}
-
-    def add(self, rows: _Rows) -> None:
-        model, decisions, label = self.model, rows.decisions, rows.label
-        predicted = model.places(decisions)
-        place = np.minimum(np.searchsorted(model.classes, label), model.n_classes - 1)
-        known = model.classes[place] == label
-        self.n_rows += label.size
-        self.n_correct += int((known & (place == predicted)).sum())
-        if not known.all():
-            self._add_unknown(label[~known], predicted[~known])
-            place, predicted, decisions = place[known], predicted[known], decisions[known]
-        weight = rows.weight[known]
-        if self.confusion is not None:
-            k = model.n_classes
-            self.confusion += np.bincount(place * k + predicted, minlength=k * k).reshape(k, k)
-        if self.costs is not None:
-            self.loss.add(_row_terms(model, place, decisions, self.costs[place] * weight, weight))
-        if model.has_probabilities:
-            self.log_loss.add(-model.log_probabilities(decisions)[np.arange(place.size), place])
-        if model.n_classes == 2:
-            self.roc.add(_positive_scores(model, decisions), place == 1)
-
-    def _add_unknown(self, label: np.ndarray, predicted: np.ndarray) -> None:
-        self.n_unknown += label.size
-        if self.confusion is None:
-            return
-        for value in np.unique(label):
-            counts = np.bincount(predicted[label == value], minlength=self.model.n_classes)
-            self.unknown[float(value)] = self.unknown.get(float(value), 0) + counts
-            if len(self.unknown) + self.model.n_classes > MAX_CONFUSION_LABELS:
-                self.confusion = None
-                return
-
-    def result(self) -> dict[str, Any]:
-        model = self.model
-        objective = None
-        if self.costs is not None and not self.n_unknown:
-            ridge = model.ridge if model.loss == "twin" else 1.0
-            objective = 0.5 * ridge * float(model.squared_norm().sum()) + self.loss.value()
-        result: dict[str, Any] = {
-            "n_rows": self.n_rows,
-            "accuracy": self.n_correct / self.n_rows,
-            "primal_objective": objective,
-        }
-        area = self.roc.value()
-        if area is not None:
-            result["auc"] = area
-        n_known = self.n_rows - self.n_unknown
-        if model.has_probabilities and n_known:
-            result["log_loss"] = self.log_loss.value() / n_known
-        if self.confusion is not None:
-            result |= self._confusion(self.confusion)
-        return result
-
-    def _confusion(self, counts_of_known: np.ndarray) -> dict[str, Any]:
-        model = self.model
-        labels = np.union1d(model.classes, np.array(list(self.unknown)))
-        table = np.zeros((labels.size, labels.size), dtype=np.int64)
-        known = np.searchsorted(labels, model.classes)
-        table[np.ix_(known, known)] = counts_of_known
-        for label, counts in self.unknown.items():
-            table[np.searchsorted(labels, label), known] = counts
-        as_integer = model.label_kind == "integer"
-        numbers = [int(x) if as_integer and x == int(x) else float(x) for x in labels]
-        return {"labels": numbers, "confusion": table.tolist()}
-
-
-def _row_terms(
-    model: Model, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
-) -> np.ndarray:
-    """``cost_i loss_i`` of every row, over its vectors; `place` is each row's class."""
-    if model.loss == "twin":
-        return twin_losses(decisions, place, cost, weight, model.slack)
-    return cost * _row_losses(model, place, decisions)
-
-
-def _row_losses(model: Model, place: np.ndarray, decisions: np.ndarray) -> np.ndarray:
-    """``Σ loss`` of every row over its vectors; `place` is each row's class."""
-    if model.loss == "crammer_singer":
-        return crammer_singer_losses(decisions, place)
-    sign = model.code[place].astype(np.float64)
-    losses: np.ndarray = (row_loss(model.loss, sign * decisions) * (sign != 0)).sum(axis=1)
-    return losses
-
-
-def evaluate(
-    data: Dataset | str | os.PathLike[str],
-    model: Model | str | os.PathLike[str],
-    *,
-    C: float | None = None,
-    memory: int | str = "1GB",
-    workers: int = 1,
-    listener: Listener | None = None,
-) -> dict[str, Any]:
-    """Compare a model's predictions with the labels of the data.
-
-    Parameters
-    ----------
-    data : Dataset or path
-        As for `predict`. Rows with a label that the model does not know count as errors.
-    model : Model or path
-        A path names a model or a run.
-    C : float, optional
-        Which model of a run that was trained with several.
-    memory : int or str
-        Bound on the process's resident memory; with several workers, on the sum of all.
-    workers : int
-        Processes that decide. The result does not depend on their number.
-    listener : Listener, optional
-
-    Returns
-    -------
-    dict
-        ``n_rows``, ``accuracy``, ``primal_objective`` (the model's own problem on this data; None where the model does not
-        know its C, or not all labels); for two classes ``auc``; for the logistic loss ``log_loss`` (mean over the rows);
-        ``labels`` and ``confusion`` (rows true, columns predicted).
-
-    Raises
-    ------
-    ModelError, DatasetError, DataError, UsageError
-    """
-    listener = listener or Listener()
-    budget = parse_size(memory)
-    model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
-    decisions = _Decisions(data, model, budget, listener, _usable_workers(data, workers, listener))
-    with RocArea(decisions.left) as roc:
-        evaluation = _Evaluation(model, roc)
-        for rows in decisions.blocks("evaluate"):
-            evaluation.add(rows)
-        if evaluation.n_unknown:
-            listener.warning(
-                f"{evaluation.n_unknown:,} rows have labels that the model does not know "
-                f"({', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''}); they count as errors"
-            )
-        return evaluation.result()

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import checkpoint
-from .configuration import check_workers, same_dataset, versions
-from .lane_groups import shared_out_anew
+from .config import (
+    RunConfig,
+    check_workers,
+    read_config,
+    reopen,
+    same_dataset,
+    versions,
+    write_config,
+)
+from .lane_groups import describe_worker_budget, share_memory_anew
 from .loop import StopRequested
-from .memory import format_size
+from .options import check_positive, stopping_numbers
+from .previous_run import previous_run
 from .progress import Listener
 from .result import Result
 from .stopping import StopRule
-from .train import carry_out
-from .training_options import check_positive, stop_rule
-from .tune import carry_out_search
+from .train import Session, carry_out
 
 
 def resume(
@@ -56,30 +63,40 @@ def resume(
     CheckpointError
         Where the run, or the dataset it was made with, is damaged, missing or changed.
     """
-    listener = listener or Listener()
+    session = Session(listener or Listener(), stop_requested, client)
     path = Path(run)
     with checkpoint.open_run(path) as directory:
-        config = checkpoint.read_config(path)
+        config = read_config(path)
         check_workers(path, config, client)
         dataset = same_dataset(config)
-        old = StopRule(**config["rule"])
-        rule = stop_rule(
-            old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes
-        )
-        config["rule"] = asdict(rule)
-        if checkpoint_every is not None:
-            check_positive(checkpoint_every=checkpoint_every)
-            config["checkpoint_every"] = float(checkpoint_every)
-        if config["versions"] != versions():
-            listener.warning(
+        config = _changed(config, max_passes, tol, checkpoint_every)
+        if config.versions != versions():
+            session.listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
-        if local_workers and "shared_memory" in config.get("rounds", {}):
-            config["memory"] = shared_out_anew(config, dataset, local_workers)
+        found = reopen(config, dataset)
+        if local_workers and config.rounds is not None and config.rounds.shared_memory is not None:
+            config = replace(config, memory=share_memory_anew(found, local_workers))
+            found = replace(found, config=config)
         if client is not None:
-            listener.message(f"every worker streams its own shards within {format_size(config['memory'])}")
-        directory.write_config(config)
-        if "tune" in config:
-            return carry_out_search(directory, config, dataset, listener, stop_requested)
-        return carry_out(directory, config, dataset, listener, stop_requested, client=client)
+            session.listener.message(describe_worker_budget(config.memory))
+        write_config(directory, config)
+        if config.tune is not None:
+            from .tune import carry_out_search  # with the kernels of scoring, which other runs do not need
+
+            return carry_out_search(directory, found, session)
+        return carry_out(directory, found, previous_run(found), session)
+
+
+def _changed(
+    config: RunConfig, max_passes: int | None, tol: float | None, checkpoint_every: float | None
+) -> RunConfig:
+    """The configuration with what is asked for instead."""
+    old = config.rule
+    numbers = stopping_numbers(
+        old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes
+    )
+    every = config.checkpoint_every if checkpoint_every is None else float(checkpoint_every)
+    check_positive(checkpoint_every=every)
+    return replace(config, rule=StopRule(*numbers), checkpoint_every=every)

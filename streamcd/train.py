@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import checkpoint
-from .advice import chosen_method
-from .cluster_loop import RoundLoop, RoundOptions, make_round_loop
+from .cluster_loop import WORKER_TIMEOUT, RoundOptions, make_round_loop
 from .conditioning import advice
-from .configuration import make_config, refuse_existing
+from .config import Group, ResolvedRun, refuse_existing, write_config
 from .dataset import Dataset, open_dataset
-from .ended_run import EndedRun
-from .lane_groups import lane_groups
+from .errors import UsageError
+from .lane_groups import resolve
 from .loop import Loop, StopRequested, Task
 from .memory import parse_size
 from .memory_plan import Plan
-from .model import stored_certificate
+from .method_choice import choose_method
+from .models import save_models
+from .options import ProblemOptions, SharedRounds, TrainOptions, warn_of_ridge
 from .partition import DASK_BYTES
-from .problem import Problem
+from .previous_run import PreviousRun, previous_run
 from .progress import Listener
+from .registry import SOLVERS, find_solver
 from .result import Outcome, Result, join_outcomes, make_result
-from .run_models import planned_models, save_model
-from .stopping import StopRule
-from .training_options import make_lanes, make_options, make_solver, round_options, stop_rule, warn_of_ridge
+
+
+@dataclass(frozen=True)
+class Session:
+    """Parties of a training: who hears of it, who may stop it, and who does the work."""
+
+    listener: Listener
+    stop_requested: StopRequested | None
+    client: Any = None  # of the workers; None where this process trains
 
 
 def train(
@@ -69,7 +78,7 @@ def train(
     loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
     method : {"auto", "dual", "primal", "online", "sor"}
         ``"primal"`` and ``"online"`` read the column layout (see `transpose.make_columns`); ``"sor"`` is the classic twin
-        SVM, with an inverse of features × features for each plane; ``"auto"`` chooses by `advice.chosen_method`.
+        SVM, with an inverse of features × features for each plane; ``"auto"`` chooses by `method_choice.choose_method`.
     C : float or sequence of float
         Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float
@@ -126,131 +135,160 @@ def train(
     Interrupted
         Where `stop_requested` said so; a checkpoint was saved.
     """
-    listener = listener or Listener()
+    session = Session(listener or Listener(), stop_requested, client)
+    listener = session.listener
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    if method == "auto":
-        method = (
-            "dual"
-            if start_from is not None or client is not None
-            else chosen_method(dataset, loss, C, unpenalized_bias, listener)
-        )
-    options = make_options(
-        loss, method, C, bias, class_weight, code, seed, omega=omega, ridge=ridge, slack=slack
+    if method == "auto" and start_from is None and client is None:
+        method = choose_method(dataset, loss, C, unpenalized_bias, listener)
+    problem = ProblemOptions.asked(
+        loss=loss,
+        method=method,
+        C=C,
+        bias=float(bias),
+        class_weight=class_weight,
+        code=code,
+        seed=int(seed),
+        omega=omega,
+        ridge=ridge,
+        slack=slack,
+        unpenalized_bias=bool(unpenalized_bias),
     )
-    options["unpenalized_bias"] = bool(unpenalized_bias)
-    warn_of_ridge(options, listener)
-    rounds = round_options(client, options, local_passes, worker_timeout, plan)
-    if rounds is not None and local_workers:
-        rounds["shared_memory"] = parse_size(memory)
-    config = make_config(
-        dataset,
-        options,
-        stop_rule(tol, eps, max_passes),
-        memory,
+    warn_of_ridge(problem, listener)
+    _check_rounds(problem, client, plan, local_passes=local_passes, worker_timeout=worker_timeout)
+    timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
+    shared = parse_size(memory) if local_workers else None
+    asked = TrainOptions(
+        problem,
+        parse_size(memory),
         checkpoint_every,
-        plan,
-        listener,
-        rounds,
-        local_workers,
+        tol,
+        eps,
+        max_passes,
+        plan=plan,
+        rounds=None if client is None else SharedRounds(local_passes, timeout, shared),
+        local_workers=local_workers,
+        start_from=None if start_from is None else str(Path(start_from).resolve()),
     )
-    if start_from is not None:
-        config["start_from"] = str(Path(start_from).resolve())
-        EndedRun(dataset, make_lanes(dataset, options), config)  # refused before anything is made
+    run_to_make = resolve(dataset, asked, listener)
+    previous = previous_run(run_to_make)  # refused before anything is made
     path = Path(run)
-    refuse_existing(path, config, force)
+    refuse_existing(path, run_to_make.config, force)
     with checkpoint.create_run(path, force=force) as directory:
-        directory.write_config(config)
-        return carry_out(directory, config, dataset, listener, stop_requested, client=client)
+        write_config(directory, run_to_make.config)
+        return carry_out(directory, run_to_make, previous, session)
+
+
+def _check_rounds(problem: ProblemOptions, client: Any, plan: Plan | None, **of_rounds: float | None) -> None:
+    """Refuse what does not go with training on workers, or is of such a training only."""
+    if client is None:
+        for name, value in of_rounds.items():
+            if value is not None:
+                raise UsageError(
+                    f"{name} is for training on workers; give a client (--scheduler or --workers)"
+                )
+        return
+    if problem.omega != 1.0:
+        raise UsageError("omega is for one process: on workers a line search decides how far a step goes")
+    if not find_solver(problem.loss, problem.method).in_rounds:
+        known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
+        raise UsageError(
+            f"{problem.loss} by method {problem.method} is not for several workers: rounds are steps of block-diagonal "
+            f"dual coordinate descent with a line search along the dual; there are: {known}"
+        )
+    if plan is not None:
+        raise UsageError("plan: workers make their own plans from their memory and their shards")
 
 
 def train_groups(
     directory: checkpoint.Run,
-    config: Mapping[str, Any],
-    dataset: Dataset,
-    listener: Listener,
-    stop_requested: StopRequested | None,
+    run: ResolvedRun,
+    previous: PreviousRun | None,
+    session: Session,
     *,
-    run: str | None = None,
+    shown_as: str | None = None,
     stage: str = "",
-    client: Any = None,
 ) -> Outcome:
-    """Train all lanes of a configuration in a directory, group after group, from where each stands."""
-    problem = make_lanes(dataset, config["options"])
-    start = EndedRun(dataset, problem, config) if "start_from" in config else None
+    """Train all lanes of a run in a directory, group after group, from where each stands.
+
+    Parameters
+    ----------
+    shown_as : str, optional
+        The run directory in messages, where it is not `directory`.
+    stage : str
+        Put before the phase in progress.
+    """
     outcomes = []
-    for group in lane_groups(problem, config):
+    for group in run.groups:
         part = directory.part(group.directory) if group.directory else directory
-        lanes = problem.subset(group.lanes)
-        name = (
-            f"lanes {group.lanes.start + 1}-{group.lanes.stop} of {problem.n_lanes}, "
-            if group.directory
-            else ""
-        )
-        task = Task(
-            dataset=dataset,
-            problem=lanes,
-            solver=make_solver(lanes, config["options"], dataset),
-            plan=Plan(**config["plan"]),
-            rule=StopRule(**config["rule"]),
-            seed=config["options"]["seed"],
-            checkpoint_every=config["checkpoint_every"],
-            run=run or str(directory.path),
-            name=stage + name,
-            warm_start=None if start is None else start(lanes, group.lanes),
-        )
-        if client is None:
-            loop: Loop | RoundLoop = Loop(part, task, listener, stop_requested)
-        else:
-            memory = config["memory"] - DASK_BYTES
-            loop = make_round_loop(
-                part,
-                task,
-                client,
-                RoundOptions(config["rounds"]["local_passes"], config["rounds"]["worker_timeout"]),
-                config["options"]["method"],
-                memory,
-                listener,
-                stop_requested,
-            )
-        outcomes.append(loop.run())
+        task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
+        outcomes.append(_train_group(part, task, run, session))
     return join_outcomes(outcomes)
+
+
+def _make_task(
+    group: Group, run: ResolvedRun, previous: PreviousRun | None, shown_as: str, stage: str
+) -> Task:
+    problem, config = run.problem, run.config
+    lanes, numbers = problem.subset(group.lanes), group.lanes
+    part = f"lanes {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
+    return Task(
+        dataset=run.dataset,
+        problem=lanes,
+        solver=run.make_solver(lanes),
+        plan=config.plan,
+        rule=config.rule,
+        seed=run.options.seed,
+        checkpoint_every=config.checkpoint_every,
+        run=shown_as,
+        name=stage + part,
+        warm_start=None if previous is None else previous.warm_start(lanes, numbers),
+    )
+
+
+def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
+    config, listener, stop_requested = run.config, session.listener, session.stop_requested
+    if config.rounds is None:
+        return Loop(part, task, listener, stop_requested).run()
+    return make_round_loop(
+        part,
+        task,
+        session.client,
+        RoundOptions(config.rounds.local_passes, config.rounds.worker_timeout),
+        run.options.method,
+        config.memory - DASK_BYTES,
+        listener,
+        stop_requested,
+    ).run()
 
 
 def carry_out(
     directory: checkpoint.Run,
-    config: Mapping[str, Any],
-    dataset: Dataset,
-    listener: Listener,
-    stop_requested: StopRequested | None,
+    run: ResolvedRun,
+    previous: PreviousRun | None,
+    session: Session,
     *,
     model_path: Path | None = None,
-    client: Any = None,
 ) -> Result:
     """Train, write the models (into the run, or to `model_path`), and say how it ended."""
-    model_path = model_path or directory.model_path
-    problem = make_lanes(dataset, config["options"])
-    before = _trained_passes(directory.path, problem, config)
-    outcome = train_groups(directory, config, dataset, listener, stop_requested, client=client)
+    before = _trained_passes(directory.path, run)
+    outcome = train_groups(directory, run, previous, session)
+    problem, dataset, listener = run.problem, run.dataset, session.listener
     result = make_result(
         str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
     )
-    if config["options"].get("omega") == "auto":
+    if run.options.omega == "auto":
         _tell_omegas(result, listener)
-    models = planned_models(model_path, problem, result)
-    # a kill may have come after the last checkpoint and before its models: then those on disk are of an older state
-    if any(stored_certificate(path) != certificate for path, _, certificate in models):
-        for path, lanes, certificate in models:
-            save_model(path, directory.path, config, dataset, problem, lanes, certificate)
-    elif before == outcome.lanes["passes"].tolist():
+    written = save_models(model_path or directory.model_path, directory.path, run, result)
+    if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
     if not result.converged:
-        for line in advice(dataset, max(config["options"]["C"])):
+        for line in advice(dataset, max(run.options.C)):
             listener.warning(line)
     return result
 
 
 def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Which omega every lane was trained with, and why."""
+    """Tell which omega every lane was trained with, and why."""
     for lane in result.lanes[:20]:
         name = f"omega of the lane {'' if lane['label'] is None else format(lane['label'], 'g') + ', '}C = {lane['C']:g}"
         trial = lane["omega_trial"]
@@ -260,10 +298,10 @@ def _tell_omegas(result: Result, listener: Listener) -> None:
         listener.message(f"{name}: {lane['omega']:g} ({gains})")
 
 
-def _trained_passes(path: Path, problem: Problem, config: Mapping[str, Any]) -> list[int] | None:
+def _trained_passes(path: Path, run: ResolvedRun) -> list[int] | None:
     """Passes of every lane at the last checkpoint; None where a group has none."""
     passes: list[int] = []
-    for group in lane_groups(problem, config):
+    for group in run.groups:
         arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("lane_passes", "lane_phase"))
         if arrays is None:
             return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,22 @@ import numpy as np
 
 from . import checkpoint, rows_kernels
 from .arenas import RowLayout
-from .configuration import make_config, refuse_existing
+from .config import ResolvedRun, read_config, refuse_existing, reopen, write_config
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
-from .lane_groups import lane_groups
+from .lane_groups import resolve
 from .loop import StopRequested
-from .memory_plan import Plan, make_plan
+from .memory import parse_size
+from .memory_plan import make_plan
 from .model import plane_distances
+from .options import ProblemOptions, TrainOptions, warn_of_ridge
 from .parquet import write_file_atomically
+from .previous_run import PreviousRun
 from .problem import Problem
 from .progress import Listener, Progress
 from .result import Outcome, Result, TuneResult, relative_gaps
 from .stream import Stream, Window
-from .train import carry_out, train_groups
-from .training_options import make_lanes, make_options, make_solver, stop_rule, warn_of_ridge
+from .train import Session, carry_out, train_groups
 
 _SCORE_BYTES = 1 << 22  # of decisions at a time
 
@@ -83,50 +85,44 @@ def tune(
     """
     if not 2 <= cv <= 100:
         raise UsageError(f"cv: expected from 2 to 100 folds, found {cv}")
-    listener = listener or Listener()
+    session = Session(listener or Listener(), stop_requested)
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    values = sorted({float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))})
-    options = make_options(
-        loss, method, values, bias, class_weight, code, seed, folds=cv, omega=omega, ridge=ridge, slack=slack
+    problem = ProblemOptions.asked(
+        loss=loss,
+        method=method,
+        C=np.unique(np.asarray(C, dtype=np.float64)).tolist(),
+        bias=float(bias),
+        class_weight=class_weight,
+        code=code,
+        seed=int(seed),
+        folds=int(cv),
+        omega=omega,
+        ridge=ridge,
+        slack=slack,
     )
-    warn_of_ridge(options, listener)
-    config = make_config(
-        dataset, options, stop_rule(tol, eps, max_passes), memory, checkpoint_every, None, listener
-    )
-    config["tune"] = {"cv": cv}
+    warn_of_ridge(problem, session.listener)
+    asked = TrainOptions(problem, parse_size(memory), checkpoint_every, tol, eps, max_passes, search=True)
+    search = resolve(dataset, asked, session.listener)
     path = Path(run)
-    refuse_existing(path, config, force)
+    refuse_existing(path, search.config, force)
     with checkpoint.create_run(path, force=force) as directory:
-        directory.write_config(config)
-        return carry_out_search(directory, config, dataset, listener, stop_requested)
+        write_config(directory, search.config)
+        return carry_out_search(directory, search, session)
 
 
-def carry_out_search(
-    directory: checkpoint.Run,
-    config: Mapping[str, Any],
-    dataset: Dataset,
-    listener: Listener,
-    stop_requested: StopRequested | None,
-) -> TuneResult:
+def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
     """Train the folds, score them, train on all rows: each from where it stands."""
-    fold_config = {key: value for key, value in config.items() if key != "tune"}
+    listener, run = session.listener, str(directory.path)
     folds = directory.part("folds")
-    folds.write_config(fold_config)
-    problem = make_lanes(dataset, config["options"])
-    run = str(directory.path)
-    outcome = train_groups(folds, fold_config, dataset, listener, stop_requested, run=run, stage="folds: ")
-    n_open = int((~outcome.lanes["converged"]).sum())
-    if n_open:
-        listener.warning(
-            f"{n_open} of {problem.n_lanes} models of folds are not converged after {int(outcome.lanes['passes'].max())} "
-            "passes: their scores may change with a larger --max-passes"
-        )
-    scores = _score(folds.path, fold_config, dataset, problem, listener)
+    write_config(folds, replace(search.config, tune=None))
+    outcome = train_groups(folds, search, None, session, shown_as=run, stage="folds: ")
+    _warn_of_open_folds(outcome, listener)
+    scores = _score(folds.path, search, listener)
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
     content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
     write_file_atomically(directory.path / "scores.json", (content + "\n").encode())
     listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
-    result = _train_best(directory, config, dataset, best, listener, stop_requested)
+    result = _train_best(directory, search, best, session)
     return TuneResult(
         **{**asdict(result), "run": run},
         scores=_as_json(scores),
@@ -135,24 +131,35 @@ def carry_out_search(
     )
 
 
-def _train_best(
-    directory: checkpoint.Run,
-    config: Mapping[str, Any],
-    dataset: Dataset,
-    best: float,
-    listener: Listener,
-    stop_requested: StopRequested | None,
-) -> Result:
-    part = directory.part("best")
-    if not (part.path / "config.json").exists():
-        options = {**config["options"], "C": [best], "folds": 0}
-        rule = stop_rule(config["rule"]["tol"], config["rule"]["eps"], config["rule"]["max_passes"])
-        every = config["checkpoint_every"]
-        best_config = make_config(dataset, options, rule, config["memory"], every, None, Listener())
-        best_config["start_from"] = str((directory.path / "folds").resolve())
-        part.write_config(best_config)
-    best_config = {**checkpoint.read_config(part.path), "rule": config["rule"]}
-    return carry_out(part, best_config, dataset, listener, stop_requested, model_path=directory.model_path)
+def _warn_of_open_folds(outcome: Outcome, listener: Listener) -> None:
+    converged = outcome.lanes["converged"]
+    n_open = int((~converged).sum())
+    if n_open:
+        listener.warning(
+            f"{n_open} of {converged.size} models of folds are not converged after {int(outcome.lanes['passes'].max())} "
+            "passes: their scores may change with a larger --max-passes"
+        )
+
+
+def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, session: Session) -> Result:
+    """Train on all rows with the best C, from where the folds ended."""
+    part, config = directory.part("best"), search.config
+    if (part.path / "config.json").exists():
+        run = reopen(replace(read_config(part.path), rule=config.rule), search.dataset)
+    else:
+        asked = TrainOptions(
+            replace(search.options, C=(best,), folds=0),
+            config.memory,
+            config.checkpoint_every,
+            config.rule.tol,
+            config.rule.eps,
+            config.rule.max_passes,
+            start_from=str((directory.path / "folds").resolve()),
+        )
+        run = resolve(search.dataset, asked, Listener())
+        write_config(part, run.config)
+    previous = PreviousRun(directory.path / "folds", search, run)
+    return carry_out(part, run, previous, session, model_path=directory.model_path)
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
@@ -175,23 +182,21 @@ def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any
 # Scores
 
 
-def _score(
-    path: Path, config: Mapping[str, Any], dataset: Dataset, problem: Problem, listener: Listener
-) -> dict[float, list[float]]:
+def _score(path: Path, search: ResolvedRun, listener: Listener) -> dict[float, list[float]]:
     """Accuracy of every C on each fold, by the lanes that left the fold out; one read for each group of lanes."""
+    problem, dataset = search.problem, search.dataset
     correct: dict[tuple[float, int], int] = {}
     count = np.zeros(problem.n_folds, dtype=np.int64)
-    for number, group in enumerate(lane_groups(problem, config)):
+    for number, group in enumerate(search.groups):
         lanes = problem.subset(group.lanes)
         arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
         assert arrays is not None
-        layout, plan = make_solver(lanes, config["options"], dataset).layout, Plan(**config["plan"])
+        layout, plan = search.make_solver(lanes).layout, search.config.plan
         if not isinstance(layout, RowLayout):  # rows are scored, whatever was trained on
             layout = RowLayout(0, 0)
-            plan = make_plan(
-                dataset, config["memory"], layout, {"weights": 2 * arrays["w"].nbytes + 4 * _SCORE_BYTES}
-            )
-        with Stream(dataset, plan, layout, config["options"]["seed"], n_folds=problem.n_folds) as stream:
+            needs = {"weights": 2 * arrays["w"].nbytes + 4 * _SCORE_BYTES}
+            plan = make_plan(dataset, search.config.memory, layout, needs)
+        with Stream(dataset, plan, layout, search.options.seed, n_folds=problem.n_folds) as stream:
             done = 0
             for window in stream.windows(0):
                 for start, stop in _row_blocks(window, arrays["w"].shape[1]):

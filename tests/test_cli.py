@@ -20,10 +20,10 @@ from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
 from streamcd import cli as cli_module
 from streamcd.cli import cli
+from streamcd.cli_options import LIBLINEAR_TYPES, LOSSES
 from streamcd.console import Console, describe_progress, explain
 from streamcd.errors import DataError, Interrupted, LockError
 from streamcd.model import LIBLINEAR_SOLVERS, load_model
-from streamcd.options import LIBLINEAR_TYPES, LOSSES
 from streamcd.problem import LOSSES as LOSS_CODES
 from streamcd.progress import Listener, Progress
 from streamcd.registry import METHODS, SOLVERS

@@ -37,9 +37,9 @@ from streamcd.block_steps import (
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation, WorkersLost
 from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
+from streamcd.options import ProblemOptions
 from streamcd.problem import dual_terms
 from streamcd.progress import Listener
-from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 BINARY = LOSSES[:3]
@@ -70,7 +70,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def problem_of(dataset: Dataset, loss: str) -> Any:
-    return make_lanes(dataset, make_options(loss, "dual", [0.7], -1.0, None, None, 0))
+    return ProblemOptions(loss, C=(0.7,)).make_problem(dataset)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import configuration
+from streamcd import lane_groups
 from streamcd.errors import ModelError, UsageError
+from streamcd.options import read_code
 from streamcd.problem import make_problem
 from streamcd.randomness import assign_folds
 from streamcd.train import train
-from streamcd.training_options import read_code
 from streamcd.tune import tune
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -59,12 +59,12 @@ def test_groups_of_lanes_end_where_all_lanes_together_end(
 ) -> None:
     data = write_dataset(tmp_path / "data", multiclass(n_rows=60), n_chunks=6)
     together = train(data, tmp_path / "together", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
-    group = configuration.group_lanes
+    group = lane_groups.group_lanes
 
     def two(*arguments: Any, **options: Any) -> Any:
         return 2, *group(*arguments, **options)[1:]
 
-    monkeypatch.setattr(configuration, "group_lanes", two)
+    monkeypatch.setattr(lane_groups, "group_lanes", two)
     apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
     assert apart.n_lanes == together.n_lanes
     assert apart.primal_objective == pytest.approx(together.primal_objective, rel=2e-6)

@@ -18,20 +18,21 @@ from test_memory import assert_within, peak_of_training
 
 from streamcd.arenas import ColumnLayout
 from streamcd.columns import open_columns
-from streamcd.configuration import make_config
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
+from streamcd.lane_groups import resolve
 from streamcd.memory import RESERVED_BYTES
 from streamcd.memory_plan import Plan
+from streamcd.options import ProblemOptions, TrainOptions
 from streamcd.primal import PrimalSolver
 from streamcd.primal_kernels import compact_rows
 from streamcd.primitives import N_STEPS
 from streamcd.progress import Listener
+from streamcd.registry import make_solver
 from streamcd.resume import resume
 from streamcd.stream import Stream
 from streamcd.train import train
-from streamcd.training_options import make_lanes, make_options, stop_rule
 from streamcd.transpose import make_columns
 
 LOSSES = ("squared_hinge", "log_loss")
@@ -95,7 +96,8 @@ def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
     for number, plan in enumerate(
         (replace(PAGED, resident=True, page_rows=0), replace(PAGED, page_rows=0), PAGED)
     ):
-        problem = make_lanes(dataset, make_options(loss, "primal", [1.0, 0.5], 2.0, {-1.0: 1e-9}, None, 0))
+        options = ProblemOptions(loss, "primal", (1.0, 0.5), bias=2.0, class_weight=((-1.0, 1e-9),))
+        problem = options.make_problem(dataset)
         solver = PrimalSolver(problem, dataset, 0)
         if plan.page_rows:
             solver.page_rows(tmp_path / f"rows{number}", plan.page_rows).write_constants()
@@ -226,9 +228,9 @@ def test_damage_of_a_page_is_found_and_named(tmp_path: Path) -> None:
 
 def planned(dataset: Dataset, budget: int, **options: Any) -> Plan:
     """The plan that a training would have."""
-    asked = make_options("squared_hinge", "primal", 1.0, -1.0, None, None, 0) | options
-    config = make_config(dataset, asked, stop_rule(None, None, 10), budget, 60.0, None, Listener())
-    return Plan(**config["plan"])
+    problem = ProblemOptions(**{"method": "primal", **options})
+    asked = TrainOptions(problem, budget, checkpoint_every=60.0)
+    return resolve(dataset, asked, make_solver, Listener()).config.plan
 
 
 def test_scores_are_paged_where_they_do_not_fit(tmp_path: Path) -> None:

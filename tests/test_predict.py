@@ -12,9 +12,10 @@ import pytest
 import sklearn.metrics
 
 from streamcd.errors import DataError, ModelError, UsageError
+from streamcd.evaluate import evaluate
 from streamcd.memory import RESERVED_BYTES
 from streamcd.model import Model
-from streamcd.predict import evaluate, predict
+from streamcd.predict import predict
 from streamcd.progress import Listener
 from streamcd.roc_auc import RocArea
 from streamcd.source_order import SourceOrder

@@ -29,8 +29,8 @@ from small_datasets import (
 from streamcd.columns import open_columns
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
+from streamcd.evaluate import evaluate
 from streamcd.memory_plan import Plan
-from streamcd.predict import evaluate
 from streamcd.primal import OnlineSolver, PrimalSolver
 from streamcd.primitives import GAP, N_VISITED, VIOLATION_MAX
 from streamcd.problem import make_problem

@@ -21,12 +21,17 @@ from interrupted import ended
 from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import label_sorted, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd.checkpoint import read_array_rows, read_arrays
+from streamcd.checkpoint import Run, read_array_rows, read_arrays
+from streamcd.checkpoint import read_config as read_raw_config
+from streamcd.config import RunConfig, Search, read_config, write_config
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
+from streamcd.memory_plan import Plan
 from streamcd.model import load_model
+from streamcd.options import ProblemOptions, SharedRounds
 from streamcd.registry import SOLVERS
 from streamcd.resume import resume
+from streamcd.stopping import StopRule
 from streamcd.train import train
 
 LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual"]
@@ -427,6 +432,64 @@ def test_a_changed_configuration_is_refused_by_name(interrupted: Callable[[str],
         (run / "config.json").write_text(text.replace(old, new, 1))
         with pytest.raises(CheckpointError, match=r"config\.json"):
             resume(run)
+
+
+def rewrite_config(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a run's configuration, and its checksum with it."""
+    directory, config = Run(run), read_raw_config(run)
+    change(config)
+    directory.write_config(config)
+    directory.close()
+
+
+def test_a_configuration_of_before_later_options_is_read_and_written_with_their_defaults(
+    interrupted: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = interrupted("copy")
+    today = read_raw_config(run)
+
+    def as_it_was(config: dict[str, Any]) -> None:
+        for name in ("omega", "ridge", "slack", "unpenalized_bias"):
+            del config["options"][name]
+        del config["plan"]["page_rows"]
+
+    rewrite_config(run, as_it_was)
+    resume(run)
+    assert ended(run) == ended(tmp_path / "whole")
+    assert read_raw_config(run) == today
+
+
+def test_a_configuration_with_a_wrong_type_is_refused_by_name(interrupted: Callable[[str], Path]) -> None:
+    run = interrupted("copy")
+    rewrite_config(run, lambda config: config["plan"].update(window_entries="many"))
+    with pytest.raises(CheckpointError, match=r"config\.json: damaged .*plan\.window_entries"):
+        resume(run)
+
+
+@pytest.mark.parametrize("rounds", [None, SharedRounds(None, 300.0), SharedRounds(2, 1.5, 10**9)])
+def test_a_configuration_is_read_as_it_was_written(tmp_path: Path, rounds: SharedRounds | None) -> None:
+    options = ProblemOptions(class_weight=((1.0, 2.0),), code=[[1, -1]], folds=3, omega="auto", seed=2**70)
+    config = RunConfig(
+        dataset="data",
+        fingerprint="f",
+        options=options,
+        memory=10**9,
+        plan=Plan(10, 5, resident=False),
+        n_groups=1,
+        rule=StopRule(None, 0.1, 10),
+        checkpoint_every=float("inf"),
+        versions={"numpy": "2"},
+        rounds=rounds,
+        tune=Search(3),
+    )
+    with Run(tmp_path) as directory:
+        write_config(directory, config)
+        assert read_config(tmp_path) == config
+        write_config(directory, read_config(tmp_path))
+    assert read_config(tmp_path) == config
+    assert ("shared_memory" in read_raw_config(tmp_path).get("rounds", {})) == bool(
+        rounds and rounds.shared_memory
+    )
 
 
 def test_the_log_is_cut_back_to_the_checkpoint(interrupted: Callable[[str], Path], tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from streamcd.block_steps import (
 )
 from streamcd.dataset import Dataset
 from streamcd.engines import SerialEngine, Simulation
+from streamcd.options import ProblemOptions
 from streamcd.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
 from streamcd.primitives import GAP
 from streamcd.protocol import DONE, TRAIN
 from streamcd.randomness import random_key
 from streamcd.registry import make_solver
 from streamcd.stopping import new_lane_arrays
-from streamcd.training_options import make_lanes, make_options
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
@@ -100,7 +100,7 @@ def partition_after(
     dataset: Dataset, loss: str, sigma_prime: float, n_passes: int, folder: Path
 ) -> tuple[Partition, Any, np.ndarray]:
     """A partition of half of the shards, trained from a random w, with its response and that w."""
-    problem = make_lanes(dataset, make_options(loss, "dual", [0.7], -1.0, None, None, 0))
+    problem = ProblemOptions(loss, C=(0.7,)).make_problem(dataset)
     folder.mkdir()
     spec = WorkerSpec(str(dataset.path), dataset.fingerprint, str(folder), problem, "dual", 0, 1_000_000_000)
     partition = Partition(spec, list(range(dataset.n_shards // 2)))
@@ -179,7 +179,7 @@ def test_sigma_prime_does_not_change_what_a_row_adds_to_the_gap(loss: str, tmp_p
 
 def test_sigma_prime_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path: Path) -> None:
     partition, response, w = partition_after(data, "hinge", 1.0, 1, tmp_path / "one")
-    problem = make_lanes(data, make_options("hinge", "dual", [0.7, 0.7], -1.0, None, None, 0))
+    problem = ProblemOptions("hinge", C=(0.7, 0.7)).make_problem(data)
     (tmp_path / "two").mkdir()
     both = Partition(replace(partition.spec, problem=problem, folder=str(tmp_path / "two")), partition.shards)
     lanes = make_solver(problem, "dual", partition.whole).new_state().lanes

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import checkpoint
-from .configuration import versions
-from .dataset import Dataset
-from .lane_groups import lane_groups
-from .model import Model, path_directory
+from .config import ResolvedRun, versions
+from .model import Model, path_directory, stored_certificate
 from .problem import Problem
 from .result import Result
 
 _BLOCK_BYTES = 1 << 23  # of weights at a time, where a model is written
 
 
-def planned_models(
+def save_models(model_path: Path, directory: Path, run: ResolvedRun, result: Result) -> bool:
+    """Write the models of every C, unless those on disk are of this very end of the training; returns whether it did.
+
+    A kill may have come after the last checkpoint and before its models: then those on disk are of an older state.
+    """
+    models = _planned_models(model_path, run.problem, result)
+    if all(stored_certificate(path) == certificate for path, _, certificate in models):
+        return False
+    for path, lanes, certificate in models:
+        _save_model(path, directory, run, lanes, certificate)
+    return True
+
+
+def _planned_models(
     model_path: Path, problem: Problem, result: Result
 ) -> list[tuple[Path, range, dict[str, Any]]]:
     """Directory, lanes and certificate of the model of every C; one C alone is the run's model."""
@@ -36,35 +47,26 @@ def planned_models(
     ]
 
 
-def save_model(
-    path: Path,
-    run: Path,
-    config: Mapping[str, Any],
-    dataset: Dataset,
-    problem: Problem,
-    lanes: range,
-    certificate: dict[str, Any],
+def _save_model(
+    path: Path, directory: Path, run: ResolvedRun, lanes: range, certificate: dict[str, Any]
 ) -> None:
-    """Write the model of some lanes from the groups' states, block by block."""
+    """Write the model of some lanes from the states in a run's directory."""
     path.parent.mkdir(exist_ok=True)
-    bias, C = config["options"]["bias"], problem.lanes[lanes.start].C
+    problem, options, dataset = run.problem, run.options, run.dataset
     factors = problem.class_factors(lanes)
-    intercept = np.concatenate(
-        [block[-1:] for block in _weight_rows(run, config, problem, lanes, last=True)]
-    )[0]
+    intercept = np.concatenate([block[-1:] for block in _weight_rows(directory, run, lanes, last=True)])[0]
     Model(
-        weights=np.zeros(
-            (problem.n_features, intercept.size)
-        ),  # never touched: the rows are written from the state
+        # never touched: the rows are written from the state
+        weights=np.zeros((problem.n_features, intercept.size)),
         intercept=intercept * problem.bias,
         classes=problem.classes,
         code=problem.code,
         loss=problem.loss,
-        C=C,
-        method=config["options"]["method"],
+        C=problem.lanes[lanes.start].C,
+        method=options.method,
         ridge=problem.ridge,
         slack=problem.slack,
-        bias=bias if bias >= 0 else -1.0,
+        bias=options.bias if options.bias >= 0 else -1.0,
         free_bias=problem.free_bias,
         index_base=dataset.index_base,
         label_kind=dataset.label_kind,
@@ -73,7 +75,7 @@ def save_model(
         versions=versions(),
         certificate=certificate,
         scaling=dataset.read_scaling(),
-    ).save(path, rows=_weight_rows(run, config, problem, lanes, last=False))
+    ).save(path, rows=_weight_rows(directory, run, lanes, last=False))
 
 
 def _certificate(result: Result, lanes: range) -> dict[str, Any]:
@@ -87,18 +89,18 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
     }
 
 
-def _weight_rows(
-    run: Path, config: Mapping[str, Any], problem: Problem, lanes: range, *, last: bool
-) -> Iterator[np.ndarray]:
+def _weight_rows(directory: Path, run: ResolvedRun, lanes: range, *, last: bool) -> Iterator[np.ndarray]:
     """Rows of w of some lanes, gathered from the groups' states: those of the features, or the last one, the bias's."""
+    problem = run.problem
     vectors = problem.lane_vectors
     block_rows = max(1, _BLOCK_BYTES // (8 * problem.n_lanes * vectors))
     sources, columns = [], []
-    for group in lane_groups(problem, config):
+    for group in run.groups:
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
         if mine:
             columns.append(np.concatenate([np.arange(lane * vectors, (lane + 1) * vectors) for lane in mine]))
-            sources.append(checkpoint.read_array_rows(run / group.directory / "state.npz", "w", block_rows))
+            state = directory / group.directory / "state.npz"
+            sources.append(checkpoint.read_array_rows(state, "w", block_rows))
     start = 0
     for blocks in zip(*sources, strict=True):
         rows = np.hstack([block[:, chosen] for block, chosen in zip(blocks, columns, strict=True)])

@@ -58,7 +58,7 @@ def advise_method(dataset: Dataset, loss: str, C: float) -> tuple[str, str]:
     return "primal", f"{found}; from {least:g} on it needs fewer passes, unless the classes are separable"
 
 
-def chosen_method(
+def choose_method(
     dataset: Dataset, loss: str, C: float | Sequence[float], unpenalized_bias: bool, listener: Listener
 ) -> str:
     """The method of ``--method auto``; the listener is told why. No layout is built."""
