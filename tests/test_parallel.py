@@ -334,7 +334,9 @@ from streamcd.progress import Listener
 
 def end_late():
     process_pool.multiprocessing.parent_process().join()
-    time.sleep(3)
+    deadline = time.monotonic() + 100
+    while not os.path.exists("end") and time.monotonic() < deadline:
+        time.sleep(0.02)
     os._exit(1)
 
 if sys.argv[-1] == "delayed":
@@ -372,17 +374,18 @@ def test_nobody_begins_where_workers_of_a_killed_process_still_write(
     source = text_file if call == "convert" else data
 
     def run(delay: str) -> subprocess.CompletedProcess[str]:
-        with open(tmp_path / "said", "w") as said:  # workers that outlive it would keep a pipe open
+        with open(tmp_path / delay, "w") as said:  # workers that outlive it would keep a pipe open
             arguments = [sys.executable, script, call, phase, how, source, data, delay]
             return subprocess.run([*map(str, arguments)], stderr=said, cwd=tmp_path, env=ENVIRONMENT)
 
     assert run("delayed").returncode == -signal.SIGKILL
     run("at once")
-    said = (tmp_path / "said").read_text()
+    said = (tmp_path / "at once").read_text()
     assert re.fullmatch(
         r".*: another (conversion writes this dataset|process makes its column layout); .*\n", said
     )
     assert not (data if call == "convert" else data / "columns").exists()
+    (tmp_path / "end").touch()
     eventually(lambda: run("later").returncode == 0)
     dataset = open_dataset(data)
     assert dataset.fingerprint == expected.fingerprint
