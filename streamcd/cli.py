@@ -396,13 +396,12 @@ def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
     Example:
       streamcd verify data
     """
-    from .columnchecks import verify as verify_layouts
     from .dataset import open_dataset
 
     with console.Console(quiet) as listener:
         try:
             # files that are missing are problems to list, not a reason to stop
-            problems = verify_layouts(open_dataset(dataset, check_files=False), listener, workers=workers)
+            problems = open_dataset(dataset, check_files=False).verify(listener, workers=workers)
         except DatasetError as error:
             if not os.path.exists(dataset):
                 raise

@@ -11,14 +11,14 @@ import numpy as np
 
 from . import kernels
 from .columns import AGAIN, FOLDER, Columns, listed_files, open_columns
-from .dataset import Dataset, open_dataset
 from .errors import DatasetError
 from .progress import Listener
+from .row_layout import RowTable
 from .rowchecks import row_problems
 from .verification import Readings, file_problems, readings
 
 
-def verify(dataset: Dataset, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
+def verify(dataset: RowTable, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
     """Check a dataset and, where there is one, its column layout against it.
 
     The entries of both layouts are compared by sums of a hash of (row, feature, value) over all of them: equal for the
@@ -26,7 +26,7 @@ def verify(dataset: Dataset, listener: Listener | None = None, *, workers: int =
 
     Parameters
     ----------
-    dataset : Dataset
+    dataset : RowTable
     listener : Listener, optional
     workers : int
         Processes that share the work.
@@ -37,13 +37,13 @@ def verify(dataset: Dataset, listener: Listener | None = None, *, workers: int =
         What is wrong, a line each, naming the file; empty where all is well.
     """
     with readings(workers, listener, __name__) as ours:
-        problems = list(row_problems(dataset, partial(open_dataset, dataset.path, check_files=False), ours))
+        problems = list(row_problems(dataset, partial(RowTable.open, dataset.path, check_files=False), ours))
         if (dataset.path / FOLDER).exists():
             problems += _column_problems(dataset, ours, compare=not problems)
     return problems
 
 
-def _column_problems(dataset: Dataset, readings: Readings, *, compare: bool) -> Iterator[str]:
+def _column_problems(dataset: RowTable, readings: Readings, *, compare: bool) -> Iterator[str]:
     """Where something is wrong, what comes after is not looked at: it would be wrong for that reason."""
     try:
         columns = open_columns(dataset, check_files=False)
@@ -74,7 +74,7 @@ def _column_problems(dataset: Dataset, readings: Readings, *, compare: bool) -> 
 
 
 def _open_again(path: Path) -> Columns:
-    return open_columns(open_dataset(path, check_files=False), check_files=False)
+    return open_columns(RowTable.open(path, check_files=False), check_files=False)
 
 
 @dataclass
@@ -153,8 +153,8 @@ def _not_ascending(place: str) -> str:
     return f"{place}: entries not in ascending order of feature, then row"
 
 
-def _row_sums(dataset: Dataset, readings: Readings) -> np.ndarray:
-    reopen = partial(open_dataset, dataset.path, check_files=False)
+def _row_sums(dataset: RowTable, readings: Readings) -> np.ndarray:
+    reopen = partial(RowTable.open, dataset.path, check_files=False)
     sums = np.zeros(2, dtype=np.uint64)
     for share in readings.chunks(
         _sum_rows, dataset, reopen, phase="compare with the rows", unit="entries", starts=dataset.entry_start
@@ -163,7 +163,7 @@ def _row_sums(dataset: Dataset, readings: Readings) -> np.ndarray:
     return sums
 
 
-def _sum_rows(dataset: Dataset, start: int, stop: int) -> np.ndarray:
+def _sum_rows(dataset: RowTable, start: int, stop: int) -> np.ndarray:
     sums = np.zeros(2, dtype=np.uint64)
     for chunk in range(start, stop):
         row, feature, value = dataset.read_entries(chunk, ("row", "feature", "value"))

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from .dataset import MAX_OPEN_PARTS, Dataset
 from .errors import DatasetError
 from .parquet import (
     OpenParts,
@@ -28,7 +27,8 @@ from .parquet import (
     sync_directory,
     write_file_atomically,
 )
-from .rowlayout import manifest_fingerprint
+from .row_layout import MAX_OPEN_PARTS, RowTable
+from .schema import manifest_fingerprint
 from .verification import file_problems
 
 FOLDER = "columns"
@@ -62,7 +62,7 @@ class Columns:
     ----------
     path : Path
         The folder of the layout.
-    dataset : Dataset
+    dataset : RowTable
         Whose columns these are.
     manifest : dict
     fingerprint : str
@@ -82,7 +82,7 @@ class Columns:
         Chunks ``unit_start[u]:unit_start[u + 1]`` belong together: one chunk, or all pieces of a feature.
     """
 
-    def __init__(self, dataset: Dataset, manifest: dict[str, Any], table: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, dataset: RowTable, manifest: dict[str, Any], table: Mapping[str, np.ndarray]) -> None:
         self.path, self.dataset, self.manifest = dataset.path / FOLDER, dataset, manifest
         self.fingerprint: str = manifest["fingerprint"]
         self.n_shards = len(manifest["parts"])
@@ -201,12 +201,12 @@ class Columns:
         self._parts.close()
 
 
-def has_columns(dataset: Dataset) -> bool:
+def has_columns(dataset: RowTable) -> bool:
     """Whether there is a column layout beside the row layout."""
     return (dataset.path / FOLDER / "manifest.json").exists()
 
 
-def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
+def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
     """Open the column layout of a dataset.
 
     Raises
@@ -226,7 +226,7 @@ def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
     return Columns(dataset, manifest, read_table(chunks_path))
 
 
-def _read_manifest(dataset: Dataset) -> dict[str, Any]:
+def _read_manifest(dataset: RowTable) -> dict[str, Any]:
     path = dataset.path / FOLDER / "manifest.json"
     try:
         manifest = json.loads(path.read_bytes())
@@ -271,7 +271,7 @@ class ColumnsWriter:
     ----------
     path : Path
         Made where it is not there. Meant to be a temporary one that is renamed at the end.
-    dataset : Dataset
+    dataset : RowTable
     chunk_bytes, shard_bytes : int
         Decoded bytes of a chunk's entries, and those at which a new part is begun.
     compression : {"lz4", "zstd", "none"}
@@ -285,7 +285,7 @@ class ColumnsWriter:
     def __init__(
         self,
         path: Path,
-        dataset: Dataset,
+        dataset: RowTable,
         *,
         chunk_bytes: int,
         shard_bytes: int,
@@ -473,7 +473,7 @@ class ColumnsOutline(ColumnsWriter):
         The first feature of every part, and which of its pieces the part begins with.
     """
 
-    def __init__(self, dataset: Dataset, *, chunk_bytes: int, shard_bytes: int) -> None:
+    def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
             dataset.path,
             dataset,

@@ -31,9 +31,9 @@ from .memory import RESERVED_BYTES, format_size, parse_size, require
 from .parallel import Workers, checked_workers, memory_per_worker
 from .parquet import read_groups
 from .progress import Listener, Progress
-from .rowlayout import row_dtype
 from .rowweights import RowWeights
 from .scaling import Scaling, checked_names, feature_means, max_abs_scales, standard_scales
+from .schema import row_dtype
 from .shuffle import Rows, Sorter
 from .sources import STANDARD_INPUT, display_name, expand_sources, total_bytes
 from .svmlight import BLOCK_BYTES, Counts, RowBlock, iterate_blocks

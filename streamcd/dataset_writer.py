@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from .parquet import TableWriter, sync_directory, write_file_atomically
-from .rowlayout import (
+from .scaling import Scaling
+from .schema import (
     CHUNKS_SCHEMA,
     FORMAT,
     FORMAT_VERSION,
@@ -22,7 +23,6 @@ from .rowlayout import (
     manifest_fingerprint,
     rows_schema,
 )
-from .scaling import Scaling
 
 _SCALES_GROUP = 1 << 16
 """Features to a row group of ``scaling.parquet``."""

@@ -10,7 +10,7 @@ import numpy as np
 from .errors import UsageError
 from .features import sorted_distinct
 from .memory import RESERVED_BYTES, format_size
-from .rowlayout import MAX_CLASSES
+from .schema import MAX_CLASSES
 
 
 @dataclass

@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from .errors import DatasetError
-from .rowlayout import ChunkData, listed_files
+from .row_layout import RowTable
+from .schema import ChunkData, listed_files
 from .verification import Readings, file_problems
 
 
-class RowLayout(Protocol):
-    """What is checked: a `dataset.Dataset`, which checks itself with what is here, and so stands above it."""
-
-    path: Path
-    manifest: dict[str, Any]
-    n_rows: int
-    n_features: int
-    n_entries: int
-    n_chunks: int
-    classes: np.ndarray | None
-    class_counts: np.ndarray | None
-    chunk_part: np.ndarray
-    row_start: np.ndarray
-    entry_start: np.ndarray
-
-    def read(self, chunk: int) -> ChunkData: ...
-
-    def read_rows(self, chunk: int, columns: Sequence[str]) -> list[np.ndarray]: ...
-
-    def read_entries(self, chunk: int, columns: Sequence[str]) -> list[np.ndarray]: ...
-
-    def read_features(self) -> Iterator[dict[str, np.ndarray]]: ...
-
-    def place(self, chunk: int) -> str: ...
-
-    def close(self) -> None: ...
-
-
-def row_problems(dataset: RowLayout, reopen: Callable[[], RowLayout], readings: Readings) -> Iterator[str]:
+def row_problems(dataset: RowTable, reopen: Callable[[], RowTable], readings: Readings) -> Iterator[str]:
     """Check every checksum and invariant of a dataset's row layout.
 
     Parameters
     ----------
-    dataset : Dataset
+    dataset : RowTable
     reopen : callable
         Opens it in a worker.
     readings : Readings
@@ -100,14 +72,14 @@ class _Checked:
             self.counts[label] = self.counts.get(label, 0) + count
 
 
-def _check_chunks(dataset: RowLayout, start: int, stop: int, damaged: set[Path]) -> _Checked:
+def _check_chunks(dataset: RowTable, start: int, stop: int, damaged: set[Path]) -> _Checked:
     checked = _Checked()
     for chunk in range(start, stop):
         checked.join(_check_chunk(dataset, chunk, damaged))
     return checked
 
 
-def _check_chunk(dataset: RowLayout, chunk: int, damaged: set[Path]) -> _Checked:
+def _check_chunk(dataset: RowTable, chunk: int, damaged: set[Path]) -> _Checked:
     part = dataset.manifest["parts"][dataset.chunk_part[chunk]]
     if damaged.intersection(dataset.path / part[table] for table in ("rows", "entries")):
         return _Checked(complete=False)
@@ -127,7 +99,7 @@ def _check_chunk(dataset: RowLayout, chunk: int, damaged: set[Path]) -> _Checked
 
 
 def _chunk_problems(
-    dataset: RowLayout, data: ChunkData, row: np.ndarray, numbers: np.ndarray
+    dataset: RowTable, data: ChunkData, row: np.ndarray, numbers: np.ndarray
 ) -> Iterator[str]:
     n_entries = np.diff(data.indptr)
     if not np.array_equal(numbers, np.arange(data.row0, data.row0 + n_entries.size)):
@@ -154,7 +126,7 @@ def _chunk_problems(
         yield f"a source place outside 0 … {dataset.n_rows - 1}"
 
 
-def _total_problems(dataset: RowLayout, counts: Mapping[float, int], source_sum: int) -> Iterator[str]:
+def _total_problems(dataset: RowTable, counts: Mapping[float, int], source_sum: int) -> Iterator[str]:
     manifest_path = dataset.path / "manifest.json"
     for what, start, expected in (
         ("rows", dataset.row_start, dataset.n_rows),
@@ -173,7 +145,7 @@ def _total_problems(dataset: RowLayout, counts: Mapping[float, int], source_sum:
             yield f"{manifest_path}: the counts of the classes differ from the rows'"
 
 
-def _feature_problems(dataset: RowLayout) -> Iterator[str]:
+def _feature_problems(dataset: RowTable) -> Iterator[str]:
     try:
         n_entries = sum(int(piece["n_entries"].sum()) for piece in dataset.read_features())
     except DatasetError as error:

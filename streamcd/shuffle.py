@@ -52,7 +52,7 @@ def row_keys(place: np.ndarray, seed: int) -> np.ndarray:
 
 @dataclass
 class Rows:
-    """Rows in memory; columns as in `streamcd.rowlayout.ChunkData`, `index` as in the text.
+    """Rows in memory; columns as in `streamcd.schema.ChunkData`, `index` as in the text.
 
     `weight` is None where the rows have none.
     """

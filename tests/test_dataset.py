@@ -21,7 +21,7 @@ from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import DatasetError, StreamcdError
 from streamcd.parquet import file_checksum
 from streamcd.progress import Listener, Progress
-from streamcd.rowlayout import manifest_fingerprint
+from streamcd.schema import manifest_fingerprint
 from streamcd.train import train
 
 

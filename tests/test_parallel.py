@@ -29,7 +29,6 @@ import pytest
 from streamcd import convert as convert_function
 from streamcd import evaluate, load_model, make_columns, parallel, parallel_convert, predict, sources, train
 from streamcd.chunking import ChunkRule
-from streamcd.columnchecks import verify
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.memory import RESERVED_BYTES
@@ -423,7 +422,7 @@ def test_columns_are_verified_by_several_workers_too(
 
     dataset = convert(text_file, tmp_path / "data", **CUT)
     columns = make_columns(dataset, chunk_size=10_000, shard_size=100_000)
-    assert verify(dataset, Watching(), workers=lend(2)) == []
+    assert dataset.verify(Watching(), workers=lend(2)) == []
     last = {progress.phase: progress for progress in seen}
     assert list(last) == [
         "checksums",
@@ -437,7 +436,7 @@ def test_columns_are_verified_by_several_workers_too(
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
-    found = [verify(dataset, workers=lend(n)) for n in (1, 2, 3)]
+    found = [dataset.verify(workers=lend(n)) for n in (1, 2, 3)]
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 1
 
