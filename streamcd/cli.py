@@ -325,8 +325,8 @@ def info(dataset: str, as_json: bool) -> None:
 
 def _described(dataset: Dataset) -> dict[str, Any]:
     from .advice import advise_method
-    from .columns import has_columns
-    from .conditioning import advice, feature_rms
+    from .column_layout import has_columns
+    from .diagnostics import advice, feature_rms
 
     method, reason = advise_method(dataset, "squared_hinge", 1.0)
     return {
@@ -780,7 +780,8 @@ def export(
 
             export_libsvm(open_dataset(source), file, memory=memory, listener=listener)
         else:
-            from .model import export_liblinear, load_model
+            from .liblinear import export_liblinear
+            from .model import load_model
 
             export_liblinear(load_model(source, C, memory=memory), file, listener)
     n_bytes = os.path.getsize(file)
@@ -801,7 +802,7 @@ def import_model(file: str, model: str, as_json: bool) -> None:
     Example:
       streamcd import liblinear.model model
     """
-    from .model import import_liblinear
+    from .liblinear import import_liblinear
 
     if os.path.exists(model) and (not os.path.isdir(model) or os.listdir(model)):
         raise UsageError(f"{model} exists; name a directory that is not there yet")

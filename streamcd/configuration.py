@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
-from .columns import open_columns
+from .column_layout import open_columns
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .lane_groups import group_lanes

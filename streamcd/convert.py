@@ -17,7 +17,6 @@ import numpy as np
 
 from .chunking import ChunkCutter
 from .dataset import Dataset, open_dataset
-from .dataset_writer import DatasetWriter
 from .distinct import DistinctFeatures, LabelCounts
 from .errors import DataError, UsageError
 from .features import (
@@ -38,6 +37,7 @@ from .shuffle import Rows, Sorter
 from .sources import STANDARD_INPUT, display_name, expand_sources, total_bytes
 from .svmlight import BLOCK_BYTES, Counts, RowBlock, iterate_blocks
 from .workplace import workplace
+from .writer import DatasetWriter
 
 MAX_FEATURES = 1 << 62
 _INT32_MAX = 2**31 - 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .atomic_files import replacing
 from .dataset import Dataset
 from .memory import parse_size, require
 from .progress import Listener, Progress
@@ -62,20 +63,12 @@ def export_libsvm(
     if dataset.scaling.changes_values:
         listener.warning(f"values are written as they are stored, after {dataset.scaling.options()}")
     target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    try:
-        with tempfile.TemporaryDirectory(prefix=".streamcd-export-", dir=target.parent) as scratch:
-            buckets = _Buckets(Path(scratch), _bounds(dataset, left // 2), left // 2)
-            for source, lines in _lines(dataset, listener):
-                buckets.add(source, lines)
-            with open(partial, "wb") as file:
-                for line in buckets.in_order():
-                    file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".streamcd-export-", dir=target.parent) as scratch:
+        buckets = _Buckets(Path(scratch), _bounds(dataset, left // 2), left // 2)
+        for source, lines in _lines(dataset, listener):
+            buckets.add(source, lines)
+        with replacing(target) as partial, open(partial, "wb") as file:
+            file.writelines(buckets.in_order())
     return target.stat().st_size
 
 

@@ -22,7 +22,6 @@ from . import sources
 from .chunking import ChunkRule
 from .convert import Conversion, Pieces, Plan, Shape, read_entries, stored_chunks, stored_values
 from .dataset import open_dataset
-from .dataset_writer import PartWriter, shard_is_full
 from .distinct import DistinctFeatures, LabelCounts
 from .errors import DataError
 from .features import MAX_RANGES, STATISTICS_BYTES, Entries, RangeStatistics, feature_statistics
@@ -33,6 +32,7 @@ from .scaling import Scaling, feature_means, max_abs_scales, scales_digest, stan
 from .shuffle import Rows, concatenate
 from .sources import Piece, cut_into_pieces, piece_starts
 from .svmlight import Counts, check_rows, count_piece, iterate_piece
+from .writer import PartWriter, shard_is_full
 
 _BLOCK_BYTES = (
     1 << 20

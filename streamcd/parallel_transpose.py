@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from .atomic_files import sync, write_file
 from .buckets import Bucket, Scatter
-from .columns import FOLDER, ColumnsOutline, ColumnsWriter
+from .column_layout import FOLDER, ColumnsOutline, ColumnsWriter
 from .dataset import Dataset, open_dataset
 from .parallel import TASKS_PER_WORKER, Workers, in_shares
-from .parquet import sync_file, write_file_atomically
 from .progress import Listener
 from .transpose import FeatureCounts, Options, Plan, Transposition, miscounted, read_begun
 
@@ -48,7 +48,7 @@ def transpose(dataset: Dataset, options: Options, plan: Plan, work: Path, worker
         n_jobs = min(TASKS_PER_WORKER * workers.n_workers, _MAX_JOBS)
         sizes = np.diff(dataset.entry_start).tolist()
         state = {"task": task, "jobs": _jobs(dataset, options, n_jobs), "shares": in_shares(sizes, n_jobs)}
-        write_file_atomically(work / "state.json", json.dumps(state).encode())
+        write_file(work / "state.json", json.dumps(state).encode())
     jobs, shares = state["jobs"], state["shares"]
     about = (str(dataset.path), options, plan, str(work), jobs)
     (work / FOLDER).mkdir(exist_ok=True)
@@ -155,10 +155,8 @@ def scatter_share(
     for bucket in buckets:
         if bucket.n_bytes:
             assert bucket.path is not None
-            sync_file(bucket.path)
-    write_file_atomically(
-        _mark(work, "scatter", number), json.dumps([bucket.n_bytes for bucket in buckets]).encode()
-    )
+            sync(bucket.path)
+    write_file(_mark(work, "scatter", number), json.dumps([bucket.n_bytes for bucket in buckets]).encode())
     dataset.close()
 
 
@@ -188,7 +186,7 @@ def sort_job(
     Transposition(dataset, options, plan, work, Listener()).sort(bucket, writer)
     done = writer.close_parts()
     result = {"parts": done["parts"][first_part:], "chunks": done["chunks"]}
-    write_file_atomically(_mark(work, "sort", number), json.dumps(result).encode())
+    write_file(_mark(work, "sort", number), json.dumps(result).encode())
     for file, _ in files:
         file.unlink(missing_ok=True)
     dataset.close()

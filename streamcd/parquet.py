@@ -1,4 +1,4 @@
-"""Parquet files: row groups read one at a time, tables written with checksums, and files that appear whole or not at all."""
+"""Parquet files: row groups read one at a time, and tables written with checksums."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import Schema as Schema  # for those who describe tables: the door to pyarrow is here
 
+from .direct_writer import DirectWriter
 from .errors import DatasetError, EnvironmentFailure
-from .readahead import ReadAhead
-from .writebehind import WriteBehind
+from .read_ahead import ReadAhead
 
 # Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
 # random it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s where mimalloc did 200.
@@ -40,7 +40,7 @@ class ChecksumFile:
     """A file being written that knows the checksum and the number of its bytes."""
 
     def __init__(self, path: Path) -> None:
-        self._file = WriteBehind(path, durable=True)
+        self._file = DirectWriter(path, durable=True)
         self._digest = hashlib.sha256()
 
     @property
@@ -76,31 +76,6 @@ def file_checksum(path: Path) -> str:
         while piece := file.read(_COPY_BYTES):
             digest.update(piece)
     return "sha256:" + digest.hexdigest()
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    sync_file(path)
-
-
-def sync_file(path: Path) -> None:
-    """Make the bytes of a file durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_file_atomically(path: Path, data: bytes) -> None:
-    """Write a small file whole or not at all: temporary name, sync, replace."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_directory(path.parent)
 
 
 class reading:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .chunked_table import MAX_OPEN_PARTS
 from .kernels import shuffle
 from .plan import Plan, Table, unit_start
 from .randomness import random_key
-from .row_layout import MAX_OPEN_PARTS
 
 _ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the order of a whole read
 

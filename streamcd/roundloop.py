@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint
+from .atomic_files import sync
 from .engines import Engine, Joint, SerialEngine, Simulation, WorkersLost, shard_entries
 from .errors import CheckpointError, EnvironmentFailure, Interrupted
 from .kernels import DUAL, GAP
 from .loop import StopRequested, Task, lane_figures, relative_estimate
-from .parquet import sync_directory
 from .partition import Assignment, Order, line_search_is_closed, paired_layout
 from .progress import Listener, Progress
 from .randomness import random_key
@@ -297,7 +297,7 @@ class RoundLoop:
         arrays["turns"] = self.turns.to_array()
         arrays["seconds"] = np.array(self._seconds())
         arrays["bytes_read"] = np.array(self.bytes_before + self.bytes_read)
-        sync_directory(self._folder)
+        sync(self._folder)
         self.directory.write_state(arrays)
         if self.committed == order.token:
             self._drop_others()

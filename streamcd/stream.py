@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import Columns
+from .column_layout import Columns
 from .dataset import Dataset
 from .errors import UsageError
 from .memory import page_cache_room

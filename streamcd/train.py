@@ -10,9 +10,9 @@ import numpy as np
 
 from . import checkpoint
 from .advice import chosen_method
-from .conditioning import advice
 from .configuration import make_config, refuse_existing
 from .dataset import Dataset, open_dataset
+from .diagnostics import advice
 from .ended_run import EndedRun
 from .lane_groups import lane_groups
 from .loop import Loop, StopRequested, Task

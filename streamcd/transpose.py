@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,14 +25,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from .atomic_files import put_directory, restore_directory, sync, write_file
 from .buckets import Block, Bucket, Scatter, read_bucket
-from .columns import FOLDER, Columns, ColumnsWriter, has_columns, open_columns
+from .column_layout import FOLDER, Columns, ColumnsWriter, has_columns, open_columns
 from .dataset import Dataset, open_dataset
 from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
 from .locks import release_lock, take_lock
 from .memory import parse_size, require
+from .metadata import parse_json
 from .parallel import Workers, checked_workers, memory_per_worker
-from .parquet import sync_directory, sync_file, write_file_atomically
 from .progress import Listener, Progress
 
 _MAX_BUCKETS = 256
@@ -139,14 +139,15 @@ def make_columns(
     work, other = folders[workers > 1], folders[workers == 1]
     with _locked(dataset.path), _disk_full(dataset.path):
         if other.exists():
-            _restore_replaced(other, dataset.path)
+            restore_directory(dataset.path / FOLDER, other / "replaced")
             shutil.rmtree(other)
         if workers == 1:
             Transposition(dataset, options, plan, work, listener).run()
         else:
             with Workers(workers, listener, f"{__package__}.parallel_transpose") as processes:
                 processes.module.transpose(dataset, options, plan, work, processes)
-        _put_in_place(work, dataset.path)
+        put_directory(work / FOLDER, dataset.path / FOLDER, work / "replaced")
+        shutil.rmtree(work)
     dataset.close()
     return open_columns(dataset)
 
@@ -219,25 +220,17 @@ def _disk_full(path: Path) -> Iterator[None]:
         raise
 
 
-def _put_in_place(work: Path, path: Path) -> None:
-    if (path / FOLDER).exists():
-        os.rename(path / FOLDER, work / "replaced")
-    os.rename(work / FOLDER, path / FOLDER)
-    sync_directory(path)
-    shutil.rmtree(work)
-
-
 def read_begun(work: Path, task: dict[str, Any], path: Path, listener: Listener) -> dict[str, Any] | None:
     """The state that an earlier call of the same task left in `work`; None where there is none, in a new directory."""
     try:
-        state = json.loads((work / "state.json").read_bytes())
+        state = parse_json((work / "state.json").read_bytes())
         if state["task"] == task:
             listener.message("going on with a column layout that was begun earlier")
             return dict(state)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     if work.exists():
-        _restore_replaced(work, path)
+        restore_directory(path / FOLDER, work / "replaced")
         shutil.rmtree(work)
     work.mkdir()
     return None
@@ -335,14 +328,14 @@ class Transposition:
         if writer is None:
             for bucket in buckets:
                 if bucket.path is not None and bucket.n_bytes:
-                    sync_file(bucket.path)
+                    sync(bucket.path)
         state = {
             "task": self._task,
             "buckets": [bucket.figures() for bucket in buckets],
             "next_chunk": next_chunk,
             "finished": writer.finished() if writer else None,
         }
-        write_file_atomically(self._work / "state.json", json.dumps(state).encode())
+        write_file(self._work / "state.json", json.dumps(state).encode())
         self._saved = time.monotonic()
 
     # -- buckets
@@ -536,11 +529,6 @@ def miscounted(dataset: Dataset) -> DatasetError:
         f"{dataset.path / 'features.parquet'}: does not count the entries of {dataset.path / 'entries'}; "
         "run 'streamcd verify', or convert the data again"
     )
-
-
-def _restore_replaced(work: Path, path: Path) -> None:
-    if (work / "replaced").exists() and not (path / FOLDER).exists():
-        os.rename(work / "replaced", path / FOLDER)
 
 
 def _read_ahead(dataset: Dataset, first: int) -> Iterator[tuple[int, Block]]:

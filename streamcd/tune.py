@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint, margin_kernels
+from .atomic_files import write_file
 from .configuration import make_config, refuse_existing
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
@@ -21,7 +22,6 @@ from .lane_groups import lane_groups
 from .layouts import RowLayout
 from .loop import StopRequested
 from .model import plane_distances
-from .parquet import write_file_atomically
 from .plan import Plan, make_plan
 from .problems import Problem
 from .progress import Listener, Progress
@@ -124,7 +124,7 @@ def carry_out_search(
     scores = _score(folds.path, fold_config, dataset, problem, listener)
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
     content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
-    write_file_atomically(directory.path / "scores.json", (content + "\n").encode())
+    write_file(directory.path / "scores.json", (content + "\n").encode())
     listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
     result = _train_best(directory, config, dataset, best, listener, stop_requested)
     return TuneResult(

@@ -16,8 +16,8 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, random_rows, write_dataset
 
-from streamcd import columnchecks, parallel_transpose, transpose
-from streamcd.columns import Columns, open_columns
+from streamcd import parallel_transpose, transpose, verify
+from streamcd.column_layout import Columns, open_columns
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, LockError, UsageError
 from streamcd.transpose import make_columns
@@ -313,15 +313,15 @@ def test_ranges_of_chunks_are_checked_as_all_at_once(
             value[0] = np.nan
         return [feature, row, value]
 
-    sound = columnchecks._check_chunks(columns, 0, columns.n_chunks)
+    sound = verify._check_columns(columns, 0, columns.n_chunks)
     columns.read_entries = changed  # type: ignore[method-assign]
-    whole = columnchecks._check_chunks(columns, 0, columns.n_chunks)
+    whole = verify._check_columns(columns, 0, columns.n_chunks)
     assert not sound.problem
     assert columns.place(bad) in whole.problem
     assert word in whole.problem
     for cut in range(1, columns.n_chunks):
-        joined = columnchecks._check_chunks(columns, 0, cut)
-        joined.join(columnchecks._check_chunks(columns, cut, columns.n_chunks))
+        joined = verify._check_columns(columns, 0, cut)
+        joined.join(verify._check_columns(columns, cut, columns.n_chunks))
         assert joined.problem == whole.problem
 
 

@@ -20,13 +20,13 @@ import scipy.sparse as sp
 from streamcd import convert as convert_function
 from streamcd.convert import _LEAST_BYTES, Plan
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.features import feature_statistics, in_groups
 from streamcd.memory import RESERVED_BYTES
 from streamcd.progress import Listener, Progress
 from streamcd.shuffle import row_keys
 from streamcd.synthetic import write_text_like
+from streamcd.writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 convert: Callable[..., Dataset] = convert_function
@@ -461,7 +461,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for target in ("streamcd.dataset_writer.DatasetWriter.write_chunk", "streamcd.shuffle._write_segment"):
+    for target in ("streamcd.writer.DatasetWriter.write_chunk", "streamcd.shuffle._write_segment"):
         with monkeypatch.context() as patched:
             patched.setattr(target, full)
             with_plan(sort_bytes=50_000)
@@ -473,7 +473,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 SLOW_CONVERSION = """
 import sys, time
 from streamcd import convert
-from streamcd.dataset_writer import DatasetWriter
+from streamcd.writer import DatasetWriter
 write = DatasetWriter.write_chunk
 def slow(*arguments):
     write(*arguments)

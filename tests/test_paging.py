@@ -16,10 +16,9 @@ from interrupted import ended, resume_by_threes, stopping_after
 from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
-from streamcd.columns import open_columns
+from streamcd.column_layout import open_columns
 from streamcd.configuration import make_config
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.kernels import N_STEPS
 from streamcd.layouts import ColumnLayout
@@ -33,6 +32,7 @@ from streamcd.stream import Stream
 from streamcd.train import train
 from streamcd.training_options import make_lanes, make_options, stop_rule
 from streamcd.transpose import make_columns
+from streamcd.writer import DatasetWriter
 
 LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")

@@ -79,7 +79,7 @@ def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setattr(sources, "LEAST_PIECE_BYTES", 1 << 14)
 
     def use(n_workers: int) -> int:
-        for module in ("convert", "predict", "verification"):
+        for module in ("convert", "predict", "verify"):
             if n_workers > 1:
                 monkeypatch.setattr(
                     importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]

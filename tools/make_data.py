@@ -17,7 +17,6 @@ import click
 import numpy as np
 
 from streamcd.chunking import ChunkCutter
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.distinct import LabelCounts
 from streamcd.errors import StreamcdError
 from streamcd.features import RangeStatistics, in_groups
@@ -25,6 +24,7 @@ from streamcd.shuffle import Rows
 from streamcd.svmlight import write_rows
 from streamcd.synthetic import RowPiece, dense_block, iterate_rows, text_block
 from streamcd.workplace import workplace
+from streamcd.writer import DatasetWriter
 
 
 def block_maker(

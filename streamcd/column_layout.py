@@ -1,129 +1,96 @@
-"""The column layout on disk: the entries of a dataset a second time, sorted by feature, beside its row layout.
+"""The column layout of a dataset: its entries a second time, sorted by feature, beside the row layout.
 
 ``columns/part-NNNNN.parquet`` holds (feature, row, value), sorted by feature, then row; ``columns/index-NNNNN.parquet`` the
 features of that part with their numbers of entries, row group by row group the same chunks. A chunk holds whole features;
-a feature with more entries than a chunk takes chunks of its own, its pieces. ``columns/manifest.json`` is written last and
-names the dataset's fingerprint, which the layout does not change.
+a feature with more entries than a chunk takes chunks of its own, its pieces. ``columns/manifest.json`` names the dataset's
+fingerprint, which the layout does not change.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from .chunked_table import ChunkedTable, PartFiles, starts_of, write_chunk_table, write_manifest
 from .errors import DatasetError
-from .parquet import (
-    OpenParts,
-    Schema,
-    TableWriter,
-    file_checksum,
-    read_table,
-    reading,
-    schema,
-    sync_directory,
-    write_file_atomically,
-)
-from .row_layout import MAX_OPEN_PARTS, RowTable
-from .schema import manifest_fingerprint
-from .verification import file_problems
+from .metadata import read_metadata
+from .row_layout import RowTable
+from .schema import COLUMN_CHUNKS, COLUMN_LAYOUT, column_schemas
 
 FOLDER = "columns"
-FORMAT = "streamcd-columns"
-FORMAT_VERSION = 1
-
-_CHUNKS_SCHEMA = schema(
-    part=np.int32, first_feature=np.int64, n_features=np.int64, n_entries=np.int64, piece=np.int64
-)
-AGAIN = "make the layout again with 'streamcd columns --force'"
-"""What to do where a layout is damaged."""
+AGAIN = COLUMN_LAYOUT.remedy
 
 
-def _entries_schema(index_dtype: np.dtype, row_dtype: np.dtype, value_dtype: np.dtype) -> Schema:
-    # `feature` comes first: training skips it, and the two other columns are then one contiguous read
-    return schema(feature=index_dtype, row=row_dtype, value=value_dtype)
-
-
-def _index_schema(index_dtype: np.dtype) -> Schema:
-    return schema(feature=index_dtype, n_entries=np.int64)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading
-
-
-class Columns:
-    """The column layout of a dataset, open for reading; made by `open_columns`. Not for use by several threads at a time.
+class Columns(ChunkedTable):
+    """The column layout of a dataset, open for reading; see `ChunkedTable`; made by `open_columns`.
 
     Attributes
     ----------
-    path : Path
-        The folder of the layout.
     dataset : RowTable
-        Whose columns these are.
-    manifest : dict
-    fingerprint : str
-        Of the layout; the dataset's is in the manifest.
-    n_chunks, n_shards, n_entries : int
+        Whose columns these are; its fingerprint is in the manifest.
+    row_dtype : dtype
     n_items : int
         Features that occur.
-    entry_bytes : int
-        Decoded bytes of one entry: its row and its value.
-    chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
-        The part and the row group in it that hold a chunk.
     first_feature : ndarray of int64, shape (n_chunks,)
-    item_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
-        Chunk ``c`` begins the features ``item_start[c]:item_start[c + 1]`` of those that occur (none where it goes on with
-        a feature), and holds entries likewise.
+    item_start : ndarray of int64, shape (n_chunks + 1,)
+        Chunk ``c`` begins the features ``item_start[c]:item_start[c + 1]`` of those that occur: none where it goes on with
+        a feature.
     unit_start : ndarray of int64, shape (units + 1,)
         Chunks ``unit_start[u]:unit_start[u + 1]`` belong together: one chunk, or all pieces of a feature.
     """
 
-    def __init__(self, dataset: RowTable, manifest: dict[str, Any], table: Mapping[str, np.ndarray]) -> None:
-        self.path, self.dataset, self.manifest = dataset.path / FOLDER, dataset, manifest
-        self.fingerprint: str = manifest["fingerprint"]
-        self.n_shards = len(manifest["parts"])
-        self.n_entries, self.n_items = int(manifest["n_entries"]), int(manifest["n_features"])
-        self.index_dtype = np.dtype(manifest["index_dtype"])
+    KIND = COLUMN_LAYOUT
+    TABLES: ClassVar = {"entries": 1, "index": 0}  # row and value; feature and n_entries
+
+    def __init__(
+        self, dataset: RowTable, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
+    ) -> None:
+        super().__init__(dataset.path / FOLDER, manifest, chunk_table)
+        self.dataset = dataset
+        self.n_items: int = manifest["n_features"]
         self.row_dtype = np.dtype(manifest["row_dtype"])
-        self.value_dtype = np.dtype(manifest["value_dtype"])
-        self.chunk_part = table["part"].astype(np.int32)
-        self.n_chunks = self.chunk_part.size
-        first_of_part = np.searchsorted(self.chunk_part, np.arange(self.n_shards))
-        self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
-        self.first_feature, self.n_listed = table["first_feature"], table["n_features"]
-        begins = table["piece"] == 0
-        begun = np.where(begins, self.n_listed, 0)
-        self.item_start = np.concatenate([[0], np.cumsum(begun, dtype=np.int64)])
-        self.entry_start = np.concatenate([[0], np.cumsum(table["n_entries"], dtype=np.int64)])
+        self.first_feature, self.n_listed = chunk_table["first_feature"], chunk_table["n_features"]
+        begins = chunk_table["piece"] == 0
+        self.item_start = starts_of(np.where(begins, self.n_listed, 0))
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
-        self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS)
+
+    @classmethod
+    def open(cls, dataset: RowTable, *, check_files: bool = True) -> Self:
+        """Open the layout beside a dataset's rows; see `open_columns`."""
+        path = dataset.path / FOLDER
+        try:
+            manifest, _ = read_metadata(path / "manifest.json", cls.KIND)
+        except (FileNotFoundError, NotADirectoryError):
+            raise DatasetError(
+                f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
+            ) from None
+        if manifest["dataset"] != dataset.fingerprint:
+            raise DatasetError(
+                f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
+                f"this one has {dataset.fingerprint}; {AGAIN}"
+            )
+        return cls(dataset, manifest, cls._read_chunk_table(path, manifest, check_files))
 
     @property
     def entry_bytes(self) -> int:
+        """Decoded bytes of one entry: its row and its value."""
         return self.row_dtype.itemsize + self.value_dtype.itemsize
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Features of a chunk, ascending, and how many entries each has in it.
+        """Read the features of a chunk, ascending, and the number of entries that each has in it.
 
         Raises
         ------
         DatasetError
             Where the file is missing or damaged; names it.
         """
-        part = self.manifest["parts"][self.chunk_part[chunk]]
-        feature, n_entries = self._parts.read(
-            part["index"], int(self.chunk_group[chunk]), ("feature", "n_entries"), verify
-        )
+        n_listed = int(self.n_listed[chunk])
+        feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
         expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
-        if (
-            feature.size != self.n_listed[chunk]
-            or (feature.size and n_entries.min() < 0)
-            or int(n_entries.sum()) != expected
-        ):
+        if (feature.size and n_entries.min() < 0) or int(n_entries.sum()) != expected:
             raise DatasetError(
                 f"{self.place(chunk)}: the index does not fit the chunk table's {expected} entries; {AGAIN}"
             )
@@ -132,18 +99,11 @@ class Columns:
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("row", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
-        """Columns of a chunk's entries: ``feature``, ``row``, ``value``."""
-        part = self.manifest["parts"][self.chunk_part[chunk]]
-        arrays = self._parts.read(part["entries"], int(self.chunk_group[chunk]), columns, verify)
-        expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
-        if any(array.size != expected for array in arrays):
-            raise DatasetError(
-                f"{self.place(chunk)}: holds {arrays[0].size} entries, the chunk table says {expected}; {AGAIN}"
-            )
-        return arrays
+        """Read columns of a chunk's entries: ``feature``, ``row``, ``value``."""
+        return self._read_entries(chunk, columns, verify)
 
     def find(self, feature: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and values of one feature, ascending by row; empty where it does not occur."""
+        """Find the rows and values of one feature, ascending by row; empty where it does not occur."""
         rows, values = [np.empty(0, self.row_dtype)], [np.empty(0, self.value_dtype)]
         chunk = max(int(np.searchsorted(self.first_feature, feature, side="right")) - 1, 0)
         while chunk > 0 and self.first_feature[chunk - 1] == feature:
@@ -159,34 +119,8 @@ class Columns:
             chunk += 1
         return np.concatenate(rows), np.concatenate(values)
 
-    def expect(self, chunk: int) -> None:
-        """Say that a chunk's rows and values will be read, in the order of such calls."""
-        part = self.manifest["parts"][self.chunk_part[chunk]]
-        self._parts.expect(part["entries"], int(self.chunk_group[chunk]), 1)
-
-    def read_directly(self) -> None:
-        """From now until `close`, chunks that are expected are read past the page cache."""
-        self._parts.read_directly()
-
-    def chunk_bytes(self, chunk: int) -> int:
-        """Bytes on disk that reading a chunk for training asks for: its index, rows and values."""
-        part, group = self.manifest["parts"][self.chunk_part[chunk]], int(self.chunk_group[chunk])
-        _, entries = self._parts[part["entries"]].extent(group, 1)
-        _, index = self._parts[part["index"]].extent(group, 0)
-        return entries + index
-
-    def place(self, chunk: int) -> str:
-        """Where a chunk is, for messages: the file and the number of the chunk in it."""
-        part = self.manifest["parts"][self.chunk_part[chunk]]
-        return f"{self.path / part['entries']}, chunk {int(self.chunk_group[chunk])}"
-
-    def bytes_on_disk(self) -> int:
-        """Bytes of all files of the layout."""
-        parts = sum(part["entries_bytes"] + part["index_bytes"] for part in self.manifest["parts"])
-        return int(parts + self.manifest["chunks"]["bytes"])
-
     def info(self) -> dict[str, Any]:
-        """What there is to know without reading the entries."""
+        """Collect what there is to know without reading the entries."""
         return {
             "n_features": self.n_items,
             "n_entries": self.n_entries,
@@ -195,10 +129,6 @@ class Columns:
             "bytes": self.bytes_on_disk(),
             "fingerprint": self.fingerprint,
         }
-
-    def close(self) -> None:
-        """Close all files; the next read opens them again."""
-        self._parts.close()
 
 
 def has_columns(dataset: RowTable) -> bool:
@@ -214,50 +144,7 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
     DatasetError
         Where there is none, or it is damaged, or was made from another dataset.
     """
-    path = dataset.path / FOLDER
-    manifest = _read_manifest(dataset)
-    if check_files:
-        for _, problem in file_problems(path, listed_files(manifest)):
-            raise DatasetError(f"{problem}; {AGAIN}")
-    chunks_path = path / "chunks.parquet"
-    with reading(chunks_path):
-        if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
-            raise DatasetError(f"{chunks_path}: checksum differs from the manifest's; {AGAIN}")
-    return Columns(dataset, manifest, read_table(chunks_path))
-
-
-def _read_manifest(dataset: RowTable) -> dict[str, Any]:
-    path = dataset.path / FOLDER / "manifest.json"
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise DatasetError(
-            f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
-        ) from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path}: damaged ({error}); {AGAIN}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DatasetError(f"{path}: expected the manifest of a {FORMAT}, found something else; {AGAIN}")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise DatasetError(
-            f"{path}: expected format version {FORMAT_VERSION}, found {manifest.get('format_version')}; {AGAIN}"
-        )
-    if manifest.get("fingerprint") != manifest_fingerprint(manifest):
-        raise DatasetError(f"{path}: changed since it was written; {AGAIN}")
-    if manifest["dataset"] != dataset.fingerprint:
-        raise DatasetError(
-            f"{path}: made from a dataset with fingerprint {manifest['dataset']}, "
-            f"this one has {dataset.fingerprint}; {AGAIN}"
-        )
-    return manifest
-
-
-def listed_files(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
-    """Name, bytes and checksum of every file that the manifest lists."""
-    yield "chunks.parquet", manifest["chunks"]["bytes"], manifest["chunks"]["checksum"]
-    for part in manifest["parts"]:
-        for table in ("entries", "index"):
-            yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
+    return Columns.open(dataset, check_files=check_files)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -276,7 +163,7 @@ class ColumnsWriter:
         Decoded bytes of a chunk's entries, and those at which a new part is begun.
     compression : {"lz4", "zstd", "none"}
     finished : dict, optional
-        What `finished` gave, to go on behind those parts.
+        Result of `finished`, to go on after those parts.
     """
 
     FEATURE_BYTES = 16
@@ -298,25 +185,24 @@ class ColumnsWriter:
         self.piece_entries = max(chunk_bytes // self._entry_bytes, 1)
         self._parts: list[dict[str, Any]] = list(finished["parts"]) if finished else []
         self._table: list[list[int]] = [list(chunk) for chunk in finished["chunks"]] if finished else []
-        self._entries: TableWriter | None = None
-        self._index: TableWriter | None = None
+        self._files: PartFiles | None = None
         # what is not yet a chunk: whole features, or the rest of a feature of pieces
         self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._pending_bytes = 0
         path.mkdir(parents=True, exist_ok=True)
 
     def finished(self) -> dict[str, Any] | None:
-        """Parts that are complete and what comes behind them, for a later writer to go on; None where there is none."""
+        """Parts that are complete and what comes after them, for a later writer to go on; None where there is none."""
         n_parts = len(self._parts) - 1
-        behind = [chunk for chunk in self._table if chunk[0] == n_parts]
-        if n_parts < 1 or not behind:
+        later = [chunk for chunk in self._table if chunk[0] == n_parts]
+        if n_parts < 1 or not later:
             return None
         done = [chunk for chunk in self._table if chunk[0] < n_parts]
         return {
             "parts": self._parts[:n_parts],
             "chunks": done,
-            "feature": behind[0][1],
-            "piece": behind[0][4],
+            "feature": later[0][1],
+            "piece": later[0][4],
         }
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
@@ -394,12 +280,10 @@ class ColumnsWriter:
         self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray, piece: int
     ) -> None:
         self._pending, self._pending_bytes = [], 0
-        part = self._current_part()
-        assert self._entries is not None
-        assert self._index is not None
+        files, part = self._current_part()
         feature = feature.astype(self._dataset.index_dtype, copy=False)
-        self._entries.write(feature=np.repeat(feature, count), row=row, value=value)
-        self._index.write(feature=feature, n_entries=count.astype(np.int64))
+        files.write("entries", feature=np.repeat(feature, count), row=row, value=value)
+        files.write("index", feature=feature, n_entries=count.astype(np.int64))
         part["n_entries"] += row.size
         part["n_chunks"] += 1
         self._table.append([len(self._parts) - 1, int(feature[0]), feature.size, row.size, piece])
@@ -407,31 +291,24 @@ class ColumnsWriter:
     def _part_is_full(self) -> bool:
         return bool(self._parts[-1]["n_entries"] * self._entry_bytes >= self._shard_bytes)
 
-    def _current_part(self) -> dict[str, Any]:
-        if self._entries is not None and self._part_is_full():
+    def _current_part(self) -> tuple[PartFiles, dict[str, Any]]:
+        if self._files is not None and self._part_is_full():
             self._close_part()
-        if self._entries is None:
-            number, dtype = len(self._parts), self._dataset.index_dtype
-            part = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
-            self._entries = TableWriter(
-                self._path / part["entries"],
-                _entries_schema(dtype, self._dataset.row_dtype, self._dataset.value_dtype),
-                self._compression,
-            )
-            self._index = TableWriter(self._path / part["index"], _index_schema(dtype), self._compression)
-            self._parts.append({**part, "n_entries": 0, "n_chunks": 0})
-        return self._parts[-1]
+        if self._files is None:
+            number, rows = len(self._parts), self._dataset
+            names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
+            schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
+            self._files = PartFiles(self._path, names, schemas, self._compression)
+            self._parts.append({**names, "n_entries": 0, "n_chunks": 0})
+        return self._files, self._parts[-1]
 
     def _close_part(self) -> None:
-        if self._entries is None or self._index is None:
-            return
-        for table, writer in (("entries", self._entries), ("index", self._index)):
-            for key, figure in writer.close().items():
-                self._parts[-1][f"{table}_{key}"] = figure
-        self._entries = self._index = None
+        if self._files is not None:
+            self._parts[-1] |= self._files.close()
+            self._files = None
 
     def close_parts(self) -> dict[str, Any]:
-        """Write what is left: the parts and their chunks, for another writer to go on behind them."""
+        """Write what is left: the parts and their chunks, for another writer to go on after them."""
         self._flush()
         self._close_part()
         return {"parts": self._parts, "chunks": self._table}
@@ -440,13 +317,7 @@ class ColumnsWriter:
         """Write the chunk table and, last, the manifest, which is returned."""
         self.close_parts()
         table = np.array(self._table, dtype=np.int64).reshape(-1, 5)
-        writer = TableWriter(self._path / "chunks.parquet", _CHUNKS_SCHEMA, self._compression)
-        columns: dict[str, np.ndarray] = {name: table[:, k] for k, name in enumerate(_CHUNKS_SCHEMA.names)}
-        columns["part"] = table[:, 0].astype(np.int32)
-        writer.write(**columns)
-        content = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+        fields = {
             "dataset": self._dataset.fingerprint,
             "n_features": int(table[table[:, 4] == 0, 2].sum()),
             "n_entries": int(table[:, 3].sum()),
@@ -456,12 +327,9 @@ class ColumnsWriter:
             "chunk_bytes": self._chunk_bytes,
             "shard_bytes": self._shard_bytes,
             "parts": self._parts,
-            "chunks": writer.close(),
+            "chunks": write_chunk_table(self._path, COLUMN_CHUNKS, table, self._compression),
         }
-        content["fingerprint"] = manifest_fingerprint(content)
-        sync_directory(self._path)
-        write_file_atomically(self._path / "manifest.json", (json.dumps(content, indent=1) + "\n").encode())
-        return content
+        return write_manifest(self._path, COLUMN_LAYOUT, fields)
 
 
 class ColumnsOutline(ColumnsWriter):

@@ -23,7 +23,7 @@ _BLOCK = 4096  # direct writes begin, end and come from multiples of it
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 
-class WriteBehind:
+class DirectWriter:
     """A file being written; what was written is there, and on the disk, once it is closed.
 
     Parameters
