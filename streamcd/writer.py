@@ -122,8 +122,12 @@ class DatasetWriter:
         compression: str = "lz4",
     ) -> None:
         self.path = Path(path)
-        self._index_dtype, self._value_dtype = np.dtype(index_dtype), np.dtype(value_dtype)
-        self._row_dtype = np.dtype(row_dtype)
+        self._dtypes = {
+            "index_dtype": np.dtype(index_dtype),
+            "value_dtype": np.dtype(value_dtype),
+            "row_dtype": np.dtype(row_dtype),
+        }
+        self._entry_bytes = self._dtypes["index_dtype"].itemsize + self._dtypes["value_dtype"].itemsize
         self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
         self._parts: list[dict[str, Any]] = []
         self._chunk_table = array("q")
@@ -195,8 +199,10 @@ class DatasetWriter:
         return len(self._parts) + (self._part is not None)
 
     def finish_parts(self) -> None:
-        """Close the last part; afterwards all shards can be read, and no chunk can be written."""
-        self._close_part()
+        """Close the part being written; afterwards all parts can be read."""
+        if self._part is not None:
+            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
+            self._part = None
 
     def close(self, **manifest: Any) -> dict[str, Any]:
         """Write the chunk table and, last, the manifest.
@@ -212,15 +218,15 @@ class DatasetWriter:
         dict
             The manifest.
         """
-        self._close_part()
+        self.finish_parts()
         if self._features is None:
             raise AssertionError("write_features comes before close")
         table = np.frombuffer(self._chunk_table, dtype=np.int64).reshape(-1, 3)
         fields = {
             "n_rows": self.n_rows,
             "n_entries": self.n_entries,
-            "index_dtype": self._index_dtype.name,
-            "value_dtype": self._value_dtype.name,
+            "index_dtype": self._dtypes["index_dtype"].name,
+            "value_dtype": self._dtypes["value_dtype"].name,
             "weighted": self._weighted,
             **manifest,
             "row_norms": self._norms(),
@@ -243,25 +249,14 @@ class DatasetWriter:
         }
 
     def _current_part(self) -> PartWriter:
-        entry_bytes = self._index_dtype.itemsize + self._value_dtype.itemsize
-        if self._part is not None and shard_is_full(self._part.n_entries * entry_bytes, self._shard_bytes):
-            self._close_part()
+        if self._part is not None and shard_is_full(
+            self._part.n_entries * self._entry_bytes, self._shard_bytes
+        ):
+            self.finish_parts()
         if self._part is None:
-            self._part = PartWriter(
-                self.path,
-                len(self._parts),
-                self.n_rows,
-                index_dtype=self._index_dtype,
-                value_dtype=self._value_dtype,
-                row_dtype=self._row_dtype,
-                compression=self._compression,
-            )
+            number, compression = len(self._parts), self._compression
+            self._part = PartWriter(self.path, number, self.n_rows, compression=compression, **self._dtypes)
         return self._part
-
-    def _close_part(self) -> None:
-        if self._part is not None:
-            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
-            self._part = None
 
     def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
         self._parts.append(part)

@@ -18,7 +18,7 @@ from streamcd.direct_writer import BUFFER_BYTES, DirectWriter
 def write(path: Path, sizes: list[int]) -> bytes:
     rng = np.random.default_rng(0)
     pieces = [rng.bytes(size) for size in sizes]
-    file = DirectWriter(path, durable=True)
+    file = DirectWriter(path)
     for piece in pieces:
         assert file.write(piece) == len(piece)
     file.close()
@@ -72,7 +72,7 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(direct_writer.os, "write", full)
-    file = DirectWriter(tmp_path / "file", durable=True)
+    file = DirectWriter(tmp_path / "file")
     file.write(b"x")
     with pytest.raises(OSError, match="No space left"):
         file.close()
