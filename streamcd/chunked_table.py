@@ -46,7 +46,7 @@ class ChunkedTable:
     """
 
     KIND: ClassVar[Kind[Any]]
-    """Of the manifest."""
+    """Kind of its manifest."""
     TABLES: ClassVar[Mapping[str, int]]
     """Tables of a part, each with the first column that training reads."""
 
@@ -63,14 +63,11 @@ class ChunkedTable:
         first_of_part = np.searchsorted(self.chunk_part, np.arange(self.n_shards))
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
         self.entry_start = starts_of(chunk_table["n_entries"])
-        self._open_files()
-
-    def _open_files(self) -> None:
         self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS)
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
     @classmethod
-    def _read_chunk_table(
+    def read_chunk_table(
         cls, path: Path, manifest: Mapping[str, Any], check_files: bool
     ) -> dict[str, np.ndarray]:
         """Read ``chunks.parquet``; refuse it, or any file with `check_files`, where it is not as listed."""
@@ -118,7 +115,7 @@ class ChunkedTable:
         return self._read("entries", chunk, columns, n_entries, verify)
 
     def expect(self, chunk: int) -> None:
-        """Say that a chunk's entries will be read for training, in the order of such calls."""
+        """Announce that a chunk's entries will be read for training, in the order of such calls."""
         self._parts.expect(*self._file("entries", chunk), self.TABLES["entries"])
 
     def read_directly(self) -> None:
@@ -137,7 +134,7 @@ class ChunkedTable:
         return self._parts[name].extent(group, first_column)
 
     def place(self, chunk: int, table: str = "entries") -> str:
-        """Where a chunk is, for messages: the file and the number of the chunk in it."""
+        """Location of a chunk for messages: the file and the number of the chunk in it."""
         name, group = self._file(table, chunk)
         return f"{self.path / name}, chunk {group}"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,32 +52,11 @@ class Columns(ChunkedTable):
         self.dataset = dataset
         self.n_items: int = manifest["n_features"]
         self.row_dtype = np.dtype(manifest["row_dtype"])
+        self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
         self.first_feature, self.n_listed = chunk_table["first_feature"], chunk_table["n_features"]
         begins = chunk_table["piece"] == 0
         self.item_start = starts_of(np.where(begins, self.n_listed, 0))
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
-
-    @classmethod
-    def open(cls, dataset: RowTable, *, check_files: bool = True) -> Self:
-        """Open the layout beside a dataset's rows; see `open_columns`."""
-        path = dataset.path / FOLDER
-        try:
-            manifest, _ = read_metadata(path / "manifest.json", cls.KIND)
-        except (FileNotFoundError, NotADirectoryError):
-            raise DatasetError(
-                f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
-            ) from None
-        if manifest["dataset"] != dataset.fingerprint:
-            raise DatasetError(
-                f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
-                f"this one has {dataset.fingerprint}; {AGAIN}"
-            )
-        return cls(dataset, manifest, cls._read_chunk_table(path, manifest, check_files))
-
-    @property
-    def entry_bytes(self) -> int:
-        """Decoded bytes of one entry: its row and its value."""
-        return self.row_dtype.itemsize + self.value_dtype.itemsize
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Read the features of a chunk, ascending, and the number of entries that each has in it.
@@ -110,17 +89,17 @@ class Columns(ChunkedTable):
             chunk -= 1
         while chunk < self.n_chunks and self.first_feature[chunk] <= feature:
             listed, counts = self.read_index(chunk)
-            place = int(np.searchsorted(listed, feature))
-            if place < listed.size and listed[place] == feature:
-                start = int(counts[:place].sum())
+            k = int(np.searchsorted(listed, feature))
+            if k < listed.size and listed[k] == feature:
+                start = int(counts[:k].sum())
                 row, value = self.read_entries(chunk)
-                rows.append(row[start : start + int(counts[place])])
-                values.append(value[start : start + int(counts[place])])
+                rows.append(row[start : start + int(counts[k])])
+                values.append(value[start : start + int(counts[k])])
             chunk += 1
         return np.concatenate(rows), np.concatenate(values)
 
     def info(self) -> dict[str, Any]:
-        """Collect what there is to know without reading the entries."""
+        """Summarise the layout without reading the entries."""
         return {
             "n_features": self.n_items,
             "n_entries": self.n_entries,
@@ -132,7 +111,7 @@ class Columns(ChunkedTable):
 
 
 def has_columns(dataset: RowTable) -> bool:
-    """Whether there is a column layout beside the row layout."""
+    """Check for a column layout beside the row layout."""
     return (dataset.path / FOLDER / "manifest.json").exists()
 
 
@@ -144,7 +123,19 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
     DatasetError
         Where there is none, or it is damaged, or was made from another dataset.
     """
-    return Columns.open(dataset, check_files=check_files)
+    path = dataset.path / FOLDER
+    try:
+        manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DatasetError(
+            f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
+        ) from None
+    if manifest["dataset"] != dataset.fingerprint:
+        raise DatasetError(
+            f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
+            f"this one has {dataset.fingerprint}; {AGAIN}"
+        )
+    return Columns(dataset, manifest, Columns.read_chunk_table(path, manifest, check_files))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -186,13 +177,13 @@ class ColumnsWriter:
         self._parts: list[dict[str, Any]] = list(finished["parts"]) if finished else []
         self._table: list[list[int]] = [list(chunk) for chunk in finished["chunks"]] if finished else []
         self._files: PartFiles | None = None
-        # what is not yet a chunk: whole features, or the rest of a feature of pieces
+        # not yet a chunk: whole features, or the rest of a feature cut into pieces
         self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._pending_bytes = 0
         path.mkdir(parents=True, exist_ok=True)
 
     def finished(self) -> dict[str, Any] | None:
-        """Parts that are complete and what comes after them, for a later writer to go on; None where there is none."""
+        """Complete parts and the feature after them, for a later writer to go on; None where there is none."""
         n_parts = len(self._parts) - 1
         later = [chunk for chunk in self._table if chunk[0] == n_parts]
         if n_parts < 1 or not later:
@@ -254,7 +245,7 @@ class ColumnsWriter:
             start = stop
 
     def end_feature(self, feature: int) -> None:
-        """The feature that was begun has no more entries."""
+        """End the feature that was begun."""
         if self._held_entries:
             self._flush_piece(feature)
 
@@ -308,7 +299,7 @@ class ColumnsWriter:
             self._files = None
 
     def close_parts(self) -> dict[str, Any]:
-        """Write what is left: the parts and their chunks, for another writer to go on after them."""
+        """Write the rest; returns the parts and their chunks, for another writer to go on after them."""
         self._flush()
         self._close_part()
         return {"parts": self._parts, "chunks": self._table}
@@ -333,12 +324,12 @@ class ColumnsWriter:
 
 
 class ColumnsOutline(ColumnsWriter):
-    """Where a layout's parts will begin, from the numbers of entries alone; writes nothing.
+    """Finds the features at which a layout's parts begin, from the numbers of entries alone; writes nothing.
 
     Attributes
     ----------
     starts : list of (int, int)
-        The first feature of every part, and which of its pieces the part begins with.
+        The first feature of every part, and the piece of it with which the part begins.
     """
 
     def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
@@ -357,7 +348,7 @@ class ColumnsOutline(ColumnsWriter):
         self.add(feature, n_entries, nothing, nothing)
 
     def close_parts(self) -> dict[str, Any]:
-        """Nothing is left to write."""
+        """Begin the last part where one is due; there is nothing to write."""
         self._flush()
         return {}
 

@@ -50,35 +50,35 @@ class Dataset(RowTable):
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Read statistics of the features that occur, ascending, in pieces: columns of ``features.parquet``.
+        """Read statistics of the features that occur, ascending, block by block: columns of ``features.parquet``.
 
         Parameters
         ----------
         columns : sequence of str, optional
             All by default.
         first_group : int
-            The piece to begin with.
+            The block to begin with.
         """
         return read_groups(self.path / "features.parquet", columns, first_group=first_group)
 
     @property
     def scaling(self) -> Scaling:
-        """What was done to the source's values, without the divisors (`read_scaling` reads them)."""
+        """Transformation of the source's values, without the divisors (`read_scaling` reads them)."""
         return Scaling.from_json(self.manifest.get("scaling"))
 
     def read_scaling(self) -> Scaling:
-        """Read what was done to the source's values, with the divisors: 8 bytes a feature."""
+        """Read the transformation of the source's values, with the divisors: 8 bytes a feature."""
         scaling = self.scaling
         if scaling.scale == "none":
             return scaling
         scales = np.ones(self.n_features)
         with reading(self.path / "scaling.parquet"):  # a feature beyond the width is damage too
-            for piece in read_groups(self.path / "scaling.parquet"):
-                scales[piece["feature"]] = piece["scale"]
+            for block in read_groups(self.path / "scaling.parquet"):
+                scales[block["feature"]] = block["scale"]
         return replace(scaling, scales=scales)
 
     def info(self) -> dict[str, Any]:
-        """Collect what there is to know without reading the data; the contract's keys and some more."""
+        """Summarise the dataset without reading the data; the contract's keys and some more."""
         cells = self.n_rows * self.n_features
         return {
             "n_rows": self.n_rows,

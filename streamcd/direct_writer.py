@@ -16,7 +16,7 @@ from typing import Any
 from .errors import file_named
 
 BUFFER_BYTES = 1 << 20
-"""Of a file there are two: one being filled, one being written. The disk got 2,100 MB/s in pieces of this size."""
+"""A file has two buffers: one being filled, one being written. The disk got 2,100 MB/s in writes of this size."""
 
 _BLOCK = 4096  # direct writes begin, end and come from multiples of it
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS

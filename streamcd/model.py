@@ -158,7 +158,7 @@ class Model:
 
     @property
     def is_binary(self) -> bool:
-        """Whether one vector tells two classes apart."""
+        """True where one vector tells two classes apart."""
         return self.n_classes == 2 and self.n_vectors == 1
 
     @property
@@ -221,7 +221,7 @@ class Model:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether decisions are log-odds: logistic regression with one vector per class, or one for two classes."""
+        """True where decisions are log-odds: logistic regression with one vector per class, or one for two classes."""
         return self.loss == "log_loss" and (self.is_binary or self._one_vector_per_class())
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
@@ -354,7 +354,7 @@ def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
 
 
 def path_directory(model_path: Path, C: float) -> Path:
-    """Where the model of one C of a path lies inside a run's ``model``."""
+    """Directory of the model of one C of a path, inside a run's ``model``."""
     return model_path / f"C={C!r}"
 
 
@@ -415,7 +415,7 @@ def load_model(
 
 
 def stored_certificate(path: Path) -> dict[str, Any] | None:
-    """Read what the model in a directory says of the end of its training; None where there is no whole model."""
+    """Read the certificate of the model in a directory; None where there is no whole model."""
     try:
         _, description = read_metadata(path / "model.json", MODEL)
     except (OSError, ModelError):

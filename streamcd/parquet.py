@@ -141,25 +141,25 @@ class _Source:
     closed = False
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._place = descriptor, 0
+        self._descriptor, self._offset = descriptor, 0
         self._size = os.fstat(descriptor).st_size
         self.ahead: tuple[int, memoryview] | None = None
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        return self._place
+        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
+        return self._offset
 
     def tell(self) -> int:
-        return self._place
+        return self._offset
 
     def read_buffer(self, n_bytes: int) -> memoryview | bytes:
         if self.ahead is not None:
-            start = self._place - self.ahead[0]
+            start = self._offset - self.ahead[0]
             if start >= 0 and start + n_bytes <= len(self.ahead[1]):
-                self._place += n_bytes
+                self._offset += n_bytes
                 return self.ahead[1][start : start + n_bytes]
-        data = os.pread(self._descriptor, n_bytes, self._place)
-        self._place += len(data)
+        data = os.pread(self._descriptor, n_bytes, self._offset)
+        self._offset += len(data)
         return data
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ class OpenParts:
                 part.hand_in(None)
 
     def expect(self, name: str, group: int, first_column: int) -> None:
-        """Say that a row group's columns from `first_column` on will be read, in the order of such calls."""
+        """Announce that a row group's columns from `first_column` on will be read, in the order of such calls."""
         part = self[name]
         if self._ahead is None or not self._ahead.possible:
             part.expect(group, first_column)

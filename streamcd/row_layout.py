@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,17 +16,7 @@ from .schema import ROW_LAYOUT, ChunkData, row_dtype
 
 
 class RowTable(ChunkedTable):
-    """The row layout of a dataset, open for reading; see `ChunkedTable`.
-
-    Attributes
-    ----------
-    n_rows, n_features : int
-    classes : ndarray of float64 or None
-        Distinct labels, ascending; None where there are more than `schema.MAX_CLASSES`.
-    class_counts : ndarray of int64 or None
-    row_start : ndarray of int64, shape (n_chunks + 1,)
-        Chunk ``c`` holds the rows ``row_start[c]:row_start[c + 1]``.
-    """
+    """The row layout of a dataset, open for reading; its attributes are those of `dataset.Dataset`."""
 
     KIND = ROW_LAYOUT
     TABLES: ClassVar = {"rows": 2, "entries": 1}  # from label and n_entries on; from feature and value on
@@ -39,7 +28,11 @@ class RowTable(ChunkedTable):
         classes = manifest["classes"]
         self.classes = None if classes is None else np.array(classes, dtype=np.float64)
         self.class_counts = None if classes is None else np.array(manifest["class_counts"], dtype=np.int64)
+        self.row_dtype = row_dtype(self.n_rows)
+        self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self.row_start = starts_of(chunk_table["n_rows"])
+        # the items of this layout are rows, and every chunk travels by itself (see `plan.Table`)
+        self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, check_files: bool = True) -> Self:
@@ -49,32 +42,7 @@ class RowTable(ChunkedTable):
             manifest, _ = read_metadata(path / "manifest.json", cls.KIND)
         except (FileNotFoundError, NotADirectoryError):
             raise DatasetError(_describe_absence(path)) from None
-        return cls(path, manifest, cls._read_chunk_table(path, manifest, check_files))
-
-    @property
-    def n_items(self) -> int:
-        """Of the row layout the rows (see `plan.Table`)."""
-        return self.n_rows
-
-    @property
-    def item_start(self) -> np.ndarray:
-        """As `row_start`."""
-        return self.row_start
-
-    @property
-    def unit_start(self) -> None:
-        """Every chunk travels by itself."""
-        return None
-
-    @property
-    def entry_bytes(self) -> int:
-        """Decoded bytes of one entry."""
-        return self.index_dtype.itemsize + self.value_dtype.itemsize
-
-    @property
-    def row_dtype(self) -> np.dtype:
-        """Type of the rows' numbers."""
-        return row_dtype(self.n_rows)
+        return cls(path, manifest, cls.read_chunk_table(path, manifest, check_files))
 
     def read_rows(
         self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
@@ -120,17 +88,15 @@ class RowTable(ChunkedTable):
 
     def select_parts(self, parts: Sequence[int]) -> Self:
         """Select parts, ascending, as a dataset of its own for reading; chunks and rows are numbered anew."""
-        chosen = copy.copy(self)
-        chunks = np.flatnonzero(np.isin(self.chunk_part, parts))
-        chosen.manifest = {**self.manifest, "parts": [self.manifest["parts"][part] for part in parts]}
-        chosen.n_shards, chosen.n_chunks = len(parts), chunks.size
-        chosen.chunk_part = np.searchsorted(parts, self.chunk_part[chunks]).astype(np.int32)
-        chosen.chunk_group = self.chunk_group[chunks]
-        chosen.row_start = starts_of(np.diff(self.row_start)[chunks])
-        chosen.entry_start = starts_of(np.diff(self.entry_start)[chunks])
-        chosen.n_rows, chosen.n_entries = int(chosen.row_start[-1]), int(chosen.entry_start[-1])
-        chosen._open_files()
-        return chosen
+        chunks = np.isin(self.chunk_part, parts)
+        table = {
+            "part": np.searchsorted(parts, self.chunk_part[chunks]),
+            "n_rows": np.diff(self.row_start)[chunks],
+            "n_entries": np.diff(self.entry_start)[chunks],
+        }
+        totals = {name: int(table[name].sum()) for name in ("n_rows", "n_entries")}
+        chosen = [self.manifest["parts"][part] for part in parts]
+        return type(self)(self.path, {**self.manifest, **totals, "parts": chosen}, table)
 
 
 def _describe_absence(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a dataset's files hold: the columns of its tables, the keys of its manifests, and a chunk of rows, decoded."""
+"""The content of a dataset's files: columns of its tables, keys of its manifests, and a chunk of rows, decoded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChunkData:
     row0 : int
         Number of its first row in the dataset.
     source : ndarray of int64, shape (rows,)
-        0-based place of each row in the input.
+        0-based number of each row in the input.
     label, weight : ndarray of float64, shape (rows,)
     indptr : ndarray of int64, shape (rows + 1,)
         Row ``r`` has the entries ``indptr[r]:indptr[r + 1]``.
@@ -55,7 +55,7 @@ def row_dtype(n_rows: int) -> np.dtype:
 
 
 def row_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.dtype) -> dict[str, Schema]:
-    """Of a part of the row layout: of ``rows/`` and of ``entries/``."""
+    """Describe a part of the row layout: ``rows/`` and ``entries/``."""
     # `row` comes first: training skips it, and the two other columns are then one contiguous read
     return {
         "rows": schema(
@@ -66,7 +66,7 @@ def row_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.dtyp
 
 
 def column_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.dtype) -> dict[str, Schema]:
-    """Of a part of the column layout: of its entries and of its index."""
+    """Describe a part of the column layout: its entries and its index."""
     # `feature` comes first, for the same reason
     return {
         "entries": schema(feature=index_dtype, row=row_dtype, value=value_dtype),
@@ -82,7 +82,7 @@ SCALES = schema(feature=np.int64, scale=np.float64)
 
 
 def features_schema(compact: bool) -> Schema:
-    """Of ``features.parquet``."""
+    """Describe ``features.parquet``."""
     statistics = {name: np.float64 for name in ("min", "max", "mean", "mean_square")}
     original = {"original": np.int64} if compact else {}
     return schema(feature=np.int64, n_entries=np.int64, **statistics, **original)

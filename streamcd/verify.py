@@ -259,7 +259,7 @@ def _total_problems(dataset: RowTable, counts: Mapping[float, int], source_sum: 
 def _feature_problems(dataset: RowTable) -> Iterator[str]:
     path = dataset.path / "features.parquet"
     try:
-        n_entries = sum(int(piece["n_entries"].sum()) for piece in read_groups(path))
+        n_entries = sum(int(block["n_entries"].sum()) for block in read_groups(path))
     except DatasetError as error:
         yield str(error)
         return

@@ -170,16 +170,16 @@ class DatasetWriter:
         self.n_rows += part["n_rows"]
         self.n_entries += part["n_entries"]
 
-    def write_features(self, pieces: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
-        """Write ``features.parquet`` from pieces of columns, ascending by feature (see `Dataset.read_features`)."""
+    def write_features(self, blocks: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
+        """Write ``features.parquet`` from blocks of columns, ascending by feature (see `Dataset.read_features`)."""
         writer = TableWriter(self.path / "features.parquet", features_schema(compact), self._compression)
-        for piece in pieces:
-            if len(piece["feature"]):
-                writer.write(**piece)
+        for block in blocks:
+            if len(block["feature"]):
+                writer.write(**block)
         self._features = writer.close()
 
     def write_scaling(self, scaling: Scaling) -> None:
-        """Record what was done to the source's values, and write ``scaling.parquet`` where features were scaled.
+        """Record the transformation of the source's values, and write ``scaling.parquet`` where features were scaled.
 
         It holds ``feature`` and ``scale``, the divisor; features that are not in it kept their values.
         """
@@ -187,9 +187,9 @@ class DatasetWriter:
             writer = TableWriter(self.path / "scaling.parquet", SCALES, self._compression)
             for start in range(0, scaling.scales.size, _SCALES_GROUP):
                 block = scaling.scales[start : start + _SCALES_GROUP]
-                places = np.flatnonzero(block != 1.0)
-                if places.size:
-                    writer.write(feature=places + start, scale=block[places])
+                scaled = np.flatnonzero(block != 1.0)
+                if scaled.size:
+                    writer.write(feature=scaled + start, scale=block[scaled])
             self._scales["scales"] = writer.close()
         self._scales["scaling"] = scaling.to_json()
 
@@ -273,5 +273,5 @@ def _no_norms() -> np.ndarray:
 
 
 def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
-    """Whether the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
+    """Check if the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
     return n_bytes >= shard_bytes
