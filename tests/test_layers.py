@@ -36,6 +36,7 @@ DOORS = {
     },
     "llvmlite": {"kernels", "decimals"},
     "pyarrow": {"parquet", "sources", "svmlight"},
+    "msgspec": {"metadata"},
     "rich": {"console"},
     "click": {"cli", "options"},
     "scipy": {"solvers"},
@@ -92,7 +93,7 @@ def test_imports_point_downwards(module: str) -> None:
     assert module not in reached(module, own_imports())
 
 
-@pytest.mark.parametrize("module", ["errors", "progress", "randomness", "compiling", "kernels"])
+@pytest.mark.parametrize("module", ["errors", "progress", "randomness", "atomic_files", "compiling", "kernels"])
 def test_the_lowest_layer_stands_by_itself(module: str) -> None:
     assert not own_imports()[module]
 
