@@ -405,7 +405,8 @@ def load_model(
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(_missing(Path(path))) from None
     try:
-        weights = _read_weights(directory / "weights.npy", description)
+        checksum, n_features = description.weights_checksum, description.n_features
+        weights = _read_array(directory / "weights.npy", checksum, n_features, 2)
         model = _model_from(description, weights, _read_scaling(directory / "scaling.npy", description))
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ModelError(f"{description_path}: damaged ({error})") from None
@@ -447,7 +448,7 @@ def _missing(path: Path) -> str:
     return f"{path}: expected a run or a model, found {found}"
 
 
-def _read_array(path: Path, checksum: str) -> np.ndarray:
+def _read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
     from .parquet import file_checksum
 
     if not path.exists():
@@ -455,27 +456,18 @@ def _read_array(path: Path, checksum: str) -> np.ndarray:
     if file_checksum(path) != checksum:
         raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
     array: np.ndarray = np.load(path, allow_pickle=False)
-    return array
-
-
-def _read_weights(path: Path, description: ModelFile) -> np.ndarray:
-    weights = _read_array(path, description.weights_checksum)
-    if weights.ndim != 2 or weights.shape[0] != description.n_features:
+    if array.ndim != n_dimensions or array.shape[0] != n_features:
         raise ModelError(
-            f"{path}: expected {description.n_features} rows of weights, found shape {weights.shape}"
+            f"{path}: expected {n_features} rows in {n_dimensions} dimensions, found shape {array.shape}"
         )
-    return weights
+    return array
 
 
 def _read_scaling(path: Path, description: ModelFile) -> Scaling:
     found = description.scaling
     if found is None:
         return Scaling()
-    scales = None
-    if found.scale != "none":
-        scales = _read_array(path, found.checksum)
-        if scales.shape != (description.n_features,):
-            raise ModelError(f"{path}: expected {description.n_features} scales, found shape {scales.shape}")
+    scales = None if found.scale == "none" else _read_array(path, found.checksum, description.n_features, 1)
     return Scaling(found.scale, found.normalize, scales, found.digest)
 
 

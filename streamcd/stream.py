@@ -289,7 +289,7 @@ class _Loader:
     """Decodes chunks into an arena, those to come being read ahead.
 
     Where the page cache can hold the data, ahead means into the page cache, and later reads cost no disk; measured twice as
-    fast as plain reads where the disk is cold. Where it cannot, ahead means past it (`read_ahead`): waiting for the disk fell
+    fast as plain reads where the disk is cold. Where it cannot, ahead means past it (`read_ahead`): waiting for it fell
     from 0.25-0.53 to 0.06-0.28 s of passes of 1.1-1.5 s (100 M entries, a cap of 400 MB, alternate runs).
     """
 

@@ -93,7 +93,9 @@ def test_imports_point_downwards(module: str) -> None:
     assert module not in reached(module, own_imports())
 
 
-@pytest.mark.parametrize("module", ["errors", "progress", "randomness", "atomic_files", "compiling", "kernels"])
+@pytest.mark.parametrize(
+    "module", ["errors", "progress", "randomness", "atomic_files", "compiling", "kernels"]
+)
 def test_the_lowest_layer_stands_by_itself(module: str) -> None:
     assert not own_imports()[module]
 
