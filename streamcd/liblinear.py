@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -81,16 +81,13 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
     name = names.get((model.loss, model.method)) or names.get((model.loss, "dual"))
     if name is None:
         raise ModelError(f"LIBLINEAR has no problem with the loss {model.loss}")
-    order = model.tie_order
-    if model.n_classes == 2:
-        # LIBLINEAR predicts the first label where the decision is positive, the second one at zero.
-        order = order[::-1]
+    # Of two classes LIBLINEAR predicts the first label where the decision is positive, the second one at zero.
+    order = model.tie_order[::-1] if model.n_classes == 2 else model.tie_order
+    columns = model.score_code()[:, order]
     if model.is_binary and name != "MCSVM_CS":
-        columns = np.array([[1.0 if order[0] == 1 else -1.0]])
-    else:
-        columns = model.score_code()[:, order]
+        columns = columns[:, :1]
     file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")
-    file.write("label " + " ".join(str(int(model.classes[place])) for place in order) + "\n")
+    file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
     file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\nw\n")
     rows = max(1, _EXPORT_BLOCK // max(model.n_vectors, columns.shape[1]))
     for start in range(0, model.n_features, rows):
@@ -119,64 +116,77 @@ def import_liblinear(path: str | os.PathLike[str]) -> Model:
     try:
         with open(path, encoding="ascii") as file:
             header = _read_header(file, path)
-            loss, method = LIBLINEAR_SOLVERS[header["solver_type"]]
-            n_classes, n_features, bias = (
-                int(header["nr_class"]),
-                int(header["nr_feature"]),
-                float(header["bias"]),
-            )
-            label = [int(text) for text in header["label"].split()]
-            if len(set(label)) != n_classes or n_classes < 1 or n_features < 0 or not np.isfinite(bias):
-                raise ValueError(
-                    f"{n_classes} classes, {len(label)} labels, {n_features} features and bias {bias}"
-                )
-            n_columns = 1 if n_classes == 2 and loss != "crammer_singer" else n_classes
-            table = _read_table(file, n_features + (bias >= 0), n_columns)
+            table = _read_table(file, header.n_features + (header.bias >= 0), header.n_columns)
     except UnicodeDecodeError as error:
         raise ModelError(
             f"{path}: expected LIBLINEAR's model text, found {error.object[error.start]:#x}"
         ) from None
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise ModelError(f"{path}: malformed model text: {error}") from None
-    classes = np.sort(np.array(label, dtype=np.float64))
-    place = np.searchsorted(classes, label)
-    if n_columns == 1 and n_classes == 2:
+    return _make_model(header, table)
+
+
+class _Header(NamedTuple):
+    """The lines before the weights."""
+
+    loss: str
+    method: str
+    labels: list[int]
+    n_features: int
+    bias: float
+
+    @property
+    def n_columns(self) -> int:
+        """Weights to a line."""
+        n_classes = len(self.labels)
+        return 1 if n_classes == 2 and self.loss != "crammer_singer" else n_classes
+
+
+def _make_model(header: _Header, table: np.ndarray) -> Model:
+    bias, n_features, n_classes = header.bias, header.n_features, len(header.labels)
+    classes = np.sort(np.array(header.labels, dtype=np.float64))
+    class_index = np.searchsorted(classes, header.labels)
+    if n_classes == 2 and header.n_columns == 1:
         code = np.array([[-1], [1]])
-        table = table if place[0] == 1 else -table
+        table = table if class_index[0] == 1 else -table
     else:
-        code = np.eye(n_classes) if loss == "crammer_singer" else 2 * np.eye(n_classes) - 1
-        table = table[:, np.argsort(place)]
+        code = np.eye(n_classes) if header.loss == "crammer_singer" else 2 * np.eye(n_classes) - 1
+        table = table[:, np.argsort(class_index)]
     return Model(
         weights=table[:n_features],
-        intercept=table[n_features] * bias if bias >= 0 else np.zeros(n_columns),
+        intercept=table[n_features] * bias if bias >= 0 else np.zeros(header.n_columns),
         classes=classes,
         code=code,
-        loss=loss,
+        loss=header.loss,
         C=None,
-        method=method,
+        method=header.method,
         bias=bias if bias >= 0 else -1.0,
-        tie_order=place[::-1] if n_classes == 2 else place,
+        tie_order=class_index[::-1] if n_classes == 2 else class_index,
     )
 
 
-def _read_header(file: TextIO, path: str | os.PathLike[str]) -> dict[str, str]:
-    header: dict[str, str] = {}
+def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
+    lines: dict[str, str] = {}
     for line in islice(file, 100):
         key, _, rest = line.strip().partition(" ")
         if key == "w":
             break
-        header[key] = rest
+        lines[key] = rest
     else:
         raise ModelError(f"{path}: expected LIBLINEAR's model text, found no line 'w' after its header")
     for key in ("solver_type", "nr_class", "label", "nr_feature", "bias"):
-        if key not in header:
+        if key not in lines:
             raise ModelError(f"{path}: the line '{key}' is missing; only models of classifiers can be read")
-    if header["solver_type"] not in LIBLINEAR_SOLVERS:
+    if lines["solver_type"] not in LIBLINEAR_SOLVERS:
         raise ModelError(
-            f"{path}: solver_type {header['solver_type']} is not L2-regularised classification; "
+            f"{path}: solver_type {lines['solver_type']} is not L2-regularised classification; "
             f"expected one of {', '.join(LIBLINEAR_SOLVERS)}"
         )
-    return header
+    n_classes, n_features, bias = int(lines["nr_class"]), int(lines["nr_feature"]), float(lines["bias"])
+    labels = [int(text) for text in lines["label"].split()]
+    if not (len(set(labels)) == len(labels) == n_classes >= 1 and n_features >= 0 and np.isfinite(bias)):
+        raise ValueError(f"{n_classes} classes, {len(labels)} labels, {n_features} features and bias {bias}")
+    return _Header(*LIBLINEAR_SOLVERS[lines["solver_type"]], labels, n_features, bias)
 
 
 def _read_table(file: Iterable[str], n_rows: int, n_columns: int) -> np.ndarray:
