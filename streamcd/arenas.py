@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import Columns, open_columns
+from .column_layout import Columns, open_columns
 from .dataset import Dataset
 from .errors import DatasetError
 from .memory_plan import Decoder

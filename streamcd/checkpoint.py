@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -16,12 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from .atomic_files import replacing, sync
 from .errors import CheckpointError, LockError, file_named
 from .locks import release_lock, take_lock
-from .parquet import sync_directory, write_file_atomically
+from .metadata import Kind, content_digest, read_metadata, write_metadata
 
-FORMAT = "streamcd-run"
-FORMAT_VERSION = 1
+RUN = Kind(
+    "streamcd-run",
+    1,
+    dict[str, Any],
+    CheckpointError,
+    "restore it, or train again with --force",
+    "checksum",
+    lambda config: "sha256:" + content_digest(config, "checksum"),
+)
 
 
 class Run:
@@ -49,22 +56,14 @@ class Run:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write ``config.json``, whole."""
-        content = {"format": FORMAT, "format_version": FORMAT_VERSION, **config}
-        content["checksum"] = _config_checksum(content)
-        write_file_atomically(self.config_path, (json.dumps(content, indent=1) + "\n").encode())
+        write_metadata(self.config_path, RUN, config)
 
     def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace ``state.npz``: temporary name, sync, rename; with the length of the log."""
         if self._log_bytes:
-            with open(self.log_path, "rb") as log:
-                os.fsync(log.fileno())
-        partial = self.state_path.with_name("state.npz.partial")
-        with open(partial, "wb") as file:
+            sync(self.log_path)
+        with replacing(self.state_path) as partial, open(partial, "wb") as file:
             np.savez(file, **{**arrays, "log_bytes": np.int64(self._log_bytes)})  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self.state_path)
-        sync_directory(self.path)
 
     def read_state(self) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and cut the log back to it; None where there is none yet.
@@ -183,30 +182,13 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     config_path = path / "config.json"
     try:
-        config = json.loads(config_path.read_bytes())
+        config, _ = read_metadata(config_path, RUN)
     except (FileNotFoundError, NotADirectoryError):
         kind = "is not a run (no config.json in it)" if path.exists() else "does not exist"
         raise CheckpointError(f"{path} {kind}; 'streamcd train DATASET {path}' makes a run") from None
-    except ValueError as error:
-        raise CheckpointError(
-            f"{config_path}: damaged ({error}); restore it, or train again with --force"
-        ) from None
-    if config.get("format") != FORMAT or config.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{config_path}: expected {FORMAT} version {FORMAT_VERSION}, "
-            f"found {config.get('format')} version {config.get('format_version')}"
-        )
-    if config.pop("checksum", None) != _config_checksum(config):
-        raise CheckpointError(
-            f"{config_path}: changed since it was written; restore it, or train again with --force"
-        )
-    return {key: value for key, value in config.items() if key not in ("format", "format_version")}
-
-
-def _config_checksum(config: Mapping[str, Any]) -> str:
-    content = {key: value for key, value in config.items() if key != "checksum"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return {
+        key: value for key, value in config.items() if key not in ("format", "format_version", "checksum")
+    }
 
 
 def create_run(path: Path, *, force: bool) -> Run:

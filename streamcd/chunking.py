@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .dataset_writer import shard_is_full
+from .writer import shard_is_full
 
 _ROW_BYTES = 16
 """Counted for a row when chunks are cut, so that rows with hardly an entry do not make chunks of a million rows."""

@@ -167,13 +167,12 @@ def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
     Example:
       streamcd verify data
     """
-    from .columnchecks import verify as verify_layouts
     from .dataset import open_dataset
 
     with console.Console(quiet) as listener:
         try:
             # files that are missing are problems to list, not a reason to stop
-            problems = verify_layouts(open_dataset(dataset, check_files=False), listener, workers=workers)
+            problems = open_dataset(dataset, check_files=False).verify(listener, workers=workers)
         except DatasetError as error:
             if not os.path.exists(dataset):
                 raise
@@ -467,7 +466,8 @@ def export(
 
             export_libsvm(open_dataset(source), file, memory=memory, listener=listener)
         else:
-            from .model import export_liblinear, load_model
+            from .liblinear import export_liblinear
+            from .model import load_model
 
             export_liblinear(load_model(source, C, memory=memory), file, listener)
     n_bytes = os.path.getsize(file)
@@ -488,7 +488,7 @@ def import_model(file: str, model: str, as_json: bool) -> None:
     Example:
       streamcd import liblinear.model model
     """
-    from .model import import_liblinear
+    from .liblinear import import_liblinear
 
     if os.path.exists(model) and (not os.path.isdir(model) or os.listdir(model)):
         raise UsageError(f"{model} exists; name a directory that is not there yet")

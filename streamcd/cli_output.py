@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Gather what `info` and `convert` tell of a dataset."""
-    from .columns import has_columns
-    from .conditioning import advice, feature_rms
+    from .column_layout import has_columns
+    from .diagnostics import advice, feature_rms
     from .method_choice import advise_method
 
     method, reason = advise_method(dataset, "squared_hinge", 1.0)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .atomic_files import sync
 from .block_steps import (
     APART,
     LINEAR,
@@ -32,7 +33,6 @@ from .dual import violation
 from .engines import Engine, RoundResult, SerialEngine, Simulation, WorkersLost, shard_entries
 from .errors import EnvironmentFailure
 from .loop import StopRequested, Task, TrainingLoop
-from .parquet import sync_directory
 from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
 from .primitives import DUAL, GAP
 from .progress import Listener
@@ -284,7 +284,7 @@ class RoundLoop(TrainingLoop):
         return self.directory.path / "dual"
 
     def _commit(self) -> None:
-        sync_directory(self._folder)
+        sync(self._folder)
         self._write_state()
         self._remove_other_attempts()
 

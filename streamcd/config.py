@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from . import checkpoint
-from .columns import open_columns
+from .column_layout import open_columns
 from .dataset import Dataset, open_dataset
 from .errors import CheckpointError, UsageError
 from .memory_plan import Plan

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .atomic_files import replacing
 from .dataset import Dataset
 from .external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
 from .libsvm import write_rows
@@ -65,20 +66,17 @@ def export_libsvm(
     if dataset.scaling.changes_values:
         listener.warning(f"values are written as they are stored, after {dataset.scaling.options()}")
     target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    try:
-        with tempfile.TemporaryDirectory(prefix=".streamcd-export-", dir=target.parent) as scratch:
-            run, ends = Path(scratch) / "run", _range_ends(dataset, left // 2)
-            _deal_out(dataset, run, ends, left // 2, listener)
-            with open(partial, "wb") as file, PartitionReader([run], _LAYOUT) as reader:
-                for bucket in range(len(ends)):
-                    lines = reader.read(bucket)
-                    file.write(lines.take(np.argsort(lines.fields[0])).items[0].data)
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".streamcd-export-", dir=target.parent) as scratch:
+        run, ends = Path(scratch) / "run", _range_ends(dataset, left // 2)
+        _deal_out(dataset, run, ends, left // 2, listener)
+        with (
+            replacing(target) as partial,
+            open(partial, "wb") as file,
+            PartitionReader([run], _LAYOUT) as reader,
+        ):
+            for bucket in range(len(ends)):
+                lines = reader.read(bucket)
+                file.write(lines.take(np.argsort(lines.fields[0])).items[0].data)
     return target.stat().st_size
 
 

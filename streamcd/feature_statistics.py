@@ -21,7 +21,7 @@ from .errors import UsageError
 from .feature_sums import add_entries, fold_shard
 from .memory import RESERVED_BYTES, format_size
 from .parquet import read_groups
-from .rowlayout import MAX_CLASSES
+from .schema import MAX_CLASSES
 
 STATISTICS_BYTES = 56
 """Memory of a feature while its statistics are made."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .columns import open_columns
+from .column_layout import open_columns
 from .config import ResolvedRun, RunConfig, Search, lanes_together, versions
 from .dataset import Dataset
 from .errors import UsageError

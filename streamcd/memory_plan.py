@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .dataset import MAX_OPEN_PARTS, Dataset
+from .chunked_table import MAX_OPEN_PARTS
+from .dataset import Dataset
 from .memory import RESERVED_BYTES, format_size, require
-from .readahead import AHEAD_BYTES
+from .read_ahead import AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
 _ORDER_BYTES = 8  # of an item's number in the order of visit

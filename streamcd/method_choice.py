@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .columns import has_columns
+from .column_layout import has_columns
 from .dataset import Dataset
 from .progress import Listener
 

@@ -1,4 +1,4 @@
-"""A trained linear model: what it predicts, how it is kept on disk, and LIBLINEAR's text format.
+"""A trained linear model: what it predicts, and how it is kept on disk.
 
 A model decides by ``h(x) = x W + intercept``, one column of ``W`` per vector (lane). A code matrix ``M`` (classes × vectors,
 entries −1, 0, +1) says what the vectors tell apart: of two classes there is one vector, positive for the larger class; of
@@ -8,36 +8,58 @@ whose plane is nearest: the smallest ``|h_r(x)| / ‖w_r‖``, the norm without 
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
+from .atomic_files import replacing, sync
 from .errors import ModelError
 from .memory import parse_size, require
-from .progress import Listener
+from .metadata import Count, Kind, Structure, read_metadata, write_metadata
 from .scaling import Scaling
 
-FORMAT = "streamcd-model"
-FORMAT_VERSION = 1
 
-LIBLINEAR_SOLVERS: dict[str, tuple[str, str]] = {
-    "L2R_LR": ("log_loss", "primal"),
-    "L2R_L2LOSS_SVC_DUAL": ("squared_hinge", "dual"),
-    "L2R_L2LOSS_SVC": ("squared_hinge", "primal"),
-    "L2R_L1LOSS_SVC_DUAL": ("hinge", "dual"),
-    "MCSVM_CS": ("crammer_singer", "dual"),
-    "L2R_LR_DUAL": ("log_loss", "dual"),
-}
-"""LIBLINEAR's names of the problems solved here, as (loss, method)."""
+class ModelScaling(Structure):
+    """Transformation of the values that the model was trained on; the checksum is that of ``scaling.npy``."""
 
-_EXPORT_BLOCK = 1 << 16  # weights written or read at a time: a few MB of text
+    scale: str
+    normalize: str
+    digest: str
+    checksum: str = ""
+
+
+class ModelFile(Structure):
+    """``model.json``; fields as those of `Model`."""
+
+    loss: str
+    method: str
+    C: float | None
+    n_features: Count
+    bias: float
+    intercept: list[float]
+    classes: list[float]
+    label_kind: str
+    code: list[list[int]]
+    tie_order: list[Count]
+    class_weight: dict[float, float]
+    index_base: int
+    fingerprint: str
+    versions: dict[str, str]
+    certificate: dict[str, Any]
+    weights_checksum: str
+    free_bias: bool = False
+    ridge: float = 1.0
+    slack: str = "hinge"
+    scaling: ModelScaling | None = None
+
+
+MODEL = Kind("streamcd-model", 1, ModelFile, ModelError, "restore it from a copy, or train again")
 
 
 @dataclass
@@ -136,7 +158,7 @@ class Model:
 
     @property
     def is_binary(self) -> bool:
-        """Whether one vector tells two classes apart."""
+        """True where one vector tells two classes apart."""
         return self.n_classes == 2 and self.n_vectors == 1
 
     @property
@@ -179,7 +201,7 @@ class Model:
         """
         if self.loss == "twin":
             return -plane_distances(decisions, self._plane_norms)
-        return decisions @ self._score_code()
+        return decisions @ self.score_code()
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
         """The predicted classes, as places in `classes`; shape (rows,)."""
@@ -199,7 +221,7 @@ class Model:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether decisions are log-odds: logistic regression with one vector per class, or one for two classes."""
+        """True where decisions are log-odds: logistic regression with one vector per class, or one for two classes."""
         return self.loss == "log_loss" and (self.is_binary or self._one_vector_per_class())
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
@@ -260,44 +282,29 @@ class Model:
         rows : iterable of ndarray, optional
             The rows of `weights` in blocks, where they are too many to be in memory; `weights` then gives the shape only.
         """
-        # pyarrow: not for a bare import
-        from .parquet import file_checksum, sync_directory, write_file_atomically
+        from .parquet import file_checksum  # pyarrow: not for a bare import
 
         directory = Path(path)
         directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / "weights.npy.partial"
-        with open(partial, "wb") as file:
-            header = {"descr": "<f8", "fortran_order": False, "shape": self.weights.shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for block in (self.weights,) if rows is None else rows:
-                np.ascontiguousarray(block, dtype="<f8").tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
-        scales_checksum = ""
-        if self.scaling.scales is not None:
-            with open(directory / "scaling.npy.partial", "wb") as file:
-                np.save(file, self.scaling.scales.astype("<f8", copy=False), allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-            scales_checksum = file_checksum(directory / "scaling.npy.partial")
-        # A kill between the two files must leave no model rather than one whose halves do not belong together.
-        (directory / "model.json").unlink(missing_ok=True)
-        os.replace(partial, directory / "weights.npy")
-        description = self._description() | {"weights_checksum": file_checksum(directory / "weights.npy")}
-        if scales_checksum:
-            os.replace(directory / "scaling.npy.partial", directory / "scaling.npy")
-            description["scaling"] = {**description["scaling"], "checksum": scales_checksum}
-        else:
+        description = self._description()
+        with ExitStack() as files:
+            weights = files.enter_context(replacing(directory / "weights.npy"))
+            _write_array(weights, self.weights.shape, (self.weights,) if rows is None else rows)
+            description["weights_checksum"] = file_checksum(weights)
+            if self.scaling.scales is not None:
+                scales = files.enter_context(replacing(directory / "scaling.npy"))
+                _write_array(scales, self.scaling.scales.shape, (self.scaling.scales,))
+                description["scaling"]["checksum"] = file_checksum(scales)
+            # A kill between the files must leave no model rather than one whose halves do not belong together.
+            (directory / "model.json").unlink(missing_ok=True)
+        if self.scaling.scales is None:
             (directory / "scaling.npy").unlink(missing_ok=True)  # of a model that was here before
-        text = json.dumps(description, indent=1, allow_nan=False) + "\n"
-        write_file_atomically(directory / "model.json", text.encode())
-        sync_directory(directory.parent)
+        write_metadata(directory / "model.json", MODEL, description, allow_nan=False)
+        sync(directory.parent)
 
     def _description(self) -> dict[str, Any]:
         assert self.tie_order is not None
         return {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
             "loss": self.loss,
             "method": self.method,
             "C": self.C,
@@ -318,8 +325,8 @@ class Model:
             "scaling": self.scaling.to_json() if self.scaling.changes_values else None,
         }
 
-    def _score_code(self) -> np.ndarray:
-        """The matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
+    def score_code(self) -> np.ndarray:
+        """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
         if self.is_binary:
             return np.array([[-1.0, 1.0]])
         # Adding a constant to a vector's column adds the same to every class's score. (M + 1)/2 makes the one-vs-rest code
@@ -328,7 +335,16 @@ class Model:
         return code.T.astype(np.float64)
 
     def _one_vector_per_class(self) -> bool:
-        return self.n_classes == self.n_vectors and np.array_equal(self._score_code(), np.eye(self.n_classes))
+        return self.n_classes == self.n_vectors and np.array_equal(self.score_code(), np.eye(self.n_classes))
+
+
+def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
+    """Write a ``.npy`` file of float64, block of rows by block."""
+    with open(path, "wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            np.ascontiguousarray(block, dtype="<f8").tofile(file)
 
 
 def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
@@ -338,7 +354,7 @@ def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
 
 
 def path_directory(model_path: Path, C: float) -> Path:
-    """Where the model of one C of a path lies inside a run's ``model``."""
+    """Directory of the model of one C of a path, inside a run's ``model``."""
     return model_path / f"C={C!r}"
 
 
@@ -383,37 +399,29 @@ def load_model(
         require(
             parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
         )
+    description_path = directory / "model.json"
     try:
-        description = json.loads((directory / "model.json").read_bytes())
+        _, description = read_metadata(description_path, MODEL)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(_missing(Path(path))) from None
-    except ValueError as error:
-        raise ModelError(f"{directory / 'model.json'}: damaged ({error})") from None
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ModelError(f"{directory / 'model.json'}: expected a {FORMAT}, found something else")
-    if description.get("format_version") != FORMAT_VERSION:
-        raise ModelError(
-            f"{directory / 'model.json'}: expected format version {FORMAT_VERSION}, found "
-            f"{description.get('format_version')}; use the version of streamcd that wrote it"
-        )
     try:
-        weights = _read_weights(directory / "weights.npy", description)
+        checksum, n_features = description.weights_checksum, description.n_features
+        weights = _read_array(directory / "weights.npy", checksum, n_features, 2)
         model = _model_from(description, weights, _read_scaling(directory / "scaling.npy", description))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{directory / 'model.json'}: damaged ({error!r})") from None
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ModelError(f"{description_path}: damaged ({error})") from None
     if C is not None and model.C != C:
         raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
     return model
 
 
 def stored_certificate(path: Path) -> dict[str, Any] | None:
-    """What the model in a directory says of the end of its training; None where there is no whole model."""
+    """Read the certificate of the model in a directory; None where there is no whole model."""
     try:
-        description = json.loads((path / "model.json").read_bytes())
-    except (OSError, ValueError):
+        _, description = read_metadata(path / "model.json", MODEL)
+    except (OSError, ModelError):
         return None
-    certificate = description.get("certificate")
-    return dict(certificate) if certificate and (path / "weights.npy").exists() else None
+    return description.certificate if description.certificate and (path / "weights.npy").exists() else None
 
 
 def _model_directory(path: str | os.PathLike[str], C: float | None = None) -> Path:
@@ -440,239 +448,34 @@ def _missing(path: Path) -> str:
     return f"{path}: expected a run or a model, found {found}"
 
 
-def _read_weights(path: Path, description: dict[str, Any]) -> np.ndarray:
+def _read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
     from .parquet import file_checksum
 
     if not path.exists():
         raise ModelError(f"{path}: the file is missing")
-    if file_checksum(path) != description["weights_checksum"]:
+    if file_checksum(path) != checksum:
         raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
-    weights: np.ndarray = np.load(path, allow_pickle=False)
-    if weights.ndim != 2 or weights.shape[0] != description["n_features"]:
+    array: np.ndarray = np.load(path, allow_pickle=False)
+    if array.ndim != n_dimensions or array.shape[0] != n_features:
         raise ModelError(
-            f"{path}: expected {description['n_features']} rows of weights, found shape {weights.shape}"
+            f"{path}: expected {n_features} rows in {n_dimensions} dimensions, found shape {array.shape}"
         )
-    return weights
+    return array
 
 
-def _read_scaling(path: Path, description: dict[str, Any]) -> Scaling:
-    from .parquet import file_checksum
-
-    found = description.get("scaling")
-    if found is None or found["scale"] == "none":
-        return Scaling.from_json(found)
-    if not path.exists():
-        raise ModelError(f"{path}: the file is missing")
-    if file_checksum(path) != found["checksum"]:
-        raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
-    scales: np.ndarray = np.load(path, allow_pickle=False)
-    if scales.shape != (description["n_features"],):
-        raise ModelError(f"{path}: expected {description['n_features']} scales, found shape {scales.shape}")
-    return Scaling.from_json(found, scales)
+def _read_scaling(path: Path, description: ModelFile) -> Scaling:
+    found = description.scaling
+    if found is None:
+        return Scaling()
+    scales = None if found.scale == "none" else _read_array(path, found.checksum, description.n_features, 1)
+    return Scaling(found.scale, found.normalize, scales, found.digest)
 
 
-def _model_from(description: dict[str, Any], weights: np.ndarray, scaling: Scaling) -> Model:
-    return Model(
-        weights=weights,
-        intercept=np.array(description["intercept"], dtype=np.float64),
-        classes=np.array(description["classes"], dtype=np.float64),
-        code=np.array(description["code"], dtype=np.int8).reshape(-1, weights.shape[1]),
-        loss=description["loss"],
-        C=description["C"],
-        method=description["method"],
-        bias=description["bias"],
-        ridge=description.get("ridge", 1.0),
-        slack=description.get("slack", "hinge"),
-        free_bias=description.get("free_bias", False),
-        index_base=description["index_base"],
-        label_kind=description["label_kind"],
-        class_weight={float(label): weight for label, weight in description["class_weight"].items()},
-        tie_order=np.array(description["tie_order"], dtype=np.int64),
-        fingerprint=description["fingerprint"],
-        versions=description["versions"],
-        certificate=description["certificate"],
-        scaling=scaling,
-    )
+def _model_from(description: ModelFile, weights: np.ndarray, scaling: Scaling) -> Model:
+    # every field of the same name, as it is or as the array that `Model` makes of it
+    same = {name: getattr(description, name) for name in _SAME_FIELDS}
+    code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
+    return Model(weights=weights, code=code, scaling=scaling, **same)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# LIBLINEAR's text format
-
-
-def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Listener | None = None) -> None:
-    """Write a model as LIBLINEAR's text, 17 digits a weight; LIBLINEAR then predicts the same.
-
-    Of two classes the positive one comes first on the ``label`` line. Codes other than one-vs-rest are folded into
-    one vector per class. The file is written block by block under a temporary name.
-
-    Weights are divided by the features' scales, so that the text is right for values as they are in the source. Of rows
-    of unit norm the text can hold nothing: without a bias a row's norm does not change its label, but its decision values;
-    with one it may change the label.
-
-    Raises
-    ------
-    ModelError
-        Where LIBLINEAR cannot hold the model: labels that are not integers; rows of unit norm and a bias; twin planes.
-    """
-    if model.loss == "twin":
-        raise ModelError(
-            "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
-        )
-    if model.scaling.normalize != "none":
-        _check_export_of_unit_rows(model, listener)
-    if not (np.array_equal(model.classes, np.rint(model.classes)) and np.abs(model.classes).max() < 2**31):
-        raise ModelError(
-            f"LIBLINEAR's labels are integers of 32 bits, the model's are {', '.join(model.label_texts()[:5])}"
-        )
-    if model.index_base == 0 and listener is not None:
-        listener.warning(
-            "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
-        )
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    try:
-        with open(partial, "w", encoding="ascii", newline="\n") as file:
-            _write_liblinear(model, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _check_export_of_unit_rows(model: Model, listener: Listener | None) -> None:
-    if model.bias >= 0 and model.intercept.any():
-        raise ModelError(
-            "the model was trained on rows of unit norm (--normalize l2) and has a bias: for a row of another norm "
-            "LIBLINEAR would predict another label; train without --bias, or convert without --normalize l2"
-        )
-    if listener is not None:
-        listener.warning(
-            "the model was trained on rows of unit norm (--normalize l2): LIBLINEAR predicts the same labels, but its "
-            "decision values and probabilities are those of rows of unit norm only if the rows it is given are so"
-        )
-
-
-def _write_liblinear(model: Model, file: TextIO) -> None:
-    assert model.tie_order is not None
-    names = {problem: name for name, problem in LIBLINEAR_SOLVERS.items()}
-    # Trained by another method, the model still solves the problem that LIBLINEAR's dual solver is named after.
-    name = names.get((model.loss, model.method)) or names.get((model.loss, "dual"))
-    if name is None:
-        raise ModelError(f"LIBLINEAR has no problem with the loss {model.loss}")
-    order = model.tie_order
-    if model.n_classes == 2:
-        # LIBLINEAR predicts the first label where the decision is positive, the second one at zero.
-        order = order[::-1]
-    if model.is_binary and name != "MCSVM_CS":
-        columns = np.array([[1.0 if order[0] == 1 else -1.0]])
-    else:
-        columns = model._score_code()[:, order]
-    file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")
-    file.write("label " + " ".join(str(int(model.classes[place])) for place in order) + "\n")
-    file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\nw\n")
-    rows = max(1, _EXPORT_BLOCK // max(model.n_vectors, columns.shape[1]))
-    for start in range(0, model.n_features, rows):
-        weights = model.weights[start : start + rows]
-        if model.scaling.scales is not None:
-            weights = weights / model.scaling.scales[start : start + rows, np.newaxis]
-        _write_weights(file, weights, columns)
-    if model.bias >= 0:
-        _write_weights(file, model.bias_weight[np.newaxis], columns)
-
-
-def _write_weights(file: TextIO, weights: np.ndarray, columns: np.ndarray) -> None:
-    row_format = "%.17g " * columns.shape[1] + "\n"
-    # + 0.0 turns -0 into 0
-    file.write("".join([row_format % tuple(row) for row in (weights @ columns + 0.0).tolist()]))
-
-
-def import_liblinear(path: str | os.PathLike[str]) -> Model:
-    """Read a model from LIBLINEAR's text; it then predicts the same as in LIBLINEAR.
-
-    Raises
-    ------
-    ModelError
-        Where the text is malformed, or the problem is none of `LIBLINEAR_SOLVERS`.
-    """
-    try:
-        with open(path, encoding="ascii") as file:
-            header = _read_header(file, path)
-            loss, method = LIBLINEAR_SOLVERS[header["solver_type"]]
-            n_classes, n_features, bias = (
-                int(header["nr_class"]),
-                int(header["nr_feature"]),
-                float(header["bias"]),
-            )
-            label = [int(text) for text in header["label"].split()]
-            if len(set(label)) != n_classes or n_classes < 1 or n_features < 0 or not np.isfinite(bias):
-                raise ValueError(
-                    f"{n_classes} classes, {len(label)} labels, {n_features} features and bias {bias}"
-                )
-            n_columns = 1 if n_classes == 2 and loss != "crammer_singer" else n_classes
-            table = _read_table(file, n_features + (bias >= 0), n_columns)
-    except UnicodeDecodeError as error:
-        raise ModelError(
-            f"{path}: expected LIBLINEAR's model text, found {error.object[error.start]:#x}"
-        ) from None
-    except (ValueError, KeyError) as error:
-        raise ModelError(f"{path}: malformed model text: {error}") from None
-    classes = np.sort(np.array(label, dtype=np.float64))
-    place = np.searchsorted(classes, label)
-    if n_columns == 1 and n_classes == 2:
-        code = np.array([[-1], [1]])
-        table = table if place[0] == 1 else -table
-    else:
-        code = np.eye(n_classes) if loss == "crammer_singer" else 2 * np.eye(n_classes) - 1
-        table = table[:, np.argsort(place)]
-    return Model(
-        weights=table[:n_features],
-        intercept=table[n_features] * bias if bias >= 0 else np.zeros(n_columns),
-        classes=classes,
-        code=code,
-        loss=loss,
-        C=None,
-        method=method,
-        bias=bias if bias >= 0 else -1.0,
-        tie_order=place[::-1] if n_classes == 2 else place,
-    )
-
-
-def _read_header(file: TextIO, path: str | os.PathLike[str]) -> dict[str, str]:
-    header: dict[str, str] = {}
-    for line in islice(file, 100):
-        key, _, rest = line.strip().partition(" ")
-        if key == "w":
-            break
-        header[key] = rest
-    else:
-        raise ModelError(f"{path}: expected LIBLINEAR's model text, found no line 'w' after its header")
-    for key in ("solver_type", "nr_class", "label", "nr_feature", "bias"):
-        if key not in header:
-            raise ModelError(f"{path}: the line '{key}' is missing; only models of classifiers can be read")
-    if header["solver_type"] not in LIBLINEAR_SOLVERS:
-        raise ModelError(
-            f"{path}: solver_type {header['solver_type']} is not L2-regularised classification; "
-            f"expected one of {', '.join(LIBLINEAR_SOLVERS)}"
-        )
-    return header
-
-
-def _read_table(file: Iterable[str], n_rows: int, n_columns: int) -> np.ndarray:
-    table = np.empty((n_rows, n_columns))
-    lines: Iterator[str] = (line for line in file if not line.isspace())
-    rows = max(1, _EXPORT_BLOCK // n_columns)
-    for start in range(0, n_rows, rows):
-        stop = min(n_rows, start + rows)
-        tokens = " ".join(islice(lines, stop - start)).split()
-        if len(tokens) != (stop - start) * n_columns:
-            raise ValueError(
-                f"expected {n_rows} rows of {n_columns} weights, found {len(tokens)} of "
-                f"{(stop - start) * n_columns} numbers in the rows from {start} on"
-            )
-        table[start:stop] = np.array([float(token) for token in tokens]).reshape(-1, n_columns)
-    if not np.isfinite(table).all():
-        raise ValueError("a weight that is not finite")
-    if next(lines, None) is not None:
-        raise ValueError(f"expected {n_rows} rows of weights, found more")
-    return table
+_SAME_FIELDS = {item.name for item in fields(Model)} - {"weights", "code", "scaling"}

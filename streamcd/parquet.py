@@ -1,4 +1,4 @@
-"""Parquet files: row groups read one at a time, tables written with checksums, and files that appear whole or not at all."""
+"""Parquet files: row groups read one at a time, and tables written with checksums."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import Schema as Schema  # for those who describe tables: the door to pyarrow is here
 
+from .direct_writer import DirectWriter
 from .errors import DatasetError, EnvironmentFailure
-from .readahead import ReadAhead
-from .writebehind import WriteBehind
+from .read_ahead import ReadAhead
 
 # Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
 # random it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s where mimalloc did 200.
@@ -30,39 +30,28 @@ _COPY_BYTES = 1 << 22
 
 
 def schema(**columns: Any) -> Schema:
-    """A schema of columns without nulls, named with their numpy types."""
+    """Describe columns without nulls by their names and numpy types."""
     return pa.schema(
         [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in columns.items()]
     )
 
 
-class ChecksumFile:
-    """A file being written that knows the checksum and the number of its bytes."""
+class ChecksumFile(DirectWriter):
+    """A file being written, with the checksum of its bytes; what pyarrow asks of a file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = WriteBehind(path, durable=True)
+        super().__init__(path)
         self._digest = hashlib.sha256()
-
-    @property
-    def n_bytes(self) -> int:
-        return self._file.n_bytes
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
 
     def write(self, data: Any) -> int:
         self._digest.update(data)
-        return self._file.write(data)
+        return super().write(data)
 
     def flush(self) -> None:
         pass
 
     def tell(self) -> int:
-        return self._file.n_bytes
-
-    def close(self) -> None:
-        self._file.close()
+        return self.n_bytes
 
     @property
     def checksum(self) -> str:
@@ -70,44 +59,19 @@ class ChecksumFile:
 
 
 def file_checksum(path: Path) -> str:
-    """SHA-256 of a file, read in pieces, as ``"sha256:<hex>"``."""
+    """SHA-256 of a file as ``"sha256:<hex>"``."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(_COPY_BYTES):
-            digest.update(piece)
+        while block := file.read(_COPY_BYTES):
+            digest.update(block)
     return "sha256:" + digest.hexdigest()
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    sync_file(path)
-
-
-def sync_file(path: Path) -> None:
-    """Make the bytes of a file durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_file_atomically(path: Path, data: bytes) -> None:
-    """Write a small file whole or not at all: temporary name, sync, replace."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_directory(path.parent)
-
-
 class reading:
-    """Turns whatever a damaged file makes pyarrow raise into one line that names the file."""
+    """Turns the errors that pyarrow raises over a damaged file into one line that names the file."""
 
     def __init__(self, path: Path, where: str = "") -> None:
-        self._place = f"{path}, {where}" if where else str(path)
+        self._location = f"{path}, {where}" if where else str(path)
 
     def __enter__(self) -> None:
         pass
@@ -115,7 +79,7 @@ class reading:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, FileNotFoundError):
             raise DatasetError(
-                f"{self._place}: the file is missing; restore it or convert the data again"
+                f"{self._location}: the file is missing; restore it or convert the data again"
             ) from None
         if isinstance(error, OSError) and error.errno in (
             errno.EIO,
@@ -123,11 +87,11 @@ class reading:
             errno.ENFILE,
             errno.EACCES,
         ):
-            raise EnvironmentFailure(f"{self._place}: {error.strerror}") from None
+            raise EnvironmentFailure(f"{self._location}: {error.strerror}") from None
         if isinstance(error, (OSError, pa.ArrowException, KeyError, ValueError, IndexError)):
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DatasetError(
-                f"{self._place}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
+                f"{self._location}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
             ) from None
 
 
@@ -137,18 +101,18 @@ def column_values(column: pa.ChunkedArray) -> np.ndarray:
     Arrow's own `to_numpy` loads pandas where it is installed, which would cost a training 30 MB of its budget.
     """
     dtype = np.dtype(column.type.to_pandas_dtype())
-    pieces = [
-        np.frombuffer(piece.buffers()[1], dtype=dtype, count=len(piece), offset=piece.offset * dtype.itemsize)
-        for piece in column.chunks
-        if len(piece)
+    arrays = [
+        np.frombuffer(array.buffers()[1], dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize)
+        for array in column.chunks
+        if len(array)
     ]
-    if len(pieces) == 1:
-        return pieces[0]
-    return np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype)
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:
-    """All columns of a small file, its checksums verified."""
+    """Read all columns of a small file, its checksums verified."""
     with reading(path):
         table = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
         return {name: column_values(table.column(name)) for name in table.column_names}
@@ -157,7 +121,7 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
 def read_groups(
     path: Path, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Columns (all by default) of a file's row groups, one after another, their checksums verified or not."""
+    """Read columns (all by default) of a file's row groups, one after another, their checksums verified or not."""
     # without pre-buffering, a copy less of what is in the page cache
     with reading(path), pq.ParquetFile(path, page_checksum_verification=verify, pre_buffer=False) as reader:
         for group in range(first_group, reader.num_row_groups):
@@ -177,25 +141,25 @@ class _Source:
     closed = False
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._place = descriptor, 0
+        self._descriptor, self._offset = descriptor, 0
         self._size = os.fstat(descriptor).st_size
         self.ahead: tuple[int, memoryview] | None = None
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        return self._place
+        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
+        return self._offset
 
     def tell(self) -> int:
-        return self._place
+        return self._offset
 
     def read_buffer(self, n_bytes: int) -> memoryview | bytes:
         if self.ahead is not None:
-            start = self._place - self.ahead[0]
+            start = self._offset - self.ahead[0]
             if start >= 0 and start + n_bytes <= len(self.ahead[1]):
-                self._place += n_bytes
+                self._offset += n_bytes
                 return self.ahead[1][start : start + n_bytes]
-        data = os.pread(self._descriptor, n_bytes, self._place)
-        self._place += len(data)
+        data = os.pread(self._descriptor, n_bytes, self._offset)
+        self._offset += len(data)
         return data
 
     def close(self) -> None:
@@ -302,7 +266,7 @@ class OpenParts:
                 part.hand_in(None)
 
     def expect(self, name: str, group: int, first_column: int) -> None:
-        """Say that a row group's columns from `first_column` on will be read, in the order of such calls."""
+        """Announce that a row group's columns from `first_column` on will be read, in the order of such calls."""
         part = self[name]
         if self._ahead is None or not self._ahead.possible:
             part.expect(group, first_column)

@@ -22,7 +22,6 @@ import numpy as np
 
 from .byte_sources import ByteRange, display_name, expected_text_bytes, range_starts, share_out, total_bytes
 from .chunking import cut_chunks, cut_shards
-from .dataset_writer import DatasetWriter, PartWriter
 from .errors import DataError, UsageError
 from .external_shuffle import MAX_BITS, HeldRows, RunFormat, RunReader, RunWriter
 from .feature_statistics import (
@@ -53,6 +52,7 @@ from .shard_writing import (
     save_scales,
     write_shards,
 )
+from .writer import DatasetWriter, PartWriter
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
 _MAX_RANGES = 8

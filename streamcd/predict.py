@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from .byte_sources import (
-    ByteRange,
-    expand_sources,
-    range_starts,
-    share_out,
-    total_bytes,
-)
+from .atomic_files import replacing
+from .byte_sources import ByteRange, expand_sources, range_starts, share_out, total_bytes
 from .dataset import Dataset, open_dataset
 from .errors import ModelError, UsageError
 from .memory import RESERVED_BYTES, parse_size, require
@@ -354,16 +349,12 @@ def predict(
     target = Path(out)
     if target.is_dir():
         raise UsageError(f"{target} is a directory; expected the name of a Parquet file to write")
-    partial = target.with_name(target.name + ".partial")
-    try:
+    with replacing(target) as partial:
         writer = TableWriter(partial, schema(**_prediction_columns(model, proba)), "zstd")
         for start, block in _in_source_order(decisions, target.parent):
             n_rows += block.shape[0]
             writer.write(**_predictions(model, start, block, proba))
         writer.close()
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
     return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
 
 

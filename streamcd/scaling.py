@@ -1,4 +1,4 @@
-"""What was done to the values of a source before they were stored: features divided by their scales, rows by their norms.
+"""The transformation of a source's values before they are stored: features divided by scales, rows by their norms.
 
 Both keep zeros, and so the data sparse. Centring does not: it would fill every row. Nor could the bias stand in for it,
 ``w·(x - mu) + b = w·x + (b - w·mu)``, since the bias is penalised as the weights are: to train with the other bias is
@@ -45,7 +45,7 @@ class Scaling:
 
     @property
     def changes_values(self) -> bool:
-        """Whether it does anything."""
+        """True unless all values stay as they are."""
         return self.scale != "none" or self.normalize != "none"
 
     def __post_init__(self) -> None:
@@ -82,19 +82,19 @@ class Scaling:
         return out
 
     def to_json(self) -> dict[str, str]:
-        """What manifests and models say of it, the divisors aside."""
+        """Describe it for manifests and models, the divisors aside."""
         return {"scale": self.scale, "normalize": self.normalize, "digest": self.digest}
 
     @classmethod
     def from_json(cls, description: Mapping[str, Any] | None, scales: np.ndarray | None = None) -> Scaling:
-        """The inverse of `to_json`; None means no scaling."""
+        """Make a scaling from its description; None means no scaling."""
         if description is None:
             return cls()
         return cls(description["scale"], description["normalize"], scales, description["digest"])
 
 
 def checked_names(scale: str, normalize: str) -> tuple[str, str]:
-    """Refuse names that there are not."""
+    """Refuse unknown names."""
     if scale not in SCALES:
         raise UsageError(f"expected --scale {', '.join(SCALES)}, found {scale!r}")
     if normalize not in NORMALIZATIONS:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from .dataset import Dataset, open_dataset
-from .dataset_writer import PartWriter
 from .errors import DataError
 from .external_shuffle import Cell, RunReader
 from .feature_statistics import RangeStatistics, save_columns, saved_columns
 from .process_pool import Tell
-from .rowlayout import row_dtype
 from .rows import Rows, concatenate
 from .scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
+from .schema import row_dtype
+from .writer import PartWriter
 
 _INT32_MAX = 2**31 - 1
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .atomic_files import sync
 from .errors import CheckpointError
-from .parquet import sync_directory
 
 NO_SLOT = 2  # of a chunk that was never saved: its rows start from the solver's initial values
 
@@ -126,7 +126,7 @@ class SlotStore:
         """Make durable everything that was saved."""
         for shard in sorted(self._unsynced):
             os.fsync(self._open_shard(shard))
-        sync_directory(self._folder)
+        sync(self._folder)
         self._unsynced.clear()
 
     def mark_durable(self) -> None:

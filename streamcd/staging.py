@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .atomic_files import put_directory, restore_directory
 from .errors import EnvironmentFailure
 from .locks import release_lock, take_lock
-from .parquet import sync_directory
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
             _clean(work, dest)
             try:
                 yield work
-                _put_in_place(work, dest, force)
+                put_directory(work / "dataset", dest, work / "replaced" if force else None)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
@@ -69,17 +69,9 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 def _clean(work: Path, dest: Path) -> None:
     """Remove what an interrupted conversion left; give back a dataset that it was about to replace."""
-    if (work / "replaced").exists() and not dest.exists():
-        os.rename(work / "replaced", dest)
+    restore_directory(dest, work / "replaced")
     for entry in work.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)
         elif entry.name != "lock":
             entry.unlink()
-
-
-def _put_in_place(work: Path, dest: Path, force: bool) -> None:
-    if force and dest.exists():
-        os.rename(dest, work / "replaced")
-    os.rename(work / "dataset", dest)
-    sync_directory(dest.parent)

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from .columns import Columns
-from .dataset import MAX_OPEN_PARTS, Dataset
+from .chunked_table import MAX_OPEN_PARTS
+from .column_layout import Columns
+from .dataset import Dataset
 from .errors import UsageError
 from .memory import page_cache_room
 from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
@@ -227,7 +228,7 @@ class _Loader:
     """Decoder of chunks into an arena, which reads ahead those to come.
 
     Where the page cache can hold the data, they are read into it, and later reads cost no disk; measured twice as fast as
-    plain reads where the disk is cold. Where it cannot, they are read past it (`readahead`): waiting for the disk fell from
+    plain reads where the disk is cold. Where it cannot, they are read past it (`read_ahead`): waiting for the disk fell from
     0.25-0.53 to 0.06-0.28 s of passes of 1.1-1.5 s (100 M entries, a cap of 400 MB, alternate runs).
     """
 

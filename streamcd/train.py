@@ -11,9 +11,9 @@ import numpy as np
 
 from . import checkpoint
 from .cluster_loop import WORKER_TIMEOUT, RoundOptions, make_round_loop
-from .conditioning import advice
 from .config import Group, ResolvedRun, refuse_existing, write_config
 from .dataset import Dataset, open_dataset
+from .diagnostics import advice
 from .errors import UsageError
 from .lane_groups import resolve
 from .loop import Loop, StopRequested, Task

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,13 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import scatter
-from .columns import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
+from .atomic_files import put_directory, restore_directory, write_file
+from .column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from .dataset import Dataset, open_dataset
 from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
 from .external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, index_path
 from .locks import release_lock, take_lock
 from .memory import parse_size, require
-from .parquet import sync_directory, write_file_atomically
 from .process_pool import (
     TASKS_PER_WORKER,
     Pool,
@@ -111,7 +110,8 @@ def make_columns(
         _begin_or_go_on(dataset, options, plan, work, workers, listener)
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
-        _put_in_place(work, dataset.path)
+        put_directory(work / FOLDER, dataset.path / FOLDER, work / "replaced")
+        shutil.rmtree(work)
     dataset.close()
     return open_columns(dataset)
 
@@ -181,19 +181,6 @@ def _disk_full(path: Path) -> Iterator[None]:
                 "again: it goes on where it stopped"
             ) from error
         raise
-
-
-def _put_in_place(work: Path, path: Path) -> None:
-    if (path / FOLDER).exists():
-        os.rename(path / FOLDER, work / "replaced")
-    os.rename(work / FOLDER, path / FOLDER)
-    sync_directory(path)
-    shutil.rmtree(work)
-
-
-def _restore_replaced(work: Path, path: Path) -> None:
-    if (work / "replaced").exists() and not (path / FOLDER).exists():
-        os.rename(work / "replaced", path / FOLDER)
 
 
 def _miscounted(dataset: Dataset) -> DatasetError:
@@ -346,11 +333,11 @@ def _begin_or_go_on(
     except (OSError, ValueError, KeyError):
         pass
     for begun in dataset.path.glob(f".{FOLDER}.*"):
-        _restore_replaced(begun, dataset.path)
+        restore_directory(dataset.path / FOLDER, begun / "replaced")
         shutil.rmtree(begun)
     (work / FOLDER).mkdir(parents=True)
     state = {"task": task, **_divide(dataset, options, plan, n_workers)}
-    write_file_atomically(work / "state.json", json.dumps(state).encode())
+    write_file(work / "state.json", json.dumps(state).encode())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -446,7 +433,7 @@ class Transposition:
                 done += self._buckets[bucket].n_entries
         finished = writer.close_parts()
         result = {"parts": finished["parts"][shard:], "chunks": finished["chunks"]}
-        write_file_atomically(self._marks[number], json.dumps(result).encode())
+        write_file(self._marks[number], json.dumps(result).encode())
 
     def _sort_bucket(self, bucket: Bucket, blocks: Blocks, path: Path, writer: ColumnsWriter) -> None:
         if not bucket.n_entries:

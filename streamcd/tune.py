@@ -15,6 +15,7 @@ import numpy as np
 
 from . import checkpoint, rows_kernels
 from .arenas import RowLayout
+from .atomic_files import write_file
 from .config import ResolvedRun, read_config, refuse_existing, reopen, write_config
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
@@ -24,7 +25,6 @@ from .memory import parse_size
 from .memory_plan import make_plan
 from .model import plane_distances
 from .options import ProblemOptions, TrainOptions, warn_of_ridge
-from .parquet import write_file_atomically
 from .previous_run import PreviousRun
 from .problem import Problem
 from .progress import Listener, Progress
@@ -120,7 +120,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     scores = _score(folds.path, search, listener)
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
     content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
-    write_file_atomically(directory.path / "scores.json", (content + "\n").encode())
+    write_file(directory.path / "scores.json", (content + "\n").encode())
     listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
     result = _train_best(directory, search, best, session)
     return TuneResult(

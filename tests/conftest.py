@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from streamcd.cli import cli
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.dataset_writer import DatasetWriter
+from streamcd.writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,9 +11,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.memory_plan import Plan
 from streamcd.transpose import make_columns
+from streamcd.writer import DatasetWriter
 
 SMALL_COLUMNS = {"chunk_size": 200, "shard_size": 1500}
 

@@ -23,7 +23,8 @@ from streamcd.cli import cli
 from streamcd.cli_options import LIBLINEAR_TYPES, LOSSES
 from streamcd.console import Console, describe_progress, explain
 from streamcd.errors import DataError, Interrupted, LockError
-from streamcd.model import LIBLINEAR_SOLVERS, load_model
+from streamcd.liblinear import LIBLINEAR_SOLVERS
+from streamcd.model import load_model
 from streamcd.problem import LOSSES as LOSS_CODES
 from streamcd.progress import Listener, Progress
 from streamcd.registry import METHODS, SOLVERS

@@ -16,9 +16,9 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, random_rows, write_dataset
 
-from streamcd import columnchecks, transpose
-from streamcd.columnchecks import verify
-from streamcd.columns import Columns, open_columns
+from streamcd import transpose
+from streamcd import verify as verify_module
+from streamcd.column_layout import Columns, open_columns
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, LockError, UsageError
 from streamcd.locks import release_lock, take_lock
@@ -69,7 +69,7 @@ def test_columns_hold_the_entries_of_the_rows(tmp_path: Path, name: str) -> None
     before = (dataset.path / "manifest.json").read_bytes()
     columns = make_columns(dataset, **SMALL)
     assert (entries_of(columns) != sp.csc_array(x.astype(np.float32))).nnz == 0
-    assert verify(dataset) == []
+    assert dataset.verify() == []
     assert columns.n_items == np.count_nonzero(np.diff(sp.csc_array(x).indptr))
     assert (dataset.path / "manifest.json").read_bytes() == before
     assert open_dataset(dataset.path).fingerprint == dataset.fingerprint
@@ -123,7 +123,7 @@ def test_result_does_not_depend_on_the_workers(
     monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(gather, sort_bytes))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, workers=2, **SMALL)) == expected
-    assert verify(other) == []
+    assert other.verify() == []
     assert [name for name in os.listdir(other.path) if name.startswith(".")] == []
 
 
@@ -276,7 +276,7 @@ def test_layout_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path) 
     os.rename(dataset.path / "columns", other.path / "columns")
     with pytest.raises(DatasetError, match="fingerprint"):
         open_columns(other)
-    assert any("fingerprint" in problem for problem in verify(other))
+    assert any("fingerprint" in problem for problem in other.verify())
 
 
 def test_existing_layout_is_kept_without_force(dataset: Dataset) -> None:
@@ -293,12 +293,14 @@ def test_too_little_memory_is_refused_with_the_arithmetic(dataset: Dataset) -> N
 
 
 def test_verify_names_damage(dataset: Dataset) -> None:
+    """`Dataset.verify` used to say nothing of the columns; only the command looked at them."""
     columns = make_columns(dataset, **SMALL)
     path = columns.path / columns.manifest["parts"][1]["entries"]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert any(path.name in problem for problem in verify(dataset))
+    for found in (dataset.verify(), dataset.verify(workers=2)):
+        assert any(path.name in problem for problem in found)
 
 
 def test_verify_finds_entries_that_are_not_those_of_the_rows(dataset: Dataset, tmp_path: Path) -> None:
@@ -313,7 +315,7 @@ def test_verify_finds_entries_that_are_not_those_of_the_rows(dataset: Dataset, t
     (columns.path / "manifest.json").write_text(json.dumps(manifest))
     os.rename(dataset.path / "columns", tmp_path / "away")
     os.rename(other.path / "columns", dataset.path / "columns")
-    assert any("not those of the rows" in problem for problem in verify(dataset))
+    assert any("not those of the rows" in problem for problem in dataset.verify())
 
 
 @pytest.mark.parametrize(
@@ -335,20 +337,20 @@ def test_ranges_of_chunks_are_checked_as_all_at_once(
             value[0] = np.nan
         return [feature, row, value]
 
-    sound = columnchecks._check_chunks(columns, 0, columns.n_chunks)
+    sound = verify_module._check_columns(columns, 0, columns.n_chunks)
     columns.read_entries = changed  # type: ignore[method-assign]
-    whole = columnchecks._check_chunks(columns, 0, columns.n_chunks)
+    whole = verify_module._check_columns(columns, 0, columns.n_chunks)
     assert not sound.problem
     assert columns.place(bad) in whole.problem
     assert word in whole.problem
     for cut in range(1, columns.n_chunks):
-        joined = columnchecks._check_chunks(columns, 0, cut)
-        joined.join(columnchecks._check_chunks(columns, cut, columns.n_chunks))
+        joined = verify_module._check_columns(columns, 0, cut)
+        joined.join(verify_module._check_columns(columns, cut, columns.n_chunks))
         assert joined.problem == whole.problem
 
 
 def transpose_fingerprint(manifest: dict[str, Any]) -> str:
-    from streamcd.rowlayout import manifest_fingerprint
+    from streamcd.schema import manifest_fingerprint
 
     return manifest_fingerprint(manifest)
 

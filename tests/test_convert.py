@@ -20,7 +20,6 @@ import scipy.sparse as sp
 from streamcd import convert as convert_function
 from streamcd.convert import _LEAST_BYTES
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.external_shuffle import row_keys
 from streamcd.feature_statistics import STATISTICS_BYTES, RangeStatistics, _scattered_statistics, in_groups
@@ -28,6 +27,7 @@ from streamcd.memory import RESERVED_BYTES
 from streamcd.pipeline import Plan
 from streamcd.progress import Listener, Progress
 from streamcd.synthetic import write_text_like
+from streamcd.writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 convert: Callable[..., Dataset] = convert_function
@@ -466,7 +466,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for target in (
-        "streamcd.dataset_writer.PartWriter.write_chunk",
+        "streamcd.writer.PartWriter.write_chunk",
         "streamcd.external_partition.PartitionWriter._write",
     ):
         with monkeypatch.context() as patched:
@@ -480,7 +480,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 SLOW_CONVERSION = """
 import sys, time
 from streamcd import convert
-from streamcd.dataset_writer import PartWriter
+from streamcd.writer import PartWriter
 write = PartWriter.write_chunk
 def slow(*arguments):
     write(*arguments)

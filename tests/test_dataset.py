@@ -17,12 +17,12 @@ import scipy.sparse as sp
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import DatasetError, StreamcdError
 from streamcd.parquet import file_checksum
 from streamcd.progress import Listener, Progress
-from streamcd.rowlayout import manifest_fingerprint
+from streamcd.schema import manifest_fingerprint
 from streamcd.train import train
+from streamcd.writer import DatasetWriter
 
 
 @pytest.fixture

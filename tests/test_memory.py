@@ -16,7 +16,6 @@ import pytest
 from small_datasets import random_rows, write_dataset
 
 from streamcd.dataset import open_dataset
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import UsageError
 from streamcd.memory import (
     RESERVED_BYTES,
@@ -28,6 +27,7 @@ from streamcd.memory import (
 )
 from streamcd.result import Result
 from streamcd.train import train
+from streamcd.writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,7 +14,8 @@ from liblinear.liblinearutil import save_model as liblinear_save
 from liblinear.liblinearutil import train as liblinear_train
 
 from streamcd.errors import ModelError
-from streamcd.model import Model, export_liblinear, import_liblinear, load_model
+from streamcd.liblinear import export_liblinear, import_liblinear
+from streamcd.model import Model, load_model
 from streamcd.progress import Listener
 
 
@@ -91,7 +92,13 @@ def _change(path: Path, **fields) -> None:
         (lambda path: _change(path, n_features=6), "expected 6 rows"),
         (lambda path: _change(path, classes="x"), "damaged"),
         (lambda path: _change(path, classes=[1.0, 0.0]), "classes do not fit"),
-        (lambda path: _change(path, weights_checksum=None), "checksum differs"),
+        (lambda path: _change(path, weights_checksum="sha256:0"), "checksum differs"),
+        (
+            lambda path: _change(path, weights_checksum=None),
+            r"expected `str`, got `null` - at `\$\.weights_checksum`",
+        ),
+        (lambda path: _change(path, class_weight={"one": 1}), "damaged"),
+        (lambda path: _change(path, code=[[300], [1]]), "damaged"),
     ],
 )
 def test_a_damaged_model_is_refused_in_one_line(tmp_path, damage, message):

@@ -17,9 +17,8 @@ from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
 from streamcd.arenas import ColumnLayout
-from streamcd.columns import open_columns
+from streamcd.column_layout import open_columns
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.lane_groups import resolve
 from streamcd.memory import RESERVED_BYTES
@@ -34,6 +33,7 @@ from streamcd.resume import resume
 from streamcd.stream import Stream
 from streamcd.train import train
 from streamcd.transpose import make_columns
+from streamcd.writer import DatasetWriter
 
 LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")

@@ -27,11 +27,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streamcd import byte_sources, chunking, evaluate, load_model, make_columns, predict, process_pool, train
+from streamcd import (
+    byte_sources,
+    chunking,
+    evaluate,
+    load_model,
+    make_columns,
+    predict,
+    process_pool,
+    train,
+)
 from streamcd import convert as convert_function
 from streamcd.byte_sources import ByteRange, cut_into_ranges
 from streamcd.chunking import ChunkRule, cut_chunks
-from streamcd.columnchecks import verify
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.external_shuffle import RunFormat, RunReader, RunWriter, row_keys
@@ -42,6 +50,7 @@ from streamcd.progress import Listener, Progress
 from streamcd.rows import Rows
 from streamcd.sums import ExactSum
 from streamcd.synthetic import write_text_like
+from streamcd.verify import verify
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = "2GB"
@@ -82,7 +91,7 @@ def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
 
     def use(n_workers: int) -> int:
-        for module in ("process_pool", "predict", "verification"):
+        for module in ("process_pool", "predict", "verify"):
             if n_workers > 1:
                 monkeypatch.setattr(
                     importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]
@@ -492,7 +501,7 @@ def test_columns_are_verified_by_several_workers_too(
 
     dataset = convert(text_file, tmp_path / "data", **CUT)
     columns = make_columns(dataset, chunk_size=10_000, shard_size=100_000)
-    assert verify(dataset, Watching(), workers=lend(2)) == []
+    assert dataset.verify(Watching(), workers=lend(2)) == []
     last = {progress.phase: progress for progress in seen}
     assert list(last) == [
         "checksums",
@@ -506,7 +515,7 @@ def test_columns_are_verified_by_several_workers_too(
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
-    found = [verify(dataset, workers=lend(n)) for n in (1, 2, 3)]
+    found = [dataset.verify(workers=lend(n)) for n in (1, 2, 3)]
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 1
 

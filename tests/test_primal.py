@@ -26,7 +26,7 @@ from small_datasets import (
     write_dataset,
 )
 
-from streamcd.columns import open_columns
+from streamcd.column_layout import open_columns
 from streamcd.dataset import Dataset
 from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
 from streamcd.evaluate import evaluate

@@ -374,7 +374,7 @@ def test_a_model_keeps_what_it_is(fit: Callable[..., Result], tmp_path: Path) ->
     assert (model.loss, model.ridge, model.slack, model.method) == ("twin", 3.0, "squared_hinge", "dual")
     assert not model.has_probabilities
     with pytest.raises(ModelError, match="nearest plane"):
-        streamcd.model.export_liblinear(model, tmp_path / "model.txt")
+        streamcd.liblinear.export_liblinear(model, tmp_path / "model.txt")
     assert not (tmp_path / "model.txt").exists()
 
 

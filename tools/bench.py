@@ -36,7 +36,7 @@ import click
 
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.memory import format_size, parse_size
-from streamcd.readahead import ReadAhead
+from streamcd.read_ahead import ReadAhead
 
 _PIECE = 1 << 20
 _RESIDENT = "streamcd, in memory"

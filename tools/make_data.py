@@ -17,13 +17,13 @@ import click
 import numpy as np
 
 from streamcd.chunking import ChunkRule
-from streamcd.dataset_writer import DatasetWriter
 from streamcd.errors import StreamcdError
 from streamcd.feature_statistics import LabelCounts, RangeStatistics, in_groups
 from streamcd.libsvm import write_rows
 from streamcd.rows import Rows, concatenate
 from streamcd.staging import staging_directory
 from streamcd.synthetic import RowPiece, dense_block, iterate_rows, text_block
+from streamcd.writer import DatasetWriter
 
 
 def block_maker(

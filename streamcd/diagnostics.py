@@ -1,4 +1,4 @@
-"""Whether features and rows are scaled so that coordinate descent converges soon, in figures.
+"""Diagnosis of badly scaled features and rows, with which coordinate descent converges slowly.
 
 A coordinate step of the dual divides by a row's squared norm, and moves by at most C: what decides the number of passes is
 C times the mean square of the row norms. Measured with C = 1 to a relative gap of 1e-3, passes for squared hinge / hinge /
@@ -23,14 +23,15 @@ import numpy as np
 from .dataset import Dataset
 
 BAD_MEAN_SQUARE = 30.0
-"""Of row norms, times C: between the sets above that converge in 1000 passes under every loss and those that do not."""
+"""Bound on the mean square of row norms times C: between the sets above that converge in 1000 passes under every loss and
+those that do not."""
 
 BAD_FEATURE_RATIO = 100.0
 """Between root mean squares of two features' entries. Of the sets above news20's raw counts come nearest, with 22; kdd99
 (after logarithms) has 6.6, tf-idf 4.5. Features of single units, such as dollars and shares, differ by thousands."""
 
 COMMON_SHARE = 0.01
-"""Of the rows, that a feature has to occur in for it to be compared: rare words differ by 600 in rows of unit norm, where
+"""Share of the rows in which a feature must occur to be compared: rare words differ by 600 in rows of unit norm, where
 nothing is amiss."""
 
 
@@ -46,18 +47,18 @@ def feature_rms(dataset: Dataset) -> dict[str, float] | None:
 
 
 def advice(dataset: Dataset, C: float = 1.0) -> list[str]:
-    """What is badly scaled in a dataset, with figures and the option that changes it; empty where nothing is.
+    """Describe what is badly scaled in a dataset, with figures and the option that changes it.
 
     Parameters
     ----------
     dataset : Dataset
     C : float
-        With which it is, or was, to be trained.
+        Of the training.
 
     Returns
     -------
     list of str
-        A line each.
+        A line each; empty where nothing is.
     """
     return [*_about_features(dataset), *_about_rows(dataset, C)]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
-from streamcd import parquet, readahead, stream
+from streamcd import parquet, read_ahead, stream
 from streamcd.arenas import RowLayout
 from streamcd.dataset import open_dataset
 from streamcd.errors import DatasetError
-from streamcd.readahead import ReadAhead
+from streamcd.read_ahead import ReadAhead
 from streamcd.stream import Stream
 
 SIZE = 3_000_001
@@ -53,7 +53,7 @@ def test_any_range_comes_back_as_it_is(file: Path, ahead: ReadAhead) -> None:
 def test_what_is_held_stays_within_the_bound(
     file: Path, ahead: ReadAhead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readahead, "AHEAD_BYTES", 500_000)
+    monkeypatch.setattr(read_ahead, "AHEAD_BYTES", 500_000)
     most = 0
     wanted = ranges(2, 150)
     for offset, length in wanted:
@@ -147,12 +147,12 @@ def test_a_file_system_without_direct_reads_serves_as_well(
     tmp_path: Path, direct: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(piece: object) -> bool:
-        raise OSError(readahead.errno.EINVAL, "Invalid argument")
+        raise OSError(read_ahead.errno.EINVAL, "Invalid argument")
 
     path = write_dataset(tmp_path / "data", random_rows(200, 20, seed=3), n_chunks=20, n_shards=2).path
     past = contents(path, 4)
     direct.clear()
-    monkeypatch.setattr(readahead, "_read", refuse)
+    monkeypatch.setattr(read_ahead, "_read", refuse)
     assert contents(path, 4) == past
     assert not any(direct)
 

@@ -1,7 +1,6 @@
 """Files written from one end to the other past the page cache (O_DIRECT), by a thread.
 
-For what is not read again soon, or not as a whole: through the page cache it costs the processor a copy into new pages, and
-pushes other pages out.
+Through the page cache, data that is not soon read again costs the processor a copy into new pages, and pushes others out.
 """
 
 from __future__ import annotations
@@ -17,21 +16,19 @@ from typing import Any
 from .errors import file_named
 
 BUFFER_BYTES = 1 << 20
-"""Of a file there are two: one being filled, one being written. The disk got 2,100 MB/s in pieces of this size."""
+"""A file has two buffers: one being filled, one being written. The disk got 2,100 MB/s in writes of this size."""
 
 _BLOCK = 4096  # direct writes begin, end and come from multiples of it
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 
-class WriteBehind:
-    """A file being written; what was written is there, and on the disk, once it is closed.
+class DirectWriter:
+    """A file being written; once it is closed its bytes are there and durable.
 
     Parameters
     ----------
     path : Path
         Made, or emptied.
-    durable : bool
-        Whether it has to survive a power cut once it is closed.
 
     Attributes
     ----------
@@ -39,8 +36,8 @@ class WriteBehind:
         Written so far.
     """
 
-    def __init__(self, path: Path, *, durable: bool) -> None:
-        self._path, self._durable = path, durable
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = _create(path)
         self._buffers = [mmap.mmap(-1, BUFFER_BYTES), mmap.mmap(-1, BUFFER_BYTES)]
         self._filled = 0
@@ -64,7 +61,7 @@ class WriteBehind:
             return len(whole)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest and make all of it durable."""
         if self.closed:
             return
         self.closed = True
@@ -74,8 +71,7 @@ class WriteBehind:
             self._wait()
             with file_named(self._path):
                 os.ftruncate(self._descriptor, self.n_bytes)
-                if self._durable:
-                    os.fsync(self._descriptor)
+                os.fsync(self._descriptor)
         finally:
             self._thread.shutdown()
             os.close(self._descriptor)

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamcd import writebehind
-from streamcd.writebehind import BUFFER_BYTES, WriteBehind
+from streamcd import direct_writer
+from streamcd.direct_writer import BUFFER_BYTES, DirectWriter
 
 
 def write(path: Path, sizes: list[int]) -> bytes:
     rng = np.random.default_rng(0)
     pieces = [rng.bytes(size) for size in sizes]
-    file = WriteBehind(path, durable=True)
+    file = DirectWriter(path)
     for piece in pieces:
         assert file.write(piece) == len(piece)
     file.close()
@@ -60,8 +60,8 @@ def test_a_file_system_without_direct_writes_will_do(
             raise OSError(errno.EINVAL, "no direct writes")
         return real_write(descriptor, data[: len(data) // 2 + 1])  # and writes a part at a time
 
-    monkeypatch.setattr(writebehind.os, "open", opened)
-    monkeypatch.setattr(writebehind.os, "write", written)
+    monkeypatch.setattr(direct_writer.os, "open", opened)
+    monkeypatch.setattr(direct_writer.os, "write", written)
     expected = write(tmp_path / "file", [3 * BUFFER_BYTES + 5])
     assert (tmp_path / "file").read_bytes() == expected
     assert len(refusals) == 1
@@ -71,8 +71,8 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(descriptor: int, data: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(writebehind.os, "write", full)
-    file = WriteBehind(tmp_path / "file", durable=True)
+    monkeypatch.setattr(direct_writer.os, "write", full)
+    file = DirectWriter(tmp_path / "file")
     file.write(b"x")
     with pytest.raises(OSError, match="No space left"):
         file.close()

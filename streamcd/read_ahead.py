@@ -39,7 +39,7 @@ class _Range:
 
     @property
     def start(self) -> int:
-        """Where in the file the blocks of the range begin."""
+        """Offset in the file at which the blocks of the range begin."""
         return self.offset - self.offset % _BLOCK
 
     @property
@@ -49,7 +49,7 @@ class _Range:
 
 
 class ReadAhead:
-    """Reads ranges in the order in which they were announced; they are taken in that order.
+    """Reads ranges in the order in which they are announced; they are taken in that order.
 
     A range that cannot be read in this way (a file system without direct reads, a file that is too short or gone) is
     left to the caller's own reading, which says what is wrong.
@@ -78,30 +78,30 @@ class ReadAhead:
 
     def expect(self, path: Path, offset: int, length: int) -> None:
         """Announce a range of a file that will be taken."""
-        piece = _Range(path, offset, length)
+        wanted = _Range(path, offset, length)
         with self._change:
-            self._coming.append(piece)
-            self._announced[piece.key] += 1
-            self._waiting.append(piece)
+            self._coming.append(wanted)
+            self._announced[wanted.key] += 1
+            self._waiting.append(wanted)
             self._change.notify()
 
     def take(self, path: Path, offset: int) -> memoryview | None:
-        """The bytes of a range that was announced, valid until the next one is taken; None where it is to be read otherwise.
+        """Take the bytes of an announced range, valid until the next is taken; None where they must be read in another way.
 
-        What was announced before it and not taken is given up.
+        Ranges announced before it and not taken are given up.
         """
         with self._change:
             self._give_back()
             if (path, offset) not in self._announced:
                 return None
-            while (piece := self._next()).key != (path, offset):
-                self._forget(piece)
-            self._taken = piece
-        piece.done.wait()
-        if not piece.read or piece.buffer is None:
+            while (wanted := self._next()).key != (path, offset):
+                self._forget(wanted)
+            self._taken = wanted
+        wanted.done.wait()
+        if not wanted.read or wanted.buffer is None:
             return None
-        shift = piece.offset - piece.start
-        return memoryview(piece.buffer)[shift : shift + piece.length]
+        shift = wanted.offset - wanted.start
+        return memoryview(wanted.buffer)[shift : shift + wanted.length]
 
     def close(self) -> None:
         """Stop the threads."""
@@ -113,52 +113,52 @@ class ReadAhead:
             thread.join()
 
     def _next(self) -> _Range:
-        piece = self._coming.popleft()
-        self._announced[piece.key] -= 1
-        if not self._announced[piece.key]:
-            del self._announced[piece.key]
-        return piece
+        wanted = self._coming.popleft()
+        self._announced[wanted.key] -= 1
+        if not self._announced[wanted.key]:
+            del self._announced[wanted.key]
+        return wanted
 
-    def _forget(self, piece: _Range) -> None:
-        if piece in self._waiting:
-            self._waiting.remove(piece)
+    def _forget(self, wanted: _Range) -> None:
+        if wanted in self._waiting:
+            self._waiting.remove(wanted)
             return
         self._change.release()
-        piece.done.wait()
+        wanted.done.wait()
         self._change.acquire()
-        self._release(piece)
+        self._release(wanted)
 
     def _give_back(self) -> None:
         if self._taken is not None:
-            piece, self._taken = self._taken, None
-            self._release(piece)
+            wanted, self._taken = self._taken, None
+            self._release(wanted)
 
-    def _release(self, piece: _Range) -> None:
-        if piece.buffer is not None:
-            self._held -= len(piece.buffer)
-            self._free.append(piece.buffer)
-            piece.buffer = None
+    def _release(self, wanted: _Range) -> None:
+        if wanted.buffer is not None:
+            self._held -= len(wanted.buffer)
+            self._free.append(wanted.buffer)
+            wanted.buffer = None
         self._change.notify()
 
     def _work(self) -> None:
-        while (piece := self._begin()) is not None:
+        while (wanted := self._begin()) is not None:
             try:
-                piece.read = _read(piece)
+                wanted.read = _read(wanted)
             except OSError as error:  # else the caller's own reading says what is wrong
                 if error.errno == errno.EINVAL:
                     self.possible = False
             finally:
-                piece.done.set()
+                wanted.done.set()
 
     def _begin(self) -> _Range | None:
         """The next range to read, with memory for it; None at the end."""
         with self._change:
             while not self._closed:
                 if self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= AHEAD_BYTES):
-                    piece = self._waiting.popleft()
-                    piece.buffer = self._buffer(piece.size)
-                    self._held += len(piece.buffer)
-                    return piece
+                    wanted = self._waiting.popleft()
+                    wanted.buffer = self._buffer(wanted.size)
+                    self._held += len(wanted.buffer)
+                    return wanted
                 self._change.wait()
         return None
 
@@ -172,20 +172,20 @@ class ReadAhead:
         return mmap.mmap(-1, size)
 
 
-def _read(piece: _Range) -> bool:
+def _read(wanted: _Range) -> bool:
     """Read the blocks of a range; whether all of the range is there."""
-    buffer = piece.buffer
+    buffer = wanted.buffer
     assert buffer is not None
-    descriptor = os.open(piece.path, os.O_RDONLY | _DIRECT)
+    descriptor = os.open(wanted.path, os.O_RDONLY | _DIRECT)
     try:
         done = 0
         with memoryview(buffer) as whole:
-            while done < piece.size:
-                with whole[done : piece.size] as rest:
-                    n_bytes = os.preadv(descriptor, [rest], piece.start + done)
+            while done < wanted.size:
+                with whole[done : wanted.size] as rest:
+                    n_bytes = os.preadv(descriptor, [rest], wanted.start + done)
                 done += n_bytes
                 if n_bytes == 0 or n_bytes % _BLOCK:
                     break  # the end of the file
-        return piece.start + done >= piece.offset + piece.length
+        return wanted.start + done >= wanted.offset + wanted.length
     finally:
         os.close(descriptor)

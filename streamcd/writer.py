@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from array import array
 from collections.abc import Iterable, Mapping
@@ -11,18 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .parquet import TableWriter, sync_directory, write_file_atomically
-from .rowlayout import (
-    CHUNKS_SCHEMA,
-    FORMAT,
-    FORMAT_VERSION,
-    SCALES_SCHEMA,
-    entries_schema,
-    features_schema,
-    manifest_fingerprint,
-    rows_schema,
-)
+from .chunked_table import PartFiles, write_chunk_table, write_manifest
+from .parquet import TableWriter
 from .scaling import Scaling
+from .schema import ROW_CHUNKS, ROW_LAYOUT, SCALES, features_schema, row_schemas
 
 _SCALES_GROUP = 1 << 16
 """Features to a row group of ``scaling.parquet``."""
@@ -56,16 +47,12 @@ class PartWriter:
     ) -> None:
         self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
         self._number, self._row0 = number, row0
-        self._names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
-        self._rows = TableWriter(path / self._names["rows"], rows_schema(row_dtype, index_dtype), compression)
-        self._entries = TableWriter(
-            path / self._names["entries"], entries_schema(row_dtype, index_dtype, value_dtype), compression
-        )
+        names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
+        self._files = PartFiles(path, names, row_schemas(row_dtype, index_dtype, value_dtype), compression)
         self.n_rows = self.n_entries = 0
         self.row_norms = _no_norms()
-        self.chunk_table = array(
-            "q"
-        )  # part, rows, entries of each chunk; a list would take ten times the memory
+        # part, rows, entries of each chunk; a list would take ten times the memory
+        self.chunk_table = array("q")
 
     def write_chunk(
         self,
@@ -86,29 +73,23 @@ class PartWriter:
         row = np.arange(row0, row0 + n_rows, dtype=self._row_dtype)
         counts = np.diff(indptr)
         weight = np.ones(n_rows) if weight is None else weight
-        self._rows.write(
-            row=row, source=source, label=label, weight=weight, n_entries=counts.astype(self._index_dtype)
-        )
-        self._entries.write(
-            row=np.repeat(row, counts),
-            feature=feature.astype(self._index_dtype, copy=False),
-            value=value,
-        )
+        n_stored = counts.astype(self._index_dtype)
+        feature = feature.astype(self._index_dtype, copy=False)
+        self._files.write("rows", row=row, source=source, label=label, weight=weight, n_entries=n_stored)
+        self._files.write("entries", row=np.repeat(row, counts), feature=feature, value=value)
         self.n_rows += n_rows
         self.n_entries += n_entries
         self.chunk_table.extend((self._number, n_rows, n_entries))
 
     def close(self) -> dict[str, Any]:
-        """End the files; gives what the manifest says of the part."""
-        part: dict[str, Any] = {
-            **self._names,
+        """End the files; returns the manifest's record of the part."""
+        return {
+            **self._files.names,
             "n_rows": self.n_rows,
             "n_entries": self.n_entries,
             "n_chunks": len(self.chunk_table) // 3,
+            **self._files.close(),
         }
-        for table, writer in (("rows", self._rows), ("entries", self._entries)):
-            part |= {f"{table}_{key}": value for key, value in writer.close().items()}
-        return part
 
 
 class DatasetWriter:
@@ -141,8 +122,12 @@ class DatasetWriter:
         compression: str = "lz4",
     ) -> None:
         self.path = Path(path)
-        self._index_dtype, self._value_dtype = np.dtype(index_dtype), np.dtype(value_dtype)
-        self._row_dtype = np.dtype(row_dtype)
+        self._dtypes = {
+            "index_dtype": np.dtype(index_dtype),
+            "value_dtype": np.dtype(value_dtype),
+            "row_dtype": np.dtype(row_dtype),
+        }
+        self._entry_bytes = self._dtypes["index_dtype"].itemsize + self._dtypes["value_dtype"].itemsize
         self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
         self._parts: list[dict[str, Any]] = []
         self._chunk_table = array("q")
@@ -185,26 +170,26 @@ class DatasetWriter:
         self.n_rows += part["n_rows"]
         self.n_entries += part["n_entries"]
 
-    def write_features(self, pieces: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
-        """Write ``features.parquet`` from pieces of columns, ascending by feature (see `Dataset.read_features`)."""
+    def write_features(self, blocks: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
+        """Write ``features.parquet`` from blocks of columns, ascending by feature (see `Dataset.read_features`)."""
         writer = TableWriter(self.path / "features.parquet", features_schema(compact), self._compression)
-        for piece in pieces:
-            if len(piece["feature"]):
-                writer.write(**piece)
+        for block in blocks:
+            if len(block["feature"]):
+                writer.write(**block)
         self._features = writer.close()
 
     def write_scaling(self, scaling: Scaling) -> None:
-        """Record what was done to the source's values, and write ``scaling.parquet`` where features were scaled.
+        """Record the transformation of the source's values, and write ``scaling.parquet`` where features were scaled.
 
         It holds ``feature`` and ``scale``, the divisor; features that are not in it kept their values.
         """
         if scaling.scales is not None:
-            writer = TableWriter(self.path / "scaling.parquet", SCALES_SCHEMA, self._compression)
+            writer = TableWriter(self.path / "scaling.parquet", SCALES, self._compression)
             for start in range(0, scaling.scales.size, _SCALES_GROUP):
                 block = scaling.scales[start : start + _SCALES_GROUP]
-                places = np.flatnonzero(block != 1.0)
-                if places.size:
-                    writer.write(feature=places + start, scale=block[places])
+                scaled = np.flatnonzero(block != 1.0)
+                if scaled.size:
+                    writer.write(feature=scaled + start, scale=block[scaled])
             self._scales["scales"] = writer.close()
         self._scales["scaling"] = scaling.to_json()
 
@@ -214,8 +199,10 @@ class DatasetWriter:
         return len(self._parts) + (self._part is not None)
 
     def finish_parts(self) -> None:
-        """Close the last part; afterwards all shards can be read, and no chunk can be written."""
-        self._close_part()
+        """Close the part being written; afterwards all parts can be read."""
+        if self._part is not None:
+            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
+            self._part = None
 
     def close(self, **manifest: Any) -> dict[str, Any]:
         """Write the chunk table and, last, the manifest.
@@ -231,32 +218,24 @@ class DatasetWriter:
         dict
             The manifest.
         """
-        self._close_part()
+        self.finish_parts()
         if self._features is None:
             raise AssertionError("write_features comes before close")
         table = np.frombuffer(self._chunk_table, dtype=np.int64).reshape(-1, 3)
-        chunks = TableWriter(self.path / "chunks.parquet", CHUNKS_SCHEMA, self._compression)
-        chunks.write(part=table[:, 0].astype(np.int32), n_rows=table[:, 1], n_entries=table[:, 2])
-        content = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+        fields = {
             "n_rows": self.n_rows,
             "n_entries": self.n_entries,
-            "index_dtype": self._index_dtype.name,
-            "value_dtype": self._value_dtype.name,
+            "index_dtype": self._dtypes["index_dtype"].name,
+            "value_dtype": self._dtypes["value_dtype"].name,
             "weighted": self._weighted,
             **manifest,
             "row_norms": self._norms(),
             **self._scales,
             "parts": self._parts,
-            "chunks": chunks.close(),
+            "chunks": write_chunk_table(self.path, ROW_CHUNKS, table, self._compression),
             "features": self._features,
         }
-        content["fingerprint"] = manifest_fingerprint(content)
-        for folder in ("rows", "entries", ""):
-            sync_directory(self.path / folder)
-        write_file_atomically(self.path / "manifest.json", (json.dumps(content, indent=1) + "\n").encode())
-        return content
+        return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
 
     def _norms(self) -> dict[str, Any]:
         """The manifest's ``row_norms``: of rows as they are stored, the mean over all of them."""
@@ -270,25 +249,14 @@ class DatasetWriter:
         }
 
     def _current_part(self) -> PartWriter:
-        entry_bytes = self._index_dtype.itemsize + self._value_dtype.itemsize
-        if self._part is not None and shard_is_full(self._part.n_entries * entry_bytes, self._shard_bytes):
-            self._close_part()
+        if self._part is not None and shard_is_full(
+            self._part.n_entries * self._entry_bytes, self._shard_bytes
+        ):
+            self.finish_parts()
         if self._part is None:
-            self._part = PartWriter(
-                self.path,
-                len(self._parts),
-                self.n_rows,
-                index_dtype=self._index_dtype,
-                value_dtype=self._value_dtype,
-                row_dtype=self._row_dtype,
-                compression=self._compression,
-            )
+            number, compression = len(self._parts), self._compression
+            self._part = PartWriter(self.path, number, self.n_rows, compression=compression, **self._dtypes)
         return self._part
-
-    def _close_part(self) -> None:
-        if self._part is not None:
-            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
-            self._part = None
 
     def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
         self._parts.append(part)
@@ -305,5 +273,5 @@ def _no_norms() -> np.ndarray:
 
 
 def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
-    """Whether the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
+    """Check if the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
     return n_bytes >= shard_bytes

@@ -1,0 +1,127 @@
+"""Metadata in JSON files: read and checked by declared structures, written whole, sealed by a digest of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+
+from .atomic_files import write_file
+from .errors import StreamcdError
+
+MAX_DEPTH = 32
+"""Levels of nesting allowed; what is written here has five at most."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number of things, in a declared structure."""
+
+
+class Structure(msgspec.Struct):
+    """Fields and types of a JSON object; keys beyond the fields are allowed."""
+
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Content]):
+    """A kind of metadata file.
+
+    Attributes
+    ----------
+    format, version : str, int
+        Its keys ``format`` and ``format_version``.
+    structure : type
+        Of its content: a `Structure`, or a mapping of anything.
+    error : type of StreamcdError
+        Raised where it is damaged.
+    remedy : str
+        What to do then.
+    seal_key, seal : str, callable
+        The key that holds a digest of the rest, and the digest's function; none by default.
+    """
+
+    format: str
+    version: int
+    structure: type[Content]
+    error: type[StreamcdError]
+    remedy: str
+    seal_key: str = ""
+    seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
+
+
+def content_digest(content: Mapping[str, Any], *without: str) -> str:
+    """SHA-256 of the content as canonical JSON, the keys `without` left out."""
+    kept = {key: value for key, value in content.items() if key not in without}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON; raises ValueError also where it is nested more than `MAX_DEPTH` levels deep."""
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _elements(outer)]
+    if any(_elements(value) for value in level):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    return content
+
+
+def _elements(value: Any) -> Collection[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
+    """Read a metadata file.
+
+    Returns
+    -------
+    raw : dict
+        All keys, as they are in the file.
+    content : Content
+        The declared ones, of the declared types.
+
+    Raises
+    ------
+    FileNotFoundError, NotADirectoryError
+        Where there is no file.
+    StreamcdError
+        Where the file is damaged or of another kind; of the type that `kind` names.
+    """
+    try:
+        raw = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise kind.error(f"{path}: damaged ({error}); {kind.remedy}") from None
+    if not isinstance(raw, dict) or raw.get("format") != kind.format:
+        raise kind.error(f"{path}: expected a {kind.format}, found something else; {kind.remedy}")
+    if raw.get("format_version") != kind.version:
+        raise kind.error(
+            f"{path}: expected format version {kind.version}, found {raw.get('format_version')!r}; "
+            f"use the version of streamcd that wrote it, or {kind.remedy}"
+        )
+    if kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
+        raise kind.error(f"{path}: changed since it was written; {kind.remedy}")
+    try:
+        return raw, msgspec.convert(raw, kind.structure, str_keys=True)
+    except msgspec.ValidationError as error:
+        reason = str(error)
+        raise kind.error(f"{path}: damaged ({reason[0].lower()}{reason[1:]}); {kind.remedy}") from None
+
+
+def write_metadata(
+    path: Path, kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True
+) -> dict[str, Any]:
+    """Write a metadata file, whole or not at all; returns its content, format and seal included."""
+    content = {"format": kind.format, "format_version": kind.version, **fields}
+    if kind.seal_key:
+        content[kind.seal_key] = kind.seal(content)
+    write_file(path, (json.dumps(content, indent=1, allow_nan=allow_nan) + "\n").encode())
+    return content

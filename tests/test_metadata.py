@@ -1,0 +1,170 @@
+"""Metadata files: what is in them is as declared or refused in one line, and they appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_datasets import random_rows, write_dataset
+
+from streamcd import checkpoint
+from streamcd.atomic_files import put_directory, replacing, restore_directory
+from streamcd.column_layout import open_columns
+from streamcd.dataset import open_dataset
+from streamcd.errors import CheckpointError, DatasetError, ModelError, StreamcdError
+from streamcd.metadata import Kind, parse_json
+from streamcd.model import MODEL, Model, load_model, stored_certificate
+from streamcd.schema import COLUMN_LAYOUT, ROW_LAYOUT
+from streamcd.transpose import make_columns
+
+
+@dataclass
+class Case:
+    """A metadata file, what reads it, and the error that it raises."""
+
+    path: Path
+    kind: Kind[Any]
+    read: Callable[[], object]
+    error: type[StreamcdError]
+
+    def write(self, **changes: Any) -> None:
+        """Change keys, with a seal that is right."""
+        content = json.loads(self.path.read_text()) | changes
+        if self.kind.seal_key:
+            content[self.kind.seal_key] = self.kind.seal(content)
+        self.path.write_text(json.dumps(content))
+
+
+@pytest.fixture(params=["dataset", "columns", "model", "run"])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    if request.param == "model":
+        Model(np.ones((3, 1)), np.zeros(1), np.array([-1, 1]), np.array([[-1], [1]]), "hinge", 1.0).save(
+            tmp_path
+        )
+        return Case(tmp_path / "model.json", MODEL, lambda: load_model(tmp_path), ModelError)
+    if request.param == "run":
+        with checkpoint.create_run(tmp_path / "run", force=False) as run:
+            run.write_config({"seed": 0})
+        return Case(
+            run.config_path, checkpoint.RUN, lambda: checkpoint.read_config(run.path), CheckpointError
+        )
+    dataset = write_dataset(tmp_path / "data", random_rows(60, 5), n_chunks=3)
+    if request.param == "dataset":
+        path = dataset.path / "manifest.json"
+        return Case(path, ROW_LAYOUT, lambda: open_dataset(dataset.path), DatasetError)
+    columns = make_columns(dataset)
+    return Case(columns.path / "manifest.json", COLUMN_LAYOUT, lambda: open_columns(dataset), DatasetError)
+
+
+def refusal(case: Case) -> str:
+    with pytest.raises(case.error) as refused:
+        case.read()
+    message = str(refused.value)
+    assert message.startswith(str(case.path))
+    assert "\n" not in message
+    return message
+
+
+def test_keys_beyond_the_declared_ones_are_allowed(case: Case) -> None:
+    case.write(of_a_later_version=[{"a": 1}])
+    case.read()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe", b'"text"', b"[" * 100_000, b'{"a":' * 100_000, b"[" * 99 + b"]" * 99],
+)  # fmt: skip
+def test_what_is_none_is_refused(case: Case, content: bytes) -> None:
+    case.path.write_bytes(content)
+    refusal(case)
+
+
+@pytest.mark.parametrize("depth", [40, 500, 900])
+def test_deep_nesting_is_refused(case: Case, depth: int) -> None:
+    """Up to some depth Python's reader and writer manage it, to fail somewhere else."""
+    deep: Any = 1
+    for _ in range(depth):
+        deep = [deep]
+    case.write(deep=deep)
+    assert "nested" in refusal(case)
+
+
+@pytest.mark.parametrize("value", [None, True, "x", -1, 1.5, [], {}, [[]], 2**70, float("nan")])
+def test_a_key_of_another_type_is_read_or_refused_never_stumbled_over(case: Case, value: Any) -> None:
+    original = case.path.read_bytes()
+    if case.kind is checkpoint.RUN:
+        return  # a mapping of anything
+    for key in json.loads(original):
+        case.path.write_bytes(original)
+        case.write(**{key: value})
+        with contextlib.suppress(case.error):
+            case.read()
+
+
+def test_a_key_that_is_missing_is_named(case: Case) -> None:
+    content = json.loads(case.path.read_text())
+    if "n_features" not in content:
+        return
+    del content["n_features"]
+    case.path.write_text(json.dumps(content))
+    case.write()
+    assert "object missing required field `n_features`" in refusal(case)
+
+
+def test_another_version_is_named(case: Case) -> None:
+    case.write(format_version=[7, "\n"])
+    assert "expected format version 1" in refusal(case)
+
+
+def test_a_damaged_model_has_no_certificate(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_bytes(b"[" * 100_000)
+    assert stored_certificate(tmp_path) is None
+
+
+def test_nesting_is_counted_by_levels() -> None:
+    assert parse_json(b"[" * 32 + b"]" * 32)
+    with pytest.raises(ValueError, match="32 levels"):
+        parse_json(b"[" * 33 + b"1" + b"]" * 33)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files that appear whole or not at all
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write(fail: bool) -> None:
+        with replacing(path) as partial:
+            partial.write_text("new")
+            if fail:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write(fail=True)
+    assert path.read_text() == "old"
+    write(fail=False)
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_directory_is_replaced_or_restored(tmp_path: Path) -> None:
+    path, new, aside = tmp_path / "data", tmp_path / "new", tmp_path / "aside"
+    for folder in (path, new):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    with pytest.raises(OSError, match="not empty"):
+        put_directory(new, path, None)
+    put_directory(new, path, aside)
+    assert (path / "new").exists()
+    path.rename(new)  # as if it had been killed between the two moves
+    restore_directory(path, aside)
+    assert (path / "data").exists()
+    restore_directory(path, aside)
