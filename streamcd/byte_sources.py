@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DataError, UsageError
-from .memory import format_size
+from .memory_budget import format_size
 
 STANDARD_INPUT = "-"
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20

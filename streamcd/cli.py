@@ -42,7 +42,7 @@ from .cli_output import (
 )
 from .cli_program import Program, stop_requests
 from .errors import DatasetError, UsageError
-from .memory import format_size
+from .memory_budget import format_size
 
 # ---------------------------------------------------------------------------------------------------------------------
 

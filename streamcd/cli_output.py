@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import console
-from .memory import format_size
+from .memory_budget import format_size
 
 if TYPE_CHECKING:
     from .dataset import Dataset

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from .errors import StreamcdError
-from .memory import format_size
+from .memory_budget import format_size
 from .progress import Listener, Progress
 
 PLAIN_INTERVAL = 10.0

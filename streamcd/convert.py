@@ -19,7 +19,7 @@ from .byte_sources import expand_sources, total_bytes
 from .dataset import Dataset, open_dataset
 from .errors import UsageError
 from .libsvm import BLOCK_BYTES
-from .memory import parse_size, require
+from .memory_budget import parse_size, require
 from .pipeline import Conversion, Like, Options, Plan, Stamp
 from .process_pool import checked_workers, memory_per_worker, open_pool
 from .progress import Listener

@@ -13,7 +13,7 @@ import numpy as np
 from .block_steps import Change
 from .engines import WorkersLost
 from .errors import StreamcdError
-from .memory import format_size
+from .memory_budget import format_size
 from .partition import DASK_BYTES, Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
 _ABANDONED_SECONDS = 600.0  # after which a session that is silent counts as ended

@@ -22,7 +22,7 @@ from typing import Any
 
 from .console import format_seconds
 from .errors import EnvironmentFailure, StreamcdError, UsageError
-from .memory import format_size, parse_size
+from .memory_budget import format_size, parse_size
 from .progress import Listener
 from .synthetic import BLOCK_ROWS, write_text_like
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .dataset import Dataset
-from .memory import parse_size
+from .memory_budget import parse_size
 from .model import Model, load_model
 from .predict import DecidedRows, Decisions, positive_scores
 from .problem import crammer_singer_losses, row_loss, twin_losses

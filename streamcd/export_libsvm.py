@@ -14,7 +14,7 @@ from .atomic_files import replacing
 from .dataset import Dataset
 from .external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
 from .libsvm import write_rows
-from .memory import parse_size, require
+from .memory_budget import parse_size, require
 from .progress import Listener, Progress
 
 _LAYOUT = Layout((np.dtype(np.int64),), (np.dtype(np.uint8),))

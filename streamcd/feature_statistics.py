@@ -19,7 +19,7 @@ import numpy as np
 
 from .errors import UsageError
 from .feature_sums import add_entries, fold_shard
-from .memory import RESERVED_BYTES, format_size
+from .memory_budget import RESERVED_BYTES, format_size
 from .parquet import read_groups
 from .schema import MAX_CLASSES
 

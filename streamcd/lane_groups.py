@@ -10,7 +10,7 @@ from .column_layout import open_columns
 from .config import ResolvedRun, RunConfig, Search, lanes_together, versions
 from .dataset import Dataset
 from .errors import UsageError
-from .memory import RESERVED_BYTES, format_size
+from .memory_budget import RESERVED_BYTES, format_size
 from .memory_plan import Plan, describe_plan, make_plan
 from .options import TrainOptions
 from .partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes

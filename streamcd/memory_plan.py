@@ -14,7 +14,7 @@ import numpy as np
 
 from .chunked_table import MAX_OPEN_PARTS
 from .dataset import Dataset
-from .memory import RESERVED_BYTES, format_size, require
+from .memory_budget import RESERVED_BYTES, format_size, require
 from .read_ahead import AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
@@ -123,7 +123,7 @@ def make_plan(
     paging : Paging, optional
         Plan for the solver to keep the scores of all rows in a file.
     refusal : str, optional
-        See `memory.require`.
+        See `memory_budget.require`.
 
     Raises
     ------

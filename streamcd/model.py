@@ -20,7 +20,7 @@ import numpy as np
 
 from .atomic_files import replacing, sync
 from .errors import ModelError
-from .memory import parse_size, require
+from .memory_budget import parse_size, require
 from .metadata import Count, Kind, Structure, read_metadata, write_metadata
 from .scaling import Scaling
 

@@ -37,7 +37,7 @@ from .feature_statistics import (
     scatter_statistics,
 )
 from .libsvm import LibsvmFormat, check_rows, copy_weights, count_rows, iterate_batches
-from .memory import RESERVED_BYTES, format_size
+from .memory_budget import RESERVED_BYTES, format_size
 from .process_pool import TASKS_PER_WORKER, Pool, Tell, in_shares
 from .rows import Counts, RowBatch, Rows
 from .scaling import Scaling

@@ -16,7 +16,7 @@ from .atomic_files import replacing
 from .byte_sources import ByteRange, expand_sources, range_starts, share_out, total_bytes
 from .dataset import Dataset, open_dataset
 from .errors import ModelError, UsageError
-from .memory import RESERVED_BYTES, parse_size, require
+from .memory_budget import RESERVED_BYTES, parse_size, require
 from .model import Model, load_model
 from .parquet import TableWriter, schema
 from .process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker

@@ -29,7 +29,7 @@ from typing import Any
 
 from .errors import EnvironmentFailure, StreamcdError, UsageError
 from .locks import HeldLocks, kept_by_copies
-from .memory import RESERVED_BYTES, format_size
+from .memory_budget import RESERVED_BYTES, format_size
 from .progress import Listener, Progress
 
 COORDINATOR_BYTES = 200_000_000

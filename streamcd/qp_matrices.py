@@ -15,7 +15,7 @@ import numpy as np
 from . import boxqp_kernels as kernels
 from .boxqp_kernels import Point
 from .errors import UsageError
-from .memory import format_size
+from .memory_budget import format_size
 
 PANEL_BYTES = 1 << 25
 """Of a panel of rows of a matrix on disk, where the memory allows it."""

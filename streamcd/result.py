@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import over_relaxation
-from .memory import peak_memory_bytes
+from .memory_budget import peak_memory_bytes
 from .problem import Lane
 from .stopping import REASONS
 

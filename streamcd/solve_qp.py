@@ -15,7 +15,7 @@ import numpy as np
 
 from .boxqp_kernels import CHANGE, UNBOUNDED, VIOLATION, Point
 from .errors import UsageError
-from .memory import parse_size
+from .memory_budget import parse_size
 from .over_relaxation import omega_number, young
 from .primitives import shuffle
 from .qp_matrices import Matrix, make_matrix

@@ -20,7 +20,7 @@ from .chunked_table import MAX_OPEN_PARTS
 from .column_layout import Columns
 from .dataset import Dataset
 from .errors import UsageError
-from .memory import page_cache_room
+from .memory_budget import page_cache_room
 from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
 from .primitives import shuffle
 from .randomness import random_key

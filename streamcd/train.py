@@ -17,7 +17,7 @@ from .diagnostics import advice
 from .errors import UsageError
 from .lane_groups import resolve
 from .loop import Loop, StopRequested, Task
-from .memory import parse_size
+from .memory_budget import parse_size
 from .memory_plan import Plan
 from .method_choice import choose_method
 from .models import save_models

@@ -34,7 +34,7 @@ from .dataset import Dataset, open_dataset
 from .errors import DatasetError, EnvironmentFailure, LockError, UsageError
 from .external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, index_path
 from .locks import release_lock, take_lock
-from .memory import parse_size, require
+from .memory_budget import parse_size, require
 from .process_pool import (
     TASKS_PER_WORKER,
     Pool,

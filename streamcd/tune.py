@@ -21,7 +21,7 @@ from .dataset import Dataset, open_dataset
 from .errors import UsageError
 from .lane_groups import resolve
 from .loop import StopRequested
-from .memory import parse_size
+from .memory_budget import parse_size
 from .memory_plan import make_plan
 from .model import plane_distances
 from .options import ProblemOptions, TrainOptions, warn_of_ridge

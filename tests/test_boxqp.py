@@ -234,7 +234,7 @@ MEMORY_SCRIPT = """
 import sys
 import numpy as np
 from streamcd import solve_box_qp
-from streamcd.memory import peak_memory_bytes
+from streamcd.memory_budget import peak_memory_bytes
 path, n = sys.argv[1], 5000
 Q = np.lib.format.open_memmap(path, mode="r")
 packed = "upper" if "upper" in path else "lower"

@@ -827,7 +827,7 @@ def test_a_worker_stays_within_its_memory_on_data_that_it_has_to_stream(
 ) -> None:
     """Four times as many entries for each as its windows hold."""
     from streamcd.dask_engine import open_client
-    from streamcd.memory import peak_memory_bytes
+    from streamcd.memory_budget import peak_memory_bytes
     from streamcd.synthetic import write_text_like
 
     write_text_like(tmp_path / "text", n_rows=250_000, n_features=50_000, entries_per_row=90, seed=0)

@@ -23,7 +23,7 @@ from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.external_shuffle import row_keys
 from streamcd.feature_statistics import STATISTICS_BYTES, RangeStatistics, _scattered_statistics, in_groups
-from streamcd.memory import RESERVED_BYTES
+from streamcd.memory_budget import RESERVED_BYTES
 from streamcd.pipeline import Plan
 from streamcd.progress import Listener, Progress
 from streamcd.synthetic import write_text_like
@@ -574,7 +574,7 @@ def test_the_writer_is_told_the_final_dtypes(
 CONVERT_AND_MEASURE = """
 import sys
 from streamcd import convert
-from streamcd.memory import peak_memory_bytes
+from streamcd.memory_budget import peak_memory_bytes
 dataset = convert(sys.argv[1], sys.argv[2], memory=sys.argv[3])
 print(peak_memory_bytes(), dataset.fingerprint)
 """

@@ -12,7 +12,7 @@ from streamcd.convert import convert
 from streamcd.dataset import open_dataset
 from streamcd.export_libsvm import export_libsvm
 from streamcd.external_partition import PartitionWriter
-from streamcd.memory import RESERVED_BYTES
+from streamcd.memory_budget import RESERVED_BYTES
 from streamcd.progress import Listener
 
 

@@ -17,7 +17,7 @@ from small_datasets import random_rows, write_dataset
 
 from streamcd.dataset import open_dataset
 from streamcd.errors import UsageError
-from streamcd.memory import (
+from streamcd.memory_budget import (
     RESERVED_BYTES,
     current_memory_bytes,
     format_size,
@@ -77,7 +77,7 @@ def peak_of_training(
     """
     code = (
         "import json, sys, streamcd\n"
-        "from streamcd.memory import peak_memory_bytes\n"
+        "from streamcd.memory_budget import peak_memory_bytes\n"
         "dataset, run, options = json.loads(sys.argv[1])\n"
         "result = streamcd.train(dataset, run, **options)\n"
         "print(json.dumps([peak_memory_bytes(), result.to_json()]))\n"

@@ -21,7 +21,7 @@ from streamcd.column_layout import open_columns
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import CheckpointError, Interrupted, UsageError
 from streamcd.lane_groups import resolve
-from streamcd.memory import RESERVED_BYTES
+from streamcd.memory_budget import RESERVED_BYTES
 from streamcd.memory_plan import Plan
 from streamcd.options import ProblemOptions, TrainOptions
 from streamcd.primal import PrimalSolver

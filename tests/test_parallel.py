@@ -44,7 +44,7 @@ from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.external_shuffle import RunFormat, RunReader, RunWriter, row_keys
 from streamcd.libsvm import LibsvmFormat, count_rows, iterate_batches
-from streamcd.memory import RESERVED_BYTES
+from streamcd.memory_budget import RESERVED_BYTES
 from streamcd.process_pool import COORDINATOR_BYTES, Workers, in_shares, memory_per_worker, processor_shares
 from streamcd.progress import Listener, Progress
 from streamcd.rows import Rows

@@ -13,7 +13,7 @@ import sklearn.metrics
 
 from streamcd.errors import DataError, ModelError, UsageError
 from streamcd.evaluate import evaluate
-from streamcd.memory import RESERVED_BYTES
+from streamcd.memory_budget import RESERVED_BYTES
 from streamcd.model import Model
 from streamcd.predict import predict
 from streamcd.progress import Listener

@@ -14,7 +14,7 @@ from small_datasets import random_rows, windows_of, write_dataset
 from streamcd.arenas import RowLayout
 from streamcd.dataset import Dataset, open_dataset
 from streamcd.errors import DatasetError, UsageError
-from streamcd.memory import RESERVED_BYTES
+from streamcd.memory_budget import RESERVED_BYTES
 from streamcd.memory_plan import Plan, make_plan
 from streamcd.randomness import random_key
 from streamcd.stream import Stream, Window, chunk_order, cut_windows

@@ -35,7 +35,7 @@ from typing import Any
 import click
 
 from streamcd.dataset import Dataset, open_dataset
-from streamcd.memory import format_size, parse_size
+from streamcd.memory_budget import format_size, parse_size
 from streamcd.read_ahead import ReadAhead
 
 _PIECE = 1 << 20
