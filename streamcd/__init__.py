@@ -8,43 +8,43 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .convert import convert as convert
-    from .dataset import Dataset as Dataset
-    from .dataset import open_dataset as open  # noqa: F401
-    from .errors import StreamcdError as StreamcdError
-    from .evaluate import evaluate as evaluate
-    from .model import Model as Model
-    from .model import load_model as load_model
-    from .predict import predict as predict
-    from .progress import Listener as Listener
-    from .result import Result as Result
-    from .resume import resume as resume
-    from .solve_qp import BoxQPResult as BoxQPResult
-    from .solve_qp import solve_box_qp as solve_box_qp
-    from .train import train as train
-    from .transpose import make_columns as make_columns
-    from .tune import tune as tune
+    from .box_qp.solve import BoxQPResult as BoxQPResult
+    from .box_qp.solve import solve_box_qp as solve_box_qp
+    from .conversion.convert import convert as convert
+    from .conversion.transpose import make_columns as make_columns
+    from .core.errors import StreamcdError as StreamcdError
+    from .core.progress import Listener as Listener
+    from .dataset.dataset import Dataset as Dataset
+    from .dataset.dataset import open_dataset as open  # noqa: F401
+    from .models.model import Model as Model
+    from .models.model import load_model as load_model
+    from .prediction.evaluate import evaluate as evaluate
+    from .prediction.predict import predict as predict
+    from .runs.resume import resume as resume
+    from .runs.train import train as train
+    from .runs.tune import tune as tune
+    from .training.result import Result as Result
 
 __version__ = "0.1.0"
 
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
 _PUBLIC = {
-    "BoxQPResult": ("solve_qp", "BoxQPResult"),
-    "Dataset": ("dataset", "Dataset"),
-    "Listener": ("progress", "Listener"),
-    "Model": ("model", "Model"),
-    "Result": ("train", "Result"),
-    "StreamcdError": ("errors", "StreamcdError"),
-    "convert": ("convert", "convert"),
-    "evaluate": ("evaluate", "evaluate"),
-    "load_model": ("model", "load_model"),
-    "make_columns": ("transpose", "make_columns"),
-    "open": ("dataset", "open_dataset"),
-    "predict": ("predict", "predict"),
-    "resume": ("resume", "resume"),
-    "solve_box_qp": ("solve_qp", "solve_box_qp"),
-    "train": ("train", "train"),
-    "tune": ("tune", "tune"),
+    "BoxQPResult": ("box_qp.solve", "BoxQPResult"),
+    "Dataset": ("dataset.dataset", "Dataset"),
+    "Listener": ("core.progress", "Listener"),
+    "Model": ("models.model", "Model"),
+    "Result": ("runs.train", "Result"),
+    "StreamcdError": ("core.errors", "StreamcdError"),
+    "convert": ("conversion.convert", "convert"),
+    "evaluate": ("prediction.evaluate", "evaluate"),
+    "load_model": ("models.model", "load_model"),
+    "make_columns": ("conversion.transpose", "make_columns"),
+    "open": ("dataset.dataset", "open_dataset"),
+    "predict": ("prediction.predict", "predict"),
+    "resume": ("runs.resume", "resume"),
+    "solve_box_qp": ("box_qp.solve", "solve_box_qp"),
+    "train": ("runs.train", "train"),
+    "tune": ("runs.tune", "tune"),
 }
 
 __all__ = [*_PUBLIC, "__version__"]

@@ -16,9 +16,9 @@ import quick_processes  # noqa: F401
 import scipy.sparse as sp
 from click.testing import CliRunner
 
-from streamcd.cli import cli
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.writer import DatasetWriter
+from streamcd.cli.commands import cli
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 

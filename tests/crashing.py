@@ -144,9 +144,9 @@ def _log_bytes(state: Path) -> int:
 
 def _work(order: dict[str, Any], ready: int, report: int) -> None:
     """What the child does; writes to `ready` when the first window is done, its count of operations to `report`."""
-    from streamcd.memory_plan import Plan
-    from streamcd.resume import resume
-    from streamcd.train import train
+    from streamcd.runs.resume import resume
+    from streamcd.runs.train import train
+    from streamcd.stream.memory_plan import Plan
 
     die, arguments = order["die"], order["arguments"]
     files = DoomedFiles(
@@ -198,8 +198,8 @@ def _carry_out(order: dict[str, Any]) -> dict[str, Any]:
 
 def _warm_up(arguments: dict[str, Any]) -> None:
     """Train one pass here, so that the children find the kernels loaded."""
-    from streamcd.memory_plan import Plan
-    from streamcd.train import train
+    from streamcd.runs.train import train
+    from streamcd.stream.memory_plan import Plan
 
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(*arguments["plan"])

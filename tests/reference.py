@@ -11,8 +11,8 @@ import scipy.optimize
 import scipy.sparse as sp
 from threadpoolctl import ThreadpoolController
 
-from streamcd.dataset import Dataset
-from streamcd.primitives import (
+from streamcd.dataset.dataset import Dataset
+from streamcd.kernels.primitives import (
     DUAL,
     GAP,
     LOSS,
@@ -23,7 +23,7 @@ from streamcd.primitives import (
     VIOLATION_MIN,
     Rows,
 )
-from streamcd.slot_store import SlotStore
+from streamcd.stream.slot_store import SlotStore
 
 # Of BLAS, for small matrices: more would only wait for the processors of other tests. What is tested keeps all of its own.
 one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
@@ -83,7 +83,7 @@ def primal_objectives(
 
 def run_weights(run: Path, bias: float = -1.0) -> np.ndarray:
     """Weights of a run's model, shape (d [+ 1], vectors), with the bias's weight where there is one."""
-    from streamcd.model import load_model
+    from streamcd.models.model import load_model
 
     model = load_model(run)
     return model.weights if bias < 0 else np.vstack([model.weights, model.intercept / bias])

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.memory_plan import Plan
-from streamcd.transpose import make_columns
-from streamcd.writer import DatasetWriter
+from streamcd.conversion.transpose import make_columns
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.writer import DatasetWriter
+from streamcd.stream.memory_plan import Plan
 
 SMALL_COLUMNS = {"chunk_size": 200, "shard_size": 1500}
 

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from conftest import SUBPROCESS_ENVIRONMENT
 
 from streamcd import solve_box_qp
-from streamcd.errors import UsageError
+from streamcd.core.errors import UsageError
 
 Program = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -234,7 +234,7 @@ MEMORY_SCRIPT = """
 import sys
 import numpy as np
 from streamcd import solve_box_qp
-from streamcd.memory_budget import peak_memory_bytes
+from streamcd.core.memory_budget import peak_memory_bytes
 path, n = sys.argv[1], 5000
 Q = np.lib.format.open_memmap(path, mode="r")
 packed = "upper" if "upper" in path else "lower"

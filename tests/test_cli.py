@@ -18,16 +18,16 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
-from streamcd import cli as cli_module
-from streamcd.cli import cli
-from streamcd.cli_options import LIBLINEAR_TYPES, LOSSES
-from streamcd.console import Console, describe_progress, explain
-from streamcd.errors import DataError, Interrupted, LockError
-from streamcd.liblinear import LIBLINEAR_SOLVERS
-from streamcd.model import load_model
-from streamcd.problem import LOSSES as LOSS_CODES
-from streamcd.progress import Listener, Progress
-from streamcd.registry import METHODS, SOLVERS
+from streamcd.cli.commands import cli
+from streamcd.cli.commands import commands as cli_module
+from streamcd.cli.console import Console, describe_progress, explain
+from streamcd.cli.options import LIBLINEAR_TYPES, LOSSES
+from streamcd.core.errors import DataError, Interrupted, LockError
+from streamcd.core.progress import Listener, Progress
+from streamcd.models.liblinear import LIBLINEAR_SOLVERS
+from streamcd.models.model import load_model
+from streamcd.solvers.problem import LOSSES as LOSS_CODES
+from streamcd.solvers.registry import METHODS, SOLVERS
 
 
 def run(*arguments: object) -> Result:
@@ -104,7 +104,7 @@ def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
 
 def test_help_loads_neither_numpy_nor_numba():
     code = (
-        "import sys\nfrom streamcd.cli import cli\n"
+        "import sys\nfrom streamcd.cli.commands import cli\n"
         "try: cli.main(['train', '--help'])\nexcept SystemExit: pass\n"
         "print(sorted({'numpy', 'numba', 'pyarrow', 'rich', 'scipy'} & set(sys.modules)))"
     )
@@ -117,10 +117,10 @@ def test_help_loads_neither_numpy_nor_numba():
 def test_training_does_not_load_what_costs_the_users_memory(data, tmp_path):
     # numba loads scipy.linalg by itself
     code = (
-        "import sys\nfrom streamcd.cli import cli\n"
+        "import sys\nfrom streamcd.cli.commands import cli\n"
         f"try: cli.main(['train', {str(data)!r}, {str(tmp_path / 'run')!r}, '--json'])\nexcept SystemExit: pass\n"
         "names = {'scipy.sparse', 'scipy.optimize', 'dask', 'distributed', 'sklearn', 'pandas', 'matplotlib', 'rich',"
-        " 'streamcd.libsvm', 'streamcd.convert', 'streamcd.predict'}\n"
+        " 'streamcd.conversion.libsvm', 'streamcd.conversion.convert', 'streamcd.prediction.predict'}\n"
         "print(sorted(names & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -478,7 +478,7 @@ def tell(listener: Listener, clock: list[float], monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr("streamcd.console.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("streamcd.cli.console.time.monotonic", lambda: now[0])
     return now
 
 

@@ -21,7 +21,7 @@ from conftest import ROOT
 from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.block_steps import (
+from streamcd.cluster.block_steps import (
     DUAL_CHANGE,
     LINEAR,
     LONGEST,
@@ -34,12 +34,12 @@ from streamcd.block_steps import (
     newton_step,
     quadratic_step,
 )
-from streamcd.dataset import Dataset
-from streamcd.engines import SerialEngine, Simulation, WorkersLost
-from streamcd.errors import EnvironmentFailure, Interrupted, UsageError
-from streamcd.options import ProblemOptions
-from streamcd.problem import dual_terms
-from streamcd.progress import Listener
+from streamcd.cluster.engines import SerialEngine, Simulation, WorkersLost
+from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
+from streamcd.core.progress import Listener
+from streamcd.dataset.dataset import Dataset
+from streamcd.runs.options import ProblemOptions
+from streamcd.solvers.problem import dual_terms
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 BINARY = LOSSES[:3]
@@ -266,13 +266,13 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
 @pytest.mark.parametrize("loss", BINARY)
 def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_path: Path) -> None:
     """Windows of two chunks, read from disk in every pass, against all rows in memory: the same optimum."""
-    from streamcd.memory_plan import Plan
+    from streamcd.stream.memory_plan import Plan
 
     def small_plan(*_: Any) -> Plan:
         return Plan(window_entries=400, window_rows=60, resident=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streamcd.partition.make_plan", small_plan)
+        patch.setattr("streamcd.cluster.partition.make_plan", small_plan)
         streamed = streamcd.train(
             data, tmp_path / "streamed", loss=loss, max_passes=3000, local_passes=2, client=Simulation(2)
         )
@@ -361,7 +361,7 @@ def test_a_round_that_is_lost_leaves_no_trace(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streamcd.train(data, tmp_path / "calm", client=Simulation(3), max_passes=15, tol=1e-9)
-    monkeypatch.setattr("streamcd.cluster_loop.SerialEngine", _Flaky)
+    monkeypatch.setattr("streamcd.cluster.loop.SerialEngine", _Flaky)
     streamcd.train(data, tmp_path / "flaky", client=Simulation(3), max_passes=15, tol=1e-9)
     assert (weights(tmp_path / "calm") == weights(tmp_path / "flaky")).all()
     assert max(record["attempts"] for record in log(tmp_path / "flaky")) == 2
@@ -427,8 +427,8 @@ def test_dask_takes_turns_as_the_simulation_does(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of all, passes of one worker, certificates of all."""
-    monkeypatch.setattr("streamcd.schedule.ROUNDS_BEFORE_SOLO", 3)
-    monkeypatch.setattr("streamcd.schedule.MIN_JOINT_PASSES", 1)
+    monkeypatch.setattr("streamcd.cluster.schedule.ROUNDS_BEFORE_SOLO", 3)
+    monkeypatch.setattr("streamcd.cluster.schedule.MIN_JOINT_PASSES", 1)
     options: dict[str, Any] = {"loss": "hinge", "max_passes": 20, "tol": 1e-9}
     streamcd.train(data, tmp_path / "dask", client=client, **options)
     streamcd.train(data, tmp_path / "made", client=Simulation(2), **options)
@@ -491,7 +491,7 @@ def test_a_silent_worker_is_given_up(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker hangs in its first round, as on a dead disk: the other finishes the training alone."""
-    from streamcd.partition import Partition
+    from streamcd.cluster.partition import Partition
 
     streamcd.train(
         data, tmp_path / "compiled", client=client, max_passes=2
@@ -558,7 +558,7 @@ def test_a_session_that_was_killed_leaves_no_partition_behind(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same run, begun anew with another loss, must not be given the partitions of the first."""
-    from streamcd.dask_engine import DaskEngine
+    from streamcd.cluster.dask_engine import DaskEngine
 
     monkeypatch.setattr(DaskEngine, "close", lambda self: None)  # as a client that is killed
     before = set(sessions(client))
@@ -604,7 +604,7 @@ def test_a_worker_that_dask_would_end_for_its_memory_is_refused(data: Dataset, t
 def test_the_dashboard_is_told_or_why_there_is_none(client: Any) -> None:
     import http.server
 
-    from streamcd.dask_engine import _dashboard
+    from streamcd.cluster.dask_engine import _dashboard
 
     class Page(http.server.BaseHTTPRequestHandler):
         status, text = 200, b"plots"
@@ -657,7 +657,7 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Path) -> None:
     """One of three processes is killed at a random moment of a round; dask starts another."""
-    from streamcd.dask_engine import open_client
+    from streamcd.cluster.dask_engine import open_client
 
     text = str(real_data("imdb.bigram.tfidf"))
     data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
@@ -686,7 +686,7 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
 @pytest.mark.slow
 def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
     """One of three processes is killed at a random moment, five times; dask starts others."""
-    from streamcd.dask_engine import open_client
+    from streamcd.cluster.dask_engine import open_client
 
     data = write_dataset(tmp_path / "data", random_rows(3000, 40, seed=5), n_chunks=48, n_shards=12)
     options: dict[str, Any] = {"loss": "hinge", "tol": 1e-3, "max_passes": 30_000}
@@ -723,7 +723,7 @@ def test_workers_without_streamcd_or_with_another_are_told_and_not_used(
     commands: _Commands, data: Dataset, tmp_path: Path
 ) -> None:
     """One without it used to end as soon as it was asked, and the training waited for workers for minutes."""
-    from streamcd.dask_engine import open_client
+    from streamcd.cluster.dask_engine import open_client
 
     none, other = tmp_path / "none" / "streamcd", tmp_path / "other" / "streamcd"
     none.mkdir(parents=True)
@@ -826,9 +826,9 @@ def test_a_worker_stays_within_its_memory_on_data_that_it_has_to_stream(
     loss: str, how: str, commands: _Commands, tmp_path: Path
 ) -> None:
     """Four times as many entries for each as its windows hold."""
-    from streamcd.dask_engine import open_client
-    from streamcd.memory_budget import peak_memory_bytes
-    from streamcd.synthetic import write_text_like
+    from streamcd.cli.synthetic import write_text_like
+    from streamcd.cluster.dask_engine import open_client
+    from streamcd.core.memory_budget import peak_memory_bytes
 
     write_text_like(tmp_path / "text", n_rows=250_000, n_features=50_000, entries_per_row=90, seed=0)
     data = streamcd.convert(tmp_path / "text", tmp_path / "data", shard_size="20MB")

@@ -16,13 +16,13 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, random_rows, write_dataset
 
-from streamcd import transpose
-from streamcd import verify as verify_module
-from streamcd.column_layout import Columns, open_columns
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.errors import DatasetError, LockError, UsageError
-from streamcd.locks import release_lock, take_lock
-from streamcd.transpose import make_columns
+from streamcd.conversion import transpose
+from streamcd.conversion.transpose import make_columns
+from streamcd.core.errors import DatasetError, LockError, UsageError
+from streamcd.core.locks import release_lock, take_lock
+from streamcd.dataset.column_layout import Columns, open_columns
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.dataset import verify as verify_module
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"chunk_size": 200, "shard_size": 1500}
@@ -263,7 +263,7 @@ def test_a_kill_after_the_layout_was_put_in_place_leaves_it_alone(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("streamcd.transpose.shutil.rmtree", killed)
+        patched.setattr("streamcd.conversion.transpose.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             make_columns(dataset, **SMALL)
     expected = files_of(open_columns(dataset))
@@ -350,7 +350,7 @@ def test_ranges_of_chunks_are_checked_as_all_at_once(
 
 
 def transpose_fingerprint(manifest: dict[str, Any]) -> str:
-    from streamcd.schema import manifest_fingerprint
+    from streamcd.dataset.schema import manifest_fingerprint
 
     return manifest_fingerprint(manifest)
 

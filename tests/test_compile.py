@@ -13,15 +13,15 @@ import pytest
 from numba import njit
 from numba.core.errors import NumbaError
 
-from streamcd.compile import kernel
+from streamcd.kernels.compile import kernel
 
 PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 
 # The matrix of one row, x = (1, 2), of cost 3; `gram_visit` asks `primitives.row_cost` for it.
 GRAM = """
 import numpy as np
-from streamcd.primitives import Costs, Rows
-from streamcd.twin_kernels import gram_visit
+from streamcd.kernels.primitives import Costs, Rows
+from streamcd.kernels.twin import gram_visit
 
 zero = np.zeros(1, dtype=np.int64)
 rows = Rows(np.array([0, 2]), np.array([0, 1]), np.array([1.0, 2.0]), zero, np.ones(1), zero)
@@ -61,7 +61,7 @@ def test_an_edit_of_a_callee_in_another_file_is_noticed(package: Path) -> None:
     """numba alone looks at the caller's file, and went on with the callee as it had been."""
     assert gram_and_hits(package) == (3.0, 0)
     assert gram_and_hits(package) == (3.0, 1)
-    shared = package / "primitives.py"
+    shared = package / "kernels" / "primitives.py"
     text = shared.read_text()
     line = "return costs.cost[rows.code[i], lane] * rows.weight[i]"
     assert line in text
@@ -75,9 +75,9 @@ def test_contents_decide_not_times_and_places(package: Path, tmp_path: Path, giv
     """Neither a touched file, nor one that has no kernels, nor a copied tree is a reason to compile."""
     cache = tmp_path / "cache" if given else None
     assert gram_and_hits(package, cache) == (3.0, 0)
-    for path in package.glob("*.py"):
+    for path in package.rglob("*.py"):
         os.utime(path, ns=(1, 10**18))
-    with open(package / "errors.py", "a") as file:
+    with open(package / "core" / "errors.py", "a") as file:
         file.write("\nADDED = 1\n")
     assert gram_and_hits(package, cache) == (3.0, 1)
     copied = copy_of(package, tmp_path / "elsewhere", *(["__pycache__"] if given else []))

@@ -17,17 +17,22 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from streamcd import convert as convert_function
-from streamcd.convert import _LEAST_BYTES
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.errors import DataError, EnvironmentFailure, UsageError
-from streamcd.external_shuffle import row_keys
-from streamcd.feature_statistics import STATISTICS_BYTES, RangeStatistics, _scattered_statistics, in_groups
-from streamcd.memory_budget import RESERVED_BYTES
-from streamcd.pipeline import Plan
-from streamcd.progress import Listener, Progress
-from streamcd.synthetic import write_text_like
-from streamcd.writer import DatasetWriter
+from streamcd.cli.synthetic import write_text_like
+from streamcd.conversion import convert as convert_function
+from streamcd.conversion.convert import _LEAST_BYTES
+from streamcd.conversion.external_shuffle import row_keys
+from streamcd.conversion.feature_statistics import (
+    STATISTICS_BYTES,
+    RangeStatistics,
+    _scattered_statistics,
+    in_groups,
+)
+from streamcd.conversion.pipeline import Plan
+from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.progress import Listener, Progress
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.writer import DatasetWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 convert: Callable[..., Dataset] = convert_function
@@ -70,7 +75,7 @@ def with_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             "statistics_bytes": 1 << 20,
         }
         monkeypatch.setattr(
-            sys.modules["streamcd.convert"],
+            sys.modules["streamcd.conversion.convert"],
             "_plan",
             lambda options: Plan(**{**plan, "map_bytes": 1 << 20, **changes}),
         )
@@ -207,7 +212,7 @@ def test_a_bucket_that_is_too_large_is_scattered_again(
     text_file: Path, tmp_path: Path, with_plan: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = convert(text_file, tmp_path / "whole")
-    monkeypatch.setattr("streamcd.pipeline.MAX_BITS", 1)  # two buckets at a time
+    monkeypatch.setattr("streamcd.conversion.pipeline.MAX_BITS", 1)  # two buckets at a time
     with_plan(sort_bytes=40_000, block_bytes=1000)
     assert convert(text_file, tmp_path / "split").fingerprint == expected.fingerprint
 
@@ -466,8 +471,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for target in (
-        "streamcd.writer.PartWriter.write_chunk",
-        "streamcd.external_partition.PartitionWriter._write",
+        "streamcd.dataset.writer.PartWriter.write_chunk",
+        "streamcd.core.external_partition.PartitionWriter._write",
     ):
         with monkeypatch.context() as patched:
             patched.setattr(target, full)
@@ -479,8 +484,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 SLOW_CONVERSION = """
 import sys, time
-from streamcd import convert
-from streamcd.writer import PartWriter
+from streamcd.conversion import convert
+from streamcd.dataset.writer import PartWriter
 write = PartWriter.write_chunk
 def slow(*arguments):
     write(*arguments)
@@ -573,8 +578,8 @@ def test_the_writer_is_told_the_final_dtypes(
 
 CONVERT_AND_MEASURE = """
 import sys
-from streamcd import convert
-from streamcd.memory_budget import peak_memory_bytes
+from streamcd.conversion import convert
+from streamcd.core.memory_budget import peak_memory_bytes
 dataset = convert(sys.argv[1], sys.argv[2], memory=sys.argv[3])
 print(peak_memory_bytes(), dataset.fingerprint)
 """

@@ -16,13 +16,13 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.errors import DatasetError, StreamcdError
-from streamcd.parquet import file_checksum
-from streamcd.progress import Listener, Progress
-from streamcd.schema import manifest_fingerprint
-from streamcd.train import train
-from streamcd.writer import DatasetWriter
+from streamcd.core.errors import DatasetError, StreamcdError
+from streamcd.core.progress import Listener, Progress
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.parquet import file_checksum
+from streamcd.dataset.schema import manifest_fingerprint
+from streamcd.dataset.writer import DatasetWriter
+from streamcd.runs.train import train
 
 
 @pytest.fixture

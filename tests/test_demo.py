@@ -13,8 +13,8 @@ import time
 import pytest
 from conftest import SUBPROCESS_ENVIRONMENT
 
-from streamcd.demo import DemoSize, run_demo
-from streamcd.errors import EnvironmentFailure, UsageError
+from streamcd.cli.demo import DemoSize, run_demo
+from streamcd.core.errors import EnvironmentFailure, UsageError
 
 # so small a gap takes passes enough for a kill to find the training at work
 SMALL = DemoSize(

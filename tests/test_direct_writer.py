@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamcd import direct_writer
-from streamcd.direct_writer import BUFFER_BYTES, DirectWriter
+from streamcd.dataset.dataset import direct_writer
+from streamcd.dataset.direct_writer import BUFFER_BYTES, DirectWriter
 
 
 def write(path: Path, sizes: list[int]) -> bytes:

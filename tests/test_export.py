@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from conftest import libsvm_text
 
-from streamcd.convert import convert
-from streamcd.dataset import open_dataset
-from streamcd.export_libsvm import export_libsvm
-from streamcd.external_partition import PartitionWriter
-from streamcd.memory_budget import RESERVED_BYTES
-from streamcd.progress import Listener
+from streamcd.conversion.convert import convert
+from streamcd.conversion.export_libsvm import export_libsvm
+from streamcd.core.external_partition import PartitionWriter
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.progress import Listener
+from streamcd.dataset.dataset import open_dataset
 
 
 @pytest.mark.parametrize("name", ["random", "empty_row", "duplicate_rows", "unscaled", "multiclass"])

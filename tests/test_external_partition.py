@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamcd.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, index_path
+from streamcd.core.external_partition import (
+    Layout,
+    PartitionReader,
+    PartitionWriter,
+    Ranges,
+    Records,
+    index_path,
+)
 
 FLAT = Layout((np.dtype(np.int64), np.dtype((np.float64, (3,)))))
 RAGGED = Layout((np.dtype(np.int64), np.dtype(np.float32)), (np.dtype(np.int32), np.dtype(np.uint8)))

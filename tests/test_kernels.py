@@ -12,10 +12,13 @@ import scipy.sparse as sp
 from reference import Twin, crammer_singer_subproblem, kernel_rows, new_totals, slow_margins, slow_shuffle
 from small_datasets import multiclass, random_rows
 
-from streamcd import crammer_singer_kernels, dual_kernels, primitives, rows_kernels
-from streamcd.crammer_singer_kernels import ClassScratch, LaneColumns
-from streamcd.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
-from streamcd.problem import LOSSES, crammer_singer_primal, dual_objective, primal_objective
+from streamcd.kernels import crammer_singer as crammer_singer_kernels
+from streamcd.kernels import dual as dual_kernels
+from streamcd.kernels import primitives
+from streamcd.kernels import rows as rows_kernels
+from streamcd.kernels.crammer_singer import ClassScratch, LaneColumns
+from streamcd.kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+from streamcd.solvers.problem import LOSSES, crammer_singer_primal, dual_objective, primal_objective
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 BIASES = [0.0, 1.5]

@@ -13,13 +13,13 @@ import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import lane_groups
-from streamcd.errors import ModelError, UsageError
-from streamcd.options import read_code
-from streamcd.problem import make_problem
-from streamcd.randomness import assign_folds
-from streamcd.train import train
-from streamcd.tune import tune
+from streamcd.core.errors import ModelError, UsageError
+from streamcd.core.randomness import assign_folds
+from streamcd.runs import lane_groups
+from streamcd.runs.options import read_code
+from streamcd.runs.train import train
+from streamcd.runs.tune import tune
+from streamcd.solvers.problem import make_problem
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 

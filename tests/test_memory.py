@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from small_datasets import random_rows, write_dataset
 
-from streamcd.dataset import open_dataset
-from streamcd.errors import UsageError
-from streamcd.memory_budget import (
+from streamcd.core.errors import UsageError
+from streamcd.core.memory_budget import (
     RESERVED_BYTES,
     current_memory_bytes,
     format_size,
@@ -25,9 +24,10 @@ from streamcd.memory_budget import (
     peak_memory_bytes,
     require,
 )
-from streamcd.result import Result
-from streamcd.train import train
-from streamcd.writer import DatasetWriter
+from streamcd.dataset.dataset import open_dataset
+from streamcd.dataset.writer import DatasetWriter
+from streamcd.runs.train import train
+from streamcd.training.result import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,7 +77,7 @@ def peak_of_training(
     """
     code = (
         "import json, sys, streamcd\n"
-        "from streamcd.memory_budget import peak_memory_bytes\n"
+        "from streamcd.core.memory_budget import peak_memory_bytes\n"
         "dataset, run, options = json.loads(sys.argv[1])\n"
         "result = streamcd.train(dataset, run, **options)\n"
         "print(json.dumps([peak_memory_bytes(), result.to_json()]))\n"

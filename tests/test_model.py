@@ -13,10 +13,10 @@ from liblinear.liblinearutil import predict as liblinear_predict
 from liblinear.liblinearutil import save_model as liblinear_save
 from liblinear.liblinearutil import train as liblinear_train
 
-from streamcd.errors import ModelError
-from streamcd.liblinear import export_liblinear, import_liblinear
-from streamcd.model import Model, load_model
-from streamcd.progress import Listener
+from streamcd.core.errors import ModelError
+from streamcd.core.progress import Listener
+from streamcd.models.liblinear import export_liblinear, import_liblinear
+from streamcd.models.model import Model, load_model
 
 
 def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:

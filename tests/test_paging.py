@@ -16,24 +16,24 @@ from interrupted import ended, resume_by_threes, stopping_after
 from small_datasets import columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
-from streamcd.arenas import ColumnLayout
-from streamcd.column_layout import open_columns
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.errors import CheckpointError, Interrupted, UsageError
-from streamcd.lane_groups import resolve
-from streamcd.memory_budget import RESERVED_BYTES
-from streamcd.memory_plan import Plan
-from streamcd.options import ProblemOptions, TrainOptions
-from streamcd.primal import PrimalSolver
-from streamcd.primal_kernels import compact_rows
-from streamcd.primitives import N_STEPS
-from streamcd.progress import Listener
-from streamcd.registry import make_solver
-from streamcd.resume import resume
-from streamcd.stream import Stream
-from streamcd.train import train
-from streamcd.transpose import make_columns
-from streamcd.writer import DatasetWriter
+from streamcd.conversion.transpose import make_columns
+from streamcd.core.errors import CheckpointError, Interrupted, UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.progress import Listener
+from streamcd.dataset.column_layout import open_columns
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.writer import DatasetWriter
+from streamcd.kernels.primal import compact_rows
+from streamcd.kernels.primitives import N_STEPS
+from streamcd.runs.lane_groups import resolve
+from streamcd.runs.options import ProblemOptions, TrainOptions
+from streamcd.runs.resume import resume
+from streamcd.runs.train import train
+from streamcd.solvers.primal import PrimalSolver
+from streamcd.solvers.registry import make_solver
+from streamcd.stream.arenas import ColumnLayout
+from streamcd.stream.memory_plan import Plan
+from streamcd.stream.stream import Stream
 
 LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")

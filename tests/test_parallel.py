@@ -27,30 +27,31 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streamcd import (
-    byte_sources,
-    chunking,
-    evaluate,
-    load_model,
-    make_columns,
-    predict,
-    process_pool,
-    train,
+from streamcd import load_model, make_columns
+from streamcd.cli.synthetic import write_text_like
+from streamcd.conversion import byte_sources, chunking
+from streamcd.conversion import convert as convert_function
+from streamcd.conversion.byte_sources import ByteRange, cut_into_ranges
+from streamcd.conversion.chunking import ChunkRule, cut_chunks
+from streamcd.conversion.external_shuffle import RunFormat, RunReader, RunWriter, row_keys
+from streamcd.conversion.libsvm import LibsvmFormat, count_rows, iterate_batches
+from streamcd.conversion.rows import Rows
+from streamcd.core import process_pool
+from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.process_pool import (
+    COORDINATOR_BYTES,
+    Workers,
+    in_shares,
+    memory_per_worker,
+    processor_shares,
 )
-from streamcd import convert as convert_function
-from streamcd.byte_sources import ByteRange, cut_into_ranges
-from streamcd.chunking import ChunkRule, cut_chunks
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.errors import DataError, EnvironmentFailure, UsageError
-from streamcd.external_shuffle import RunFormat, RunReader, RunWriter, row_keys
-from streamcd.libsvm import LibsvmFormat, count_rows, iterate_batches
-from streamcd.memory_budget import RESERVED_BYTES
-from streamcd.process_pool import COORDINATOR_BYTES, Workers, in_shares, memory_per_worker, processor_shares
-from streamcd.progress import Listener, Progress
-from streamcd.rows import Rows
-from streamcd.sums import ExactSum
-from streamcd.synthetic import write_text_like
-from streamcd.verify import verify
+from streamcd.core.progress import Listener, Progress
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.verify import verify
+from streamcd.prediction import evaluate, predict
+from streamcd.prediction.sums import ExactSum
+from streamcd.runs import train
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = "2GB"
@@ -79,8 +80,8 @@ class Lent:
 def started() -> Iterator[dict[int, Lent]]:
     """Processes by their number."""
     with (
-        Workers(2, Listener(), "streamcd.pipeline") as two,
-        Workers(3, Listener(), "streamcd.pipeline") as three,
+        Workers(2, Listener(), "streamcd.conversion.pipeline") as two,
+        Workers(3, Listener(), "streamcd.conversion.pipeline") as three,
     ):
         yield {2: Lent(two), 3: Lent(three)}
 
@@ -162,7 +163,7 @@ def test_statistics_of_features_are_the_same_beside_the_rows_and_after_them(
     """Sums of every shard where those of all features fit in memory, else another read of the shards for them."""
     for room in (True, False):
         if not room:
-            monkeypatch.setattr("streamcd.pipeline.Plan.sums_bytes", lambda plan, rows_held: 0)
+            monkeypatch.setattr("streamcd.conversion.pipeline.Plan.sums_bytes", lambda plan, rows_held: 0)
         convert(text_file, tmp_path / str(room), workers=lend(2), memory=MEMORY, scale=scale, **CUT)
     one = convert(text_file, tmp_path / "one", scale=scale, **CUT)
     assert one.n_shards > 3
@@ -336,10 +337,11 @@ def test_workers_end_with_a_process_that_is_killed(text_file: Path, tmp_path: Pa
 
 SLOW_TO_END = """
 import os, sys, threading, time
-import streamcd.process_pool as process_pool
-from streamcd import convert, make_columns
-from streamcd.errors import StreamcdError
-from streamcd.progress import Listener
+import streamcd.core.process_pool as process_pool
+from streamcd.conversion import convert
+from streamcd import make_columns
+from streamcd.core.errors import StreamcdError
+from streamcd.core.progress import Listener
 
 def end_late():
     process_pool.multiprocessing.parent_process().join()
@@ -408,7 +410,7 @@ def test_a_process_with_threads_is_not_copied() -> None:
     before = descendants(os.getpid())
     thread.start()
     try:
-        with Workers(2, Listener(), "streamcd.process_pool") as workers:
+        with Workers(2, Listener(), "streamcd.core.process_pool") as workers:
             spawned = workers.run(os.getppid, [()])
             started = set(descendants(os.getpid())).difference(before)
             lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in started]
@@ -682,7 +684,7 @@ def test_a_worker_that_dies_before_it_has_work_is_told_of_with_the_work(
         raise BrokenProcessPool("terminated abruptly")
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
-    with Workers(2, Listener(), "streamcd.process_pool") as workers:  # noqa: SIM117
+    with Workers(2, Listener(), "streamcd.core.process_pool") as workers:  # noqa: SIM117
         with pytest.raises(EnvironmentFailure, match="one of 2 worker processes"):
             workers.run(os.getppid, [()])
 
@@ -701,7 +703,7 @@ def test_how_workers_ended_is_told(
     codes: list[int | None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool ends the others with SIGTERM when one has died."""
-    with Workers(2, Listener(), "streamcd.process_pool") as workers:
+    with Workers(2, Listener(), "streamcd.core.process_pool") as workers:
         workers.run(os.getppid, [()])
         left = iter(codes)
         monkeypatch.setattr(process_pool, "_exit_code", lambda process: next(left))
@@ -711,7 +713,7 @@ def test_how_workers_ended_is_told(
 def test_workers_are_refused_where_they_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
     with pytest.raises(UsageError, match="expected 1 in a process of a multiprocessing pool"):
-        Workers(2, Listener(), "streamcd.process_pool")
+        Workers(2, Listener(), "streamcd.core.process_pool")
 
 
 def test_chunks_are_cut_the_same_however_many_lengths_are_read_at_a_time(

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
 
-from streamcd.errors import DataError, ModelError, UsageError
-from streamcd.evaluate import evaluate
-from streamcd.memory_budget import RESERVED_BYTES
-from streamcd.model import Model
-from streamcd.predict import predict
-from streamcd.progress import Listener
-from streamcd.roc_auc import RocArea
-from streamcd.source_order import SourceOrder
+from streamcd.core.errors import DataError, ModelError, UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.progress import Listener
+from streamcd.models.model import Model
+from streamcd.prediction.evaluate import evaluate
+from streamcd.prediction.predict import predict
+from streamcd.prediction.roc_auc import RocArea
+from streamcd.prediction.source_order import SourceOrder
 
 LOSSES = ["squared_hinge", "hinge", "log_loss", "crammer_singer"]
 
@@ -185,7 +185,7 @@ def test_predictions_do_not_depend_on_the_memory(small_problem, made_dataset, tm
     data = made_dataset(x, y)
     predict(data, model, tmp_path / "large.parquet")
     # the least number of rows to a bucket is for speed; here all have to be dealt out to buckets
-    monkeypatch.setattr("streamcd.source_order.LEAST_ROWS", 4)
+    monkeypatch.setattr("streamcd.prediction.source_order.LEAST_ROWS", 4)
     predict(data, model, tmp_path / "small.parquet", memory=RESERVED_BYTES + 130_000)
     assert pq.read_table(tmp_path / "large.parquet") == pq.read_table(tmp_path / "small.parquet")
 

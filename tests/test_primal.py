@@ -26,22 +26,22 @@ from small_datasets import (
     write_dataset,
 )
 
-from streamcd.column_layout import open_columns
-from streamcd.dataset import Dataset
-from streamcd.errors import CheckpointError, DatasetError, Interrupted, UsageError
-from streamcd.evaluate import evaluate
-from streamcd.memory_plan import Plan
-from streamcd.primal import OnlineSolver, PrimalSolver
-from streamcd.primitives import GAP, N_VISITED, VIOLATION_MAX
-from streamcd.problem import make_problem
-from streamcd.progress import Listener
-from streamcd.protocol import CERTIFY, State
-from streamcd.registry import make_solver
-from streamcd.resume import resume
-from streamcd.stream import Stream
-from streamcd.train import train
-from streamcd.transpose import make_columns
-from streamcd.tune import tune
+from streamcd.conversion.transpose import make_columns
+from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, UsageError
+from streamcd.core.progress import Listener
+from streamcd.dataset.column_layout import open_columns
+from streamcd.dataset.dataset import Dataset
+from streamcd.kernels.primitives import GAP, N_VISITED, VIOLATION_MAX
+from streamcd.prediction.evaluate import evaluate
+from streamcd.runs.resume import resume
+from streamcd.runs.train import train
+from streamcd.runs.tune import tune
+from streamcd.solvers.primal import OnlineSolver, PrimalSolver
+from streamcd.solvers.problem import make_problem
+from streamcd.solvers.protocol import CERTIFY, State
+from streamcd.solvers.registry import make_solver
+from streamcd.stream.memory_plan import Plan
+from streamcd.stream.stream import Stream
 
 LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")
@@ -531,7 +531,7 @@ def test_command_line(tmp_path: Path, streamcd_json: Any) -> None:
 def test_three_methods_agree_on_real_data(
     tmp_path: Path, real_data: Callable[[str], Path], name: str, loss: str
 ) -> None:
-    from streamcd.convert import convert
+    from streamcd.conversion.convert import convert
 
     dataset = convert(real_data(name), tmp_path / "data")
     make_columns(dataset)

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
-from streamcd import parquet, read_ahead, stream
-from streamcd.arenas import RowLayout
-from streamcd.dataset import open_dataset
-from streamcd.errors import DatasetError
-from streamcd.read_ahead import ReadAhead
-from streamcd.stream import Stream
+from streamcd.core.errors import DatasetError
+from streamcd.dataset.dataset import open_dataset, parquet, read_ahead
+from streamcd.dataset.read_ahead import ReadAhead
+from streamcd.stream.arenas import RowLayout
+from streamcd.stream.stream import Stream, stream
 
 SIZE = 3_000_001
 

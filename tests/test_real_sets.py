@@ -16,8 +16,8 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.preprocessing import normalize
 
 import streamcd
-from streamcd.errors import StreamcdError
-from streamcd.transpose import make_columns
+from streamcd.conversion.transpose import make_columns
+from streamcd.core.errors import StreamcdError
 
 pytestmark = pytest.mark.slow
 

@@ -21,18 +21,18 @@ from interrupted import ended
 from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import label_sorted, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd.checkpoint import Run, read_array_rows, read_arrays
-from streamcd.checkpoint import read_config as read_raw_config
-from streamcd.config import RunConfig, Search, read_config, write_config
-from streamcd.dataset import Dataset
-from streamcd.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
-from streamcd.memory_plan import Plan
-from streamcd.model import load_model
-from streamcd.options import ProblemOptions, SharedRounds
-from streamcd.registry import SOLVERS
-from streamcd.resume import resume
-from streamcd.stopping import StopRule
-from streamcd.train import train
+from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
+from streamcd.dataset.dataset import Dataset
+from streamcd.models.model import load_model
+from streamcd.runs.config import RunConfig, Search, read_config, write_config
+from streamcd.runs.options import ProblemOptions, SharedRounds
+from streamcd.runs.resume import resume
+from streamcd.runs.train import train
+from streamcd.solvers.registry import SOLVERS
+from streamcd.stream.memory_plan import Plan
+from streamcd.training.checkpoint import Run, read_array_rows, read_arrays
+from streamcd.training.checkpoint import read_config as read_raw_config
+from streamcd.training.stopping import StopRule
 
 LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual"]
 

@@ -13,20 +13,20 @@ import pytest
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.block_steps import (
+from streamcd.cluster.block_steps import (
     LINEAR,
     assign_shards_randomly,
     next_sigma_prime,
 )
-from streamcd.dataset import Dataset
-from streamcd.engines import SerialEngine, Simulation
-from streamcd.options import ProblemOptions
-from streamcd.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
-from streamcd.primitives import GAP
-from streamcd.protocol import DONE, TRAIN
-from streamcd.randomness import random_key
-from streamcd.registry import make_solver
-from streamcd.stopping import new_lane_arrays
+from streamcd.cluster.engines import SerialEngine, Simulation
+from streamcd.cluster.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
+from streamcd.core.randomness import random_key
+from streamcd.dataset.dataset import Dataset
+from streamcd.kernels.primitives import GAP
+from streamcd.runs.options import ProblemOptions
+from streamcd.solvers.protocol import DONE, TRAIN
+from streamcd.solvers.registry import make_solver
+from streamcd.training.stopping import new_lane_arrays
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
@@ -204,13 +204,13 @@ def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
 ) -> None:
     """Many rows of few features: every worker sees all there is to learn. Measured: 30 against > 200, 6 against 16."""
     monkeypatch.setattr(
-        "streamcd.schedule.RoundSchedule.certificate_failed", lambda schedule, local_passes: None
+        "streamcd.cluster.schedule.RoundSchedule.certificate_failed", lambda schedule, local_passes: None
     )  # no worker comes to their aid
     data = write_dataset(tmp_path / "data", random_rows(600, 6, seed=3), n_chunks=16, n_shards=16)
     options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "max_passes": 300, "client": Simulation(4)}
     streamcd.train(data, tmp_path / "dealt", **options)
     monkeypatch.setattr(
-        "streamcd.engines.assign_shards_randomly",
+        "streamcd.cluster.engines.assign_shards_randomly",
         lambda entries, workers, key: assign_shards_randomly(entries, workers, np.uint64(0)),
     )
     streamcd.train(data, tmp_path / "fixed", **options)

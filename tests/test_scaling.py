@@ -16,13 +16,13 @@ import scipy.sparse as sp
 from conftest import SMALL_PROBLEMS, libsvm_text
 
 import streamcd
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.diagnostics import BAD_MEAN_SQUARE, advice, feature_rms
-from streamcd.errors import DatasetError, ModelError, UsageError
-from streamcd.export_libsvm import export_libsvm
-from streamcd.liblinear import export_liblinear, import_liblinear
-from streamcd.pipeline import Plan
-from streamcd.progress import Listener
+from streamcd.conversion.export_libsvm import export_libsvm
+from streamcd.conversion.pipeline import Plan
+from streamcd.core.errors import DatasetError, ModelError, UsageError
+from streamcd.core.progress import Listener
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.diagnostics import BAD_MEAN_SQUARE, advice, feature_rms
+from streamcd.models.liblinear import export_liblinear, import_liblinear
 
 convert: Callable[..., Dataset] = streamcd.convert
 SCALINGS = [
@@ -178,13 +178,15 @@ def test_compact_numbers_features_and_scales_them(tmp_path: Path) -> None:
 def test_the_fingerprint_does_not_depend_on_memory(
     scale: str, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamcd.synthetic import write_text_like
+    from streamcd.cli.synthetic import write_text_like
 
     write_text_like(tmp_path / "in", n_rows=1500, n_features=800, entries_per_row=20, seed=1)
     fingerprints = set()
     for sort_bytes, statistics_bytes in ((1 << 22, 1 << 20), (40_000, 1 << 20), (40_000, 4_000)):
         plan = Plan(4096, 1 << 20, sort_bytes, statistics_bytes, 1 << 20)
-        monkeypatch.setattr(sys.modules["streamcd.convert"], "_plan", lambda options, plan=plan: plan)
+        monkeypatch.setattr(
+            sys.modules["streamcd.conversion.convert"], "_plan", lambda options, plan=plan: plan
+        )
         made = convert(
             tmp_path / "in", tmp_path / "d", scale=scale, normalize=normalize, chunk_size=20_000, force=True
         )

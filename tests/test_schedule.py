@@ -12,10 +12,10 @@ from interrupted import ended, stopping_after
 from small_datasets import random_rows, write_dataset
 
 import streamcd
-from streamcd.engines import Simulation
-from streamcd.errors import Interrupted
-from streamcd.resume import resume
-from streamcd.schedule import ROUNDS_BEFORE_SOLO, RoundSchedule
+from streamcd.cluster.engines import Simulation
+from streamcd.cluster.schedule import ROUNDS_BEFORE_SOLO, RoundSchedule
+from streamcd.core.errors import Interrupted
+from streamcd.runs.resume import resume
 
 
 def turns_of(n_workers: int, local_passes: int, n_rounds: int, failure: int | None = None) -> list[int]:
@@ -56,7 +56,7 @@ def log_of(run: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def slow_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, Any]]:
     """What rounds of four workers are slow at, and little patience."""
-    monkeypatch.setattr("streamcd.schedule.ROUNDS_BEFORE_SOLO", 64)
+    monkeypatch.setattr("streamcd.cluster.schedule.ROUNDS_BEFORE_SOLO", 64)
     data = write_dataset(tmp_path / "data", random_rows(200, 100, seed=5), n_chunks=4, n_shards=8)
     return data.path, {"loss": "hinge", "tol": 1e-4, "max_passes": 3000, "seed": 1}
 
@@ -75,7 +75,7 @@ def test_workers_that_are_slow_together_are_helped_by_one(
     assert 0 < first_turn <= 64 + 1
     assert {line["workers"] for line in log if line["kind"] == "certify"} == {4}
     monkeypatch.setattr(
-        "streamcd.schedule.RoundSchedule.trained", lambda schedule, n_workers, local_passes: None
+        "streamcd.cluster.schedule.RoundSchedule.trained", lambda schedule, n_workers, local_passes: None
     )
     together = streamcd.train(data, tmp_path / "together", client=Simulation(4), **options)
     assert 3 * found.passes < 2 * together.passes

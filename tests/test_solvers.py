@@ -29,12 +29,12 @@ from small_datasets import (
     write_dataset,
 )
 
-from streamcd.dataset import Dataset
-from streamcd.errors import DatasetError, UsageError
-from streamcd.registry import SOLVERS
-from streamcd.result import Result
-from streamcd.train import train
-from streamcd.transpose import make_columns
+from streamcd.conversion.transpose import make_columns
+from streamcd.core.errors import DatasetError, UsageError
+from streamcd.dataset.dataset import Dataset
+from streamcd.runs.train import train
+from streamcd.solvers.registry import SOLVERS
+from streamcd.training.result import Result
 
 # twin has a file of its own
 LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual" and entry.loss != "twin"]

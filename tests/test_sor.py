@@ -12,12 +12,12 @@ from reference import augmented, exact_optimum
 from small_datasets import label_sorted, multiclass, random_rows, repeated, windows_of, write_dataset
 from test_kernels import Lanes
 
-from streamcd import over_relaxation
-from streamcd.errors import Interrupted, UsageError
-from streamcd.progress import Listener
-from streamcd.result import Result
-from streamcd.resume import resume
-from streamcd.train import train
+from streamcd.core.errors import Interrupted, UsageError
+from streamcd.core.progress import Listener
+from streamcd.runs.resume import resume
+from streamcd.runs.train import train
+from streamcd.solvers import over_relaxation
+from streamcd.training.result import Result
 
 LOSSES = ["hinge", "squared_hinge"]
 

@@ -11,13 +11,13 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import random_rows, windows_of, write_dataset
 
-from streamcd.arenas import RowLayout
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.errors import DatasetError, UsageError
-from streamcd.memory_budget import RESERVED_BYTES
-from streamcd.memory_plan import Plan, make_plan
-from streamcd.randomness import random_key
-from streamcd.stream import Stream, Window, chunk_order, cut_windows
+from streamcd.core.errors import DatasetError, UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.randomness import random_key
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.stream.arenas import RowLayout
+from streamcd.stream.memory_plan import Plan, make_plan
+from streamcd.stream.stream import Stream, Window, chunk_order, cut_windows
 
 LAYOUT = RowLayout(alpha_width=1, n_flags=1)
 
@@ -142,7 +142,7 @@ def test_a_few_files_at_a_time_where_there_are_many(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts come in random groups, new in every read; inside a group their chunks are mixed."""
-    monkeypatch.setattr("streamcd.stream.MAX_OPEN_PARTS", 2)
+    monkeypatch.setattr("streamcd.stream.stream.MAX_OPEN_PARTS", 2)
     groups_seen, switches = set(), []
     for read in range(20):
         order = chunk_order(dataset, np.arange(12), 3, read)

@@ -21,11 +21,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamcd.byte_sources import ByteRange, expand_sources, read_blocks
-from streamcd.errors import DataError, UsageError
-from streamcd.libsvm import LibsvmFormat, iterate_sources, write_rows
-from streamcd.progress import Listener, Progress
-from streamcd.rows import Counts
+from streamcd.conversion.byte_sources import ByteRange, expand_sources, read_blocks
+from streamcd.conversion.libsvm import LibsvmFormat, iterate_sources, write_rows
+from streamcd.conversion.rows import Counts
+from streamcd.core.errors import DataError, UsageError
+from streamcd.core.progress import Listener, Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -426,7 +426,7 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 def test_standard_input_is_read(tmp_path: Path) -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from streamcd.libsvm import LibsvmFormat, iterate_sources\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from streamcd.conversion.libsvm import LibsvmFormat, iterate_sources\n"
         "print([b.rows.label.tolist() for b in iterate_sources('-', LibsvmFormat())])"
     )
     for data in (b"1 1:1\n-1 2:1", gzip.compress(b"1 1:1\n-1 2:1\n")):

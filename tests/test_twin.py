@@ -29,15 +29,15 @@ from small_datasets import (
 )
 
 import streamcd
-from streamcd.dataset import Dataset
-from streamcd.errors import Interrupted, ModelError, UsageError
-from streamcd.model import Model, load_model
-from streamcd.problem import LOSSES, make_problem
-from streamcd.progress import Listener
-from streamcd.result import Result
-from streamcd.resume import resume
-from streamcd.train import train
-from streamcd.tune import tune
+from streamcd.core.errors import Interrupted, ModelError, UsageError
+from streamcd.core.progress import Listener
+from streamcd.dataset.dataset import Dataset
+from streamcd.models.model import Model, load_model
+from streamcd.runs.resume import resume
+from streamcd.runs.train import train
+from streamcd.runs.tune import tune
+from streamcd.solvers.problem import LOSSES, make_problem
+from streamcd.training.result import Result
 
 METHODS = ["dual", "sor"]
 SLACKS = ["hinge", "squared_hinge"]

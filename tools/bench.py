@@ -34,9 +34,9 @@ from typing import Any
 
 import click
 
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.memory_budget import format_size, parse_size
-from streamcd.read_ahead import ReadAhead
+from streamcd.core.memory_budget import format_size, parse_size
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.read_ahead import ReadAhead
 
 _PIECE = 1 << 20
 _RESIDENT = "streamcd, in memory"
@@ -265,7 +265,7 @@ _LIBLINEAR_PROGRAM = """
 import sys, time
 import numpy as np, scipy.sparse as sp
 from liblinear.liblinearutil import parameter, problem, train
-from streamcd.dataset import open_dataset
+from streamcd.dataset.dataset import open_dataset
 
 data = open_dataset(sys.argv[1])
 feature = np.empty(data.n_entries, dtype=np.int32)

@@ -13,10 +13,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from streamcd import row_scores
-from streamcd.dataset import Dataset, open_dataset
-from streamcd.memory_plan import Plan
-from streamcd.train import train
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.runs.train import train
+from streamcd.solvers import row_scores
+from streamcd.stream.memory_plan import Plan
 
 
 def seconds_a_pass(dataset: Dataset, plan: Plan, method: str, n_passes: int) -> tuple[float, bytes]:

@@ -16,14 +16,14 @@ from pathlib import Path
 import click
 import numpy as np
 
-from streamcd.chunking import ChunkRule
-from streamcd.errors import StreamcdError
-from streamcd.feature_statistics import LabelCounts, RangeStatistics, in_groups
-from streamcd.libsvm import write_rows
-from streamcd.rows import Rows, concatenate
-from streamcd.staging import staging_directory
-from streamcd.synthetic import RowPiece, dense_block, iterate_rows, text_block
-from streamcd.writer import DatasetWriter
+from streamcd.cli.synthetic import RowPiece, dense_block, iterate_rows, text_block
+from streamcd.conversion.chunking import ChunkRule
+from streamcd.conversion.feature_statistics import LabelCounts, RangeStatistics, in_groups
+from streamcd.conversion.libsvm import write_rows
+from streamcd.conversion.rows import Rows, concatenate
+from streamcd.conversion.staging import staging_directory
+from streamcd.core.errors import StreamcdError
+from streamcd.dataset.writer import DatasetWriter
 
 
 def block_maker(

@@ -20,9 +20,9 @@ from typing import Any
 
 import click
 
-from streamcd.dataset import open_dataset
-from streamcd.engines import Simulation
-from streamcd.train import train
+from streamcd.cluster.engines import Simulation
+from streamcd.dataset.dataset import open_dataset
+from streamcd.runs.train import train
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from streamcd.errors import StreamcdError
-from streamcd.train import train
+from streamcd.core.errors import StreamcdError
+from streamcd.runs.train import train
 
 _DEFAULT_OMEGAS = "0.6,0.8,1.0,1.2,1.3,1.4,1.5,1.6,1.7,1.8,1.9"
 

@@ -1,0 +1,544 @@
+"""The command line: arguments, one call of the library, output.
+
+Everything beyond click is imported where it is used: ``--help`` is fast, and a training process holds only what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..core.errors import DatasetError, UsageError
+from ..core.memory_budget import format_size
+from . import console
+from .options import (
+    COSTS,
+    SECONDS,
+    checked_training_options,
+    checked_workers,
+    convert_options,
+    cost_option,
+    free_bias_option,
+    json_option,
+    memory_option,
+    quiet_option,
+    refused_option,
+    round_options,
+    training_options,
+    worker_options,
+    workers_option,
+)
+from .output import (
+    describe_dataset,
+    print_columns,
+    print_dataset,
+    print_evaluation,
+    print_result,
+    warn_unconverged,
+)
+from .program import Program, stop_requests
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="streamcd %(version)s")
+def cli() -> None:
+    """Train linear models on data larger than memory, by coordinate descent, to a certified optimum.
+
+    \b
+    Example:
+      streamcd convert train.libsvm.gz data
+      streamcd train data run --memory 1GB
+      streamcd evaluate test.libsvm.gz run
+    """
+
+
+@cli.command()
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
+@click.argument("dataset", metavar="DATASET")
+@convert_options
+@quiet_option
+@json_option
+def convert(
+    sources: tuple[str, ...],
+    dataset: str,
+    source_format: str,
+    no_shuffle: bool,
+    columns: bool,
+    quiet: bool,
+    as_json: bool,
+    memory: str,
+    workers: int,
+    shard_size: str,
+    chunk_size: str,
+    **options: Any,
+) -> None:
+    """Convert libsvm text to a dataset: a directory of Parquet files in random row order.
+
+    SRC are files, directories, globs, or - for standard input; gzip, bzip2, xz and Zstandard are recognised by content.
+
+    \b
+    Example:
+      streamcd convert 'day_*.txt.gz' data --memory 2GB
+      streamcd convert counts.txt data --normalize l2
+      streamcd convert test.txt test --like data
+    """
+    from ..conversion.convert import convert as convert_text
+
+    sizes: dict[str, Any] = {"memory": memory, "workers": workers}
+    sizes |= {"shard_size": shard_size, "chunk_size": chunk_size}
+    with console.Console(quiet) as listener:
+        made = convert_text(
+            list(sources), dataset, shuffle=not no_shuffle, listener=listener, **sizes, **options
+        )
+        if columns:
+            from ..conversion.transpose import make_columns
+
+            make_columns(made, listener=listener, **sizes)
+        result = describe_dataset(made)
+    print_dataset(dataset, result, as_json)
+
+
+@cli.command()
+@click.argument("dataset")
+@memory_option
+@workers_option
+@click.option(
+    "--shard-size",
+    default="256MB",
+    show_default=True,
+    metavar="SIZE",
+    help="Decoded size of a Parquet file of the layout.",
+)
+@click.option(
+    "--chunk-size", default="1MB", show_default=True, metavar="SIZE", help="Decoded size of a row group."
+)
+@click.option("--force", is_flag=True, help="Replace an existing column layout.")
+@quiet_option
+@json_option
+def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Make the column layout of a dataset: its entries once more, sorted by feature, for --method primal and online.
+
+    It needs as much disk again, and twice that while it is made. Interrupted, it goes on where it stopped.
+
+    \b
+    Example:
+      streamcd columns data --memory 2GB
+    """
+    from ..conversion.transpose import make_columns
+
+    with console.Console(quiet) as listener:
+        made = make_columns(dataset, listener=listener, **options)
+    print_columns(dataset, made.info(), as_json)
+
+
+@cli.command()
+@click.argument("dataset")
+@json_option
+def info(dataset: str, as_json: bool) -> None:
+    """Say what a dataset holds, without reading the data.
+
+    \b
+    Example:
+      streamcd info data
+    """
+    from ..dataset.dataset import open_dataset
+
+    result = describe_dataset(open_dataset(dataset))
+    print_dataset(dataset, result, as_json)
+
+
+@cli.command()
+@click.argument("dataset")
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the work.")
+@quiet_option
+@json_option
+def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
+    """Check every checksum and invariant of a dataset; exit status 2 where something is wrong.
+
+    \b
+    Example:
+      streamcd verify data
+    """
+    from ..dataset.dataset import open_dataset
+
+    with console.Console(quiet) as listener:
+        try:
+            # files that are missing are problems to list, not a reason to stop
+            problems = open_dataset(dataset, check_files=False).verify(listener, workers=workers)
+        except DatasetError as error:
+            if not os.path.exists(dataset):
+                raise
+            problems = [str(error)]
+    if as_json:
+        console.print_json({"ok": not problems, "problems": problems})
+    else:
+        for problem in problems:
+            console.print_error(problem)
+        if problems:
+            click.echo(
+                f"{len(problems)} found: restore the files that are named from a copy, convert the data again, or make the "
+                "column layout again ('streamcd columns --force') where only its files are named",
+                err=True,
+            )
+        else:
+            click.echo(f"{dataset}: all checksums and invariants hold")
+    if problems:
+        sys.exit(2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+
+
+@contextmanager
+def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]:
+    """A dask client where workers are wanted, else None, and then nothing of dask is loaded."""
+    if scheduler is None and not n_local:
+        yield None
+        return
+    from ..cluster.dask_engine import open_client
+
+    with open_client(scheduler, n_local, listener) as client:
+        yield client
+
+
+def _carry_out(
+    work: Callable[..., Any], quiet: bool, as_json: bool, scheduler: str | None = None, n_local: int = 0
+) -> None:
+    """Train where signals can stop it, on workers where they are wanted, and print the result."""
+    with (
+        console.Console(quiet) as listener,
+        stop_requests() as stop_requested,
+        _client(scheduler, n_local, listener) as client,
+    ):
+        workers = {} if client is None else {"client": client, "local_workers": n_local}
+        result = work(listener=listener, stop_requested=stop_requested, **workers)
+        warn_unconverged(listener, result)
+    print_result(result, as_json)
+
+
+@cli.command()
+@click.argument("dataset")
+@click.argument("run")
+@training_options
+@free_bias_option
+@click.option(
+    "-C",
+    "--C",
+    "C",
+    type=COSTS,
+    default="1.0",
+    show_default=True,
+    help="Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
+    "same passes, and each keeps its model.",
+)
+@click.option(
+    "--start-from",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="RUN",
+    help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no "
+    "read of its own. Method sor can start from a run of dual or sor; a primal method begins at the weights of a run of "
+    "any method, which takes a read.",
+)
+@worker_options
+@round_options
+@quiet_option
+@json_option
+def train(
+    dataset: str,
+    run: str,
+    workers: int | None,
+    scheduler: str | None,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train a linear classifier on a dataset, in a run directory that can be resumed.
+
+    Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
+    checkpoint first; 'streamcd resume RUN' goes on, to the same weights bit for bit.
+
+    \b
+    Example:
+      streamcd train data run --loss hinge -C 0.1 --memory 1GB
+      streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
+      streamcd train /shared/data /shared/run --scheduler tcp://host:8786
+    """
+    options = checked_training_options(**options)
+    n_local = checked_workers(workers, scheduler, fewest=2)
+    from ..runs.train import train as train_model
+
+    work = partial(train_model, dataset, run, **options)
+    _carry_out(work, quiet, as_json, scheduler, n_local)
+
+
+_TUNE_ALONE = (
+    "one process trains the folds of all C in the same reads of the data; 'train -C' with a list takes workers, and "
+    "'evaluate' compares its models on other data"
+)
+
+
+@cli.command()
+@click.argument("dataset")
+@click.argument("run")
+@training_options
+@click.option(
+    "-C",
+    "--C",
+    "C",
+    type=COSTS,
+    required=True,
+    help="The costs to try, with commas between: 0.01,0.1,1,10.",
+)
+@click.option(
+    "--cv", type=int, default=5, show_default=True, metavar="K", help="Folds of the cross-validation."
+)
+@refused_option("--scheduler", _TUNE_ALONE)
+@refused_option("--workers", _TUNE_ALONE)
+@quiet_option
+@json_option
+def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Choose C by cross-validation, and train with the best on all rows.
+
+    All folds of all C are trained in the same passes over the data; the last training begins where they ended.
+
+    \b
+    Example:
+      streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
+    """
+    options = checked_training_options(**options)
+    from ..runs.tune import tune as tune_model
+
+    _carry_out(partial(tune_model, dataset, run, **options), quiet, as_json)
+
+
+@cli.command()
+@click.argument("run")
+@click.option(
+    "--max-passes", type=int, metavar="N", help="Passes over the data at most, from the start of the run."
+)
+@click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
+@click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
+@worker_options
+@quiet_option
+@json_option
+def resume(
+    run: str, workers: int | None, scheduler: str | None, quiet: bool, as_json: bool, **options: Any
+) -> None:
+    """Go on with a run from its last checkpoint, also where it ended without convergence.
+
+    A run that has converged is left alone.
+
+    \b
+    Example:
+      streamcd resume run
+      streamcd resume run --max-passes 5000
+      streamcd resume /shared/run --scheduler tcp://host:8786
+    """
+    n_local = checked_workers(workers, scheduler, fewest=1)
+    from ..runs.resume import resume as resume_run
+
+    work = partial(resume_run, run, **options)
+    _carry_out(work, quiet, as_json, scheduler, n_local)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+
+
+@cli.command()
+@click.argument("data", metavar="DATASET|FILE")
+@click.argument("model", metavar="RUN|MODEL")
+@cost_option
+@memory_option
+@workers_option
+@quiet_option
+@json_option
+def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Compare a model's predictions with the labels of a dataset or of libsvm text.
+
+    \b
+    Example:
+      streamcd evaluate test.libsvm.gz run
+    """
+    from ..prediction.evaluate import evaluate as evaluate_model
+
+    with console.Console(quiet) as listener:
+        result = evaluate_model(data, model, listener=listener, **options)
+    print_evaluation(f"{model} on {data}", result, as_json)
+
+
+@cli.command()
+@click.argument("data", metavar="DATASET|FILE")
+@click.argument("model", metavar="RUN|MODEL")
+@click.option(
+    "-o",
+    "out",
+    required=True,
+    metavar="OUT.parquet|-",
+    help="A Parquet file: row, prediction, decision. Or - for the labels on standard output, one a line.",
+)
+@click.option(
+    "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."
+)
+@cost_option
+@memory_option
+@workers_option
+@quiet_option
+@json_option
+def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **options: Any) -> None:
+    """Predict the rows of a dataset or of libsvm text, in the order of the source.
+
+    \b
+    Example:
+      streamcd predict new.libsvm run -o predictions.parquet
+      streamcd predict new.libsvm run -o - > labels.txt
+    """
+    if out == "-" and as_json:
+        raise UsageError(
+            "-o - prints labels on standard output, where --json prints its object; name a file with -o"
+        )
+    from ..prediction.predict import predict as predict_rows
+
+    with console.Console(quiet) as listener:
+        if out.endswith((".csv", ".tsv", ".txt", ".json")):
+            listener.warning(f"{out}: is written as Parquet, whatever its name; -o - prints labels as text")
+        target = sys.stdout if out == "-" else out
+        result = predict_rows(data, model, target, listener=listener, **options)
+    if as_json:
+        console.print_json({**result, "out": out})
+    elif out != "-":
+        click.echo(f"{result['n_rows']:,} predictions in {out}")
+
+
+@cli.command()
+@click.argument("source", metavar="RUN|MODEL|DATASET")
+@click.argument("file")
+@click.option(
+    "--format",
+    "target_format",
+    type=click.Choice(["liblinear", "libsvm"]),
+    help="liblinear: a model as the text that LIBLINEAR's predict loads. libsvm: a dataset as text, in the order of its "
+    "source. By default what fits.",
+)
+@cost_option
+@memory_option
+@quiet_option
+@json_option
+def export(
+    source: str,
+    file: str,
+    target_format: str | None,
+    C: float | None,
+    memory: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write a model in LIBLINEAR's text format (LIBLINEAR then predicts the same), or a dataset as libsvm text.
+
+    Scales of features (convert --scale) are folded into the weights, for data as it is in the source. A model of rows of
+    unit norm (convert --normalize l2) keeps its labels, not its decision values; with a bias it is refused.
+
+    \b
+    Example:
+      streamcd export run model.txt --format liblinear
+      streamcd export data data.libsvm --format libsvm
+    """
+    found = target_format or (
+        "libsvm" if os.path.exists(os.path.join(source, "manifest.json")) else "liblinear"
+    )
+    with console.Console(quiet) as listener:
+        if found == "libsvm":
+            if C is not None:
+                raise UsageError(
+                    "-C picks a model, and --format libsvm writes a dataset: leave one of them out"
+                )
+            from ..conversion.export_libsvm import export_libsvm
+            from ..dataset.dataset import open_dataset
+
+            export_libsvm(open_dataset(source), file, memory=memory, listener=listener)
+        else:
+            from ..models.liblinear import export_liblinear
+            from ..models.model import load_model
+
+            export_liblinear(load_model(source, C, memory=memory), file, listener)
+    n_bytes = os.path.getsize(file)
+    if as_json:
+        console.print_json({"file": file, "format": found, "bytes": n_bytes})
+    else:
+        click.echo(f"{file}: {found} text, {format_size(n_bytes)}")
+
+
+@cli.command(name="import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("model")
+@json_option
+def import_model(file: str, model: str, as_json: bool) -> None:
+    """Read a model from LIBLINEAR's text format into a model directory.
+
+    \b
+    Example:
+      streamcd import liblinear.model model
+    """
+    from ..models.liblinear import import_liblinear
+
+    if os.path.exists(model) and (not os.path.isdir(model) or os.listdir(model)):
+        raise UsageError(f"{model} exists; name a directory that is not there yet")
+    found = import_liblinear(file)
+    found.save(model)
+    if as_json:
+        console.print_json(
+            {
+                "model": model,
+                "loss": found.loss,
+                "n_features": found.n_features,
+                "labels": found.label_numbers(),
+            }
+        )
+    else:
+        click.echo(f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes")
+
+
+@cli.command()
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Work in this directory, and leave all files there.",
+)
+@quiet_option
+@json_option
+def demo(keep: str | None, quiet: bool, as_json: bool) -> None:
+    """Show it at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
+
+    Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
+    with SIGKILL half-way, resumes it, and compares the weights with those of an uninterrupted training, bit for bit.
+
+    \b
+    Example:
+      streamcd demo
+    """
+    from .demo import run_demo
+
+    with console.Console(quiet) as listener:
+        result = run_demo(keep, listener)
+    if as_json:
+        console.print_json(result.to_json())
+    else:
+        console.print_table("streamcd demo", result.rows())
+    if not result.ok:
+        sys.exit(1)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli.main()

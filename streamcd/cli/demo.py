@@ -1,0 +1,360 @@
+"""``streamcd demo``: data larger than the memory allowed, a training that is killed and resumed, and the proof in a table.
+
+Every step is the command line in a process of its own, as a user would run it, so what is measured is what users get.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
+from ..core.memory_budget import format_size, parse_size
+from ..core.progress import Listener
+from .console import format_seconds
+from .synthetic import BLOCK_ROWS, write_text_like
+
+_POLL_SECONDS = 0.02
+_TEXT_BYTES_PER_ENTRY = 15
+_DECODED_BYTES_PER_ENTRY = 8
+
+
+@dataclass(frozen=True)
+class DemoSize:
+    """What is made and how it is trained.
+
+    Attributes
+    ----------
+    train_blocks, test_blocks : int
+        Of `BLOCK_ROWS` rows.
+    n_features, entries_per_row : int
+    memory : str
+        Budget of every step.
+    tol : float
+        Relative gap to reach.
+    checkpoint_every : float
+        Seconds.
+    """
+
+    train_blocks: int = 290
+    test_blocks: int = 12
+    n_features: int = 100_000
+    entries_per_row: int = 75
+    memory: str = "350MB"
+    tol: float = 1e-3
+    checkpoint_every: float = 0.5
+
+    @property
+    def n_entries(self) -> int:
+        """Entries of training and test data, about."""
+        return (self.train_blocks + self.test_blocks) * BLOCK_ROWS * self.entries_per_row
+
+    @property
+    def disk_bytes(self) -> int:
+        """The most that is on disk at a time: the text, the dataset, and the buckets it is shuffled in."""
+        return self.n_entries * (_TEXT_BYTES_PER_ENTRY + 3 * _DECODED_BYTES_PER_ENTRY)
+
+
+@dataclass
+class DemoResult:
+    """What happened; the fields are those of ``demo --json``."""
+
+    n_rows: int
+    n_features: int
+    n_entries: int
+    text_bytes: int
+    dataset_bytes: int
+    decoded_bytes: int
+    budget_bytes: int
+    peak_memory_bytes: int
+    passes: int
+    gap: float
+    converged: bool
+    bytes_read: int
+    killed_in_pass: int
+    passes_after_resume: int
+    weights_equal: bool
+    test_rows: int
+    accuracy: float
+    seconds: dict[str, float]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that the demo claims came true."""
+        return self.weights_equal and self.converged and self.peak_memory_bytes <= self.budget_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The command's JSON object."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values for the table."""
+        seconds = {name: format_seconds(value) for name, value in self.seconds.items()}
+        ratio = self.decoded_bytes / self.budget_bytes
+        parse_rate = format_size(self.text_bytes / self.seconds["convert"])
+        within = "within" if self.peak_memory_bytes <= self.budget_bytes else "ABOVE"
+        equal = "equal, bit for bit" if self.weights_equal else "DIFFERENT"
+        return [
+            ("data", f"{self.n_rows:,} rows × {self.n_features:,} features, {self.n_entries:,} entries"),
+            ("text", f"{format_size(self.text_bytes)}, made in {seconds['make']}"),
+            (
+                "dataset",
+                f"{format_size(self.dataset_bytes)}, converted in {seconds['convert']} ({parse_rate}/s of text)",
+            ),
+            ("decoded entries", f"{format_size(self.decoded_bytes)}, {ratio:.1f} times the budget"),
+            ("memory budget", format_size(self.budget_bytes)),
+            ("peak memory of training", f"{format_size(self.peak_memory_bytes)}, {within} the budget"),
+            (
+                "uninterrupted training",
+                f"{self.passes} passes in {seconds['train']}, {format_size(self.bytes_read)} read",
+            ),
+            ("relative gap", f"{self.gap:.2g}"),
+            (
+                "second training",
+                f"killed with SIGKILL in pass {self.killed_in_pass}, after {seconds['killed']}",
+            ),
+            ("resumed", f"to pass {self.passes_after_resume}, in {seconds['resume']}"),
+            ("weights of the two", equal),
+            ("accuracy", f"{100 * self.accuracy:.2f} % on {self.test_rows:,} rows held out"),
+            ("all in all", seconds["total"]),
+        ]
+
+
+def run_demo(
+    keep: str | None = None, listener: Listener | None = None, size: DemoSize | None = None
+) -> DemoResult:
+    """Make data, convert, train, kill, resume, compare, evaluate; clean up whatever happens.
+
+    Parameters
+    ----------
+    keep : path, optional
+        Directory to work in and to leave as it is; by default a temporary one that is removed.
+    listener : Listener, optional
+    size : DemoSize, optional
+
+    Returns
+    -------
+    DemoResult
+
+    Raises
+    ------
+    EnvironmentFailure
+        Where there is too little room on disk.
+    UsageError
+        Where `keep` holds files already.
+    """
+    with _directory(keep) as directory:
+        return _Demo(directory, size or DemoSize(), listener or Listener()).run()
+
+
+@contextmanager
+def _directory(keep: str | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="streamcd-demo-", ignore_cleanup_errors=True) as directory:
+            yield Path(directory)
+        return
+    path = Path(keep)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise UsageError(f"{path} holds files already; name an empty directory with --keep")
+    yield path
+
+
+class _Demo:
+    """The steps in order, and what they found."""
+
+    def __init__(self, directory: Path, size: DemoSize, listener: Listener) -> None:
+        self.directory, self.size, self.listener = directory, size, listener
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> DemoResult:
+        started = time.monotonic()
+        self._check_disk()
+        text_bytes = self._timed("make", self._make_text)
+        dataset = self._timed("convert", self._convert)
+        whole = self._timed("train", self._train)
+        killed_in_pass = self._timed("killed", lambda: self._train_and_kill(whole["passes"]))
+        resumed = self._timed("resume", self._resume)
+        evaluation = self._timed("evaluate", self._evaluate)
+        self.seconds["total"] = time.monotonic() - started
+        return DemoResult(
+            n_rows=dataset["n_rows"],
+            n_features=dataset["n_features"],
+            n_entries=dataset["n_entries"],
+            text_bytes=text_bytes,
+            dataset_bytes=dataset["bytes"],
+            decoded_bytes=dataset["n_entries"] * _DECODED_BYTES_PER_ENTRY,
+            budget_bytes=parse_size(self.size.memory),
+            peak_memory_bytes=max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"]),
+            passes=whole["passes"],
+            gap=whole["gap"],
+            converged=whole["converged"] and resumed["converged"],
+            bytes_read=whole["bytes_read"],
+            killed_in_pass=killed_in_pass,
+            passes_after_resume=resumed["passes"],
+            weights_equal=self._same_weights(),
+            test_rows=evaluation["n_rows"],
+            accuracy=evaluation["accuracy"],
+            seconds=self.seconds,
+        )
+
+    def _timed(self, name: str, step: Any) -> Any:
+        started = time.monotonic()
+        result = step()
+        self.seconds[name] = time.monotonic() - started
+        return result
+
+    def _check_disk(self) -> None:
+        free = shutil.disk_usage(self.directory).free
+        need = self.size.disk_bytes
+        self.listener.message(f"demo: needs up to {format_size(need)} of disk in {self.directory}")
+        if free < need:
+            raise EnvironmentFailure(
+                f"{self.directory}: expected {format_size(need)} free for the demo, found {format_size(free)}; "
+                "name a directory on another disk with --keep DIR, or set TMPDIR"
+            )
+
+    def _make_text(self) -> int:
+        """Write training text in parallel parts, and the test text."""
+        size = self.size
+        n_parts = max(1, min(os.cpu_count() or 1, 8, size.train_blocks))
+        self.listener.message(f"demo: makes text, {n_parts} processes")
+        (self.directory / "train").mkdir()
+        bounds = [size.train_blocks * part // n_parts for part in range(n_parts + 1)]
+        jobs = [
+            (self.directory / "train" / f"part-{part}.libsvm", bounds[part], bounds[part + 1])
+            for part in range(n_parts)
+        ]
+        jobs.append((self.directory / "test.libsvm", size.train_blocks, size.train_blocks + size.test_blocks))
+        context = multiprocessing.get_context("spawn")
+        processes = [context.Process(target=_write_part, args=(*job, size), daemon=True) for job in jobs]
+        try:
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+        if any(process.exitcode for process in processes):
+            raise EnvironmentFailure(f"{self.directory}: making the text failed; is the disk full?")
+        return sum(path.stat().st_size for path in (self.directory / "train").iterdir())
+
+    def _convert(self) -> dict[str, Any]:
+        self.listener.message(f"demo: converts it within {self.size.memory}")
+        return self._command("convert", "train", "data", "--memory", self.size.memory)
+
+    def _train(self) -> dict[str, Any]:
+        self.listener.message(f"demo: trains within {self.size.memory}, uninterrupted")
+        return self._command(*self._train_arguments("run-whole"))
+
+    def _train_arguments(self, run: str) -> list[str]:
+        size = self.size
+        every = f"{size.checkpoint_every}s"
+        options = ["--loss", "squared_hinge", "--memory", size.memory, "--tol", str(size.tol)]
+        return ["train", "data", run, *options, "--checkpoint-every", every]
+
+    def _train_and_kill(self, n_passes: int) -> int:
+        """Begin the same training once more, and kill it half-way; gives the pass in which that was."""
+        self.listener.message("demo: trains once more, to be killed half-way")
+        run = self.directory / "run-killed"
+        with self._process(*self._train_arguments(run.name)) as process:
+            first_state = None
+            while process.poll() is None:
+                time.sleep(_POLL_SECONDS)
+                state = _modified(run / "state.npz")
+                first_state = first_state or state
+                n_done = _passes_done(run / "log.jsonl")
+                # the first state is that of the beginning; a later one is a checkpoint
+                if state != first_state and n_done >= max(1, n_passes // 2):
+                    process.send_signal(signal.SIGKILL)
+                    process.wait()
+                    self.listener.message(f"demo: killed in pass {n_done + 1}")
+                    return n_done + 1
+        raise StreamcdError("demo: the training that was to be killed ended before half of its passes")
+
+    def _resume(self) -> dict[str, Any]:
+        self.listener.message("demo: resumes it")
+        return self._command("resume", "run-killed")
+
+    def _evaluate(self) -> dict[str, Any]:
+        self.listener.message("demo: evaluates on rows held out")
+        return self._command("evaluate", "test.libsvm", "run-killed", "--memory", self.size.memory)
+
+    def _same_weights(self) -> bool:
+        contents = [
+            (self.directory / run / "model" / "weights.npy").read_bytes()
+            for run in ("run-whole", "run-killed")
+        ]
+        return contents[0] == contents[1]
+
+    def _command(self, *arguments: str) -> dict[str, Any]:
+        with self._process(*arguments) as process:
+            output, _ = process.communicate()
+        if process.returncode:
+            raise EnvironmentFailure(
+                f"demo: 'streamcd {arguments[0]}' ended with status {process.returncode}"
+            )
+        result: dict[str, Any] = json.loads(output)
+        return result
+
+    @contextmanager
+    def _process(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-m", "streamcd", *arguments, "--json", "--quiet"]
+        # the package that runs now, installed or not
+        paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        process = subprocess.Popen(
+            command, cwd=self.directory, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _write_part(path: Path, first_block: int, stop_block: int, size: DemoSize) -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to the whole group; the parent ends this process
+    write_text_like(
+        path,
+        n_rows=(stop_block - first_block) * BLOCK_ROWS,
+        n_features=size.n_features,
+        entries_per_row=size.entries_per_row,
+        seed=0,
+        first_row=first_block * BLOCK_ROWS,
+    )
+
+
+def _modified(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _passes_done(log: Path) -> int:
+    try:
+        lines = log.read_text().splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum('"kind": "train"' in line for line in lines)

@@ -1,0 +1,420 @@
+"""Options of the command line that several commands share, the types of their values, and what goes with what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ..core.errors import UsageError
+from ..solvers.registry import LOSSES, METHODS, SOLVERS
+
+LIBLINEAR_TYPES = {
+    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
+}
+"""LIBLINEAR's ``-s`` numbers as (loss, method)."""
+
+SLACKS = ("hinge", "squared_hinge")
+
+Command = Callable[..., Any]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Types
+
+
+class Parsed(click.ParamType):
+    """A value that a function makes of text.
+
+    Parameters
+    ----------
+    name : str
+    expected : str
+        What the text should be, for the refusal.
+    parse : callable
+        Raises ValueError where the text is something else.
+    """
+
+    def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._expected, self._parse = name, expected, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text; a default that is no text stays as it is."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"expected {self._expected}, found {value!r}.", param, ctx)
+        except FileNotFoundError:
+            self.fail(f"no such file: {value}.", param, ctx)
+
+
+def _seconds(text: str) -> float:
+    """A length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", text.strip())
+    if not match:
+        raise ValueError(text)
+    return float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
+
+
+def _class_weight(text: str) -> str | dict[float, float]:
+    """``balanced``, or ``LABEL=WEIGHT,…``."""
+    if text == "balanced":
+        return text
+    pairs = [pair.split("=") for pair in text.split(",")]
+    weights = {float(label): float(weight) for label, weight in pairs}
+    if len(weights) != len(pairs):
+        raise click.BadParameter(f"expected each label once, found {text!r}.")
+    return weights
+
+
+def _code_matrix(path: str) -> list[list[int]]:
+    from ..runs.options import read_code
+
+    return read_code(path)
+
+
+SECONDS = Parsed("time", "a time such as 60s, 5m or 1h", _seconds)
+COSTS = Parsed(
+    "C", "a number, or several with commas between", lambda text: [float(cost) for cost in text.split(",")]
+)
+_CLASS_WEIGHT = Parsed("weights", "'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", _class_weight)
+_OMEGA = Parsed(
+    "omega", "a number above 0 and below 2, or auto", lambda text: text if text == "auto" else float(text)
+)
+_CODE = Parsed("file", "a file", _code_matrix)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options
+
+
+def json_option(command: Command) -> Command:
+    """``--json``."""
+    text = "Print one JSON object on standard output, and all else on standard error."
+    return click.option("--json", "as_json", is_flag=True, help=text)(command)
+
+
+def workers_option(command: Command) -> Command:
+    """``--workers``."""
+    text = (
+        "Processes that share the work; --memory bounds their sum, of which each needs 330 MB and the one that hands out "
+        "the work 200 MB. The result does not depend on their number."
+    )
+    command = refused_option(
+        "--scheduler",
+        "the work is shared out to processes of this machine by --workers N; a dask scheduler is for train and resume",
+    )(command)
+    return click.option("--workers", type=int, default=1, show_default=True, help=text)(command)
+
+
+def refused_option(name: str, advice: str) -> Callable[[Command], Command]:
+    """An option that other commands have: who gives it here is told why not, and what to do."""
+
+    def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            raise UsageError(f"{name} is not for {context.command.name}: {advice}")
+
+    return click.option(name, hidden=True, expose_value=False, callback=refuse, help=f"Refused: {advice}.")
+
+
+def quiet_option(command: Command) -> Command:
+    """``--quiet``."""
+    return click.option(
+        "--quiet", is_flag=True, help="No progress and no messages; warnings and errors only."
+    )(command)
+
+
+def memory_option(command: Command) -> Command:
+    """``--memory``."""
+    text = "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB."
+    return click.option("--memory", default="1GB", show_default=True, metavar="SIZE", help=text)(command)
+
+
+def cost_option(command: Command) -> Command:
+    """``-C``, where it picks one model of a path."""
+    text = "Which model of a run that was trained with several C."
+    return click.option("-C", "--C", "C", type=float, help=text)(command)
+
+
+def free_bias_option(command: Command) -> Command:
+    """``--unpenalized-bias``."""
+    text = "Leave the bias's weight out of ½‖w‖². By --method primal or online only."
+    return click.option("--unpenalized-bias", is_flag=True, help=text)(command)
+
+
+_CONVERT_OPTIONS: list[Callable[[Command], Command]] = [
+    click.option(
+        "--format",
+        "source_format",
+        type=click.Choice(["auto", "libsvm"]),
+        default="auto",
+        show_default=True,
+        help="What SRC holds.",
+    ),
+    memory_option,
+    workers_option,
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of the rows."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "float64"]),
+        default="float32",
+        show_default=True,
+        help="Type of the values on disk and in training; weights are float64 in any case.",
+    ),
+    click.option(
+        "--index-base",
+        type=click.Choice(["auto", "0", "1"]),
+        default="auto",
+        show_default=True,
+        help="What feature indices start at. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
+    ),
+    click.option(
+        "--n-features",
+        type=int,
+        metavar="D",
+        help="Number of features; by default the largest index decides.",
+    ),
+    click.option(
+        "--weights",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="Weights of the rows, one number a line in the order of SRC. Weight 2 counts a row twice.",
+    ),
+    click.option(
+        "--like",
+        type=click.Path(exists=True),
+        metavar="DATASET|MODEL",
+        help="Take index base, number of features, labels and scaling from there; use it for test data.",
+    ),
+    click.option(
+        "--scale",
+        type=click.Choice(["none", "maxabs", "standard"]),
+        default="none",
+        show_default=True,
+        help="Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard; the "
+        "mean is not subtracted, which would make the data dense). Models keep the divisors and apply them to unscaled "
+        "data.",
+    ),
+    click.option(
+        "--normalize",
+        type=click.Choice(["none", "l2"]),
+        default="none",
+        show_default=True,
+        help="Divide each row by its Euclidean norm, after --scale; for counts and other rows of very different lengths.",
+    ),
+    click.option(
+        "--compact", is_flag=True, help="Number only the features that occur, for indices such as 2^50."
+    ),
+    click.option(
+        "--no-shuffle",
+        is_flag=True,
+        help="Keep the order of SRC. Data sorted by label then trains badly: shuffle unless it is shuffled.",
+    ),
+    click.option(
+        "--shard-size",
+        default="256MB",
+        show_default=True,
+        metavar="SIZE",
+        help="Decoded size of a Parquet file of the dataset, the unit of distribution.",
+    ),
+    click.option(
+        "--chunk-size",
+        default="1MB",
+        show_default=True,
+        metavar="SIZE",
+        help="Decoded size of a row group, the unit of reading.",
+    ),
+    click.option(
+        "--columns", is_flag=True, help="Make the column layout as well, for --method primal and online."
+    ),
+    click.option("--force", is_flag=True, help="Replace an existing dataset."),
+]
+
+
+def convert_options(command: Command) -> Command:
+    """All options of ``convert`` but those that every command has."""
+    return _with_options(command, _CONVERT_OPTIONS)
+
+
+def _with_options(command: Command, options: list[Callable[[Command], Command]]) -> Command:
+    """Add options, in this order in ``--help``."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
+    click.option(
+        "--loss",
+        type=click.Choice(LOSSES),
+        help="Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2 (the default), hinge max(0, 1-t), "
+        "log_loss log(1 + exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y]. twin: a plane per class that "
+        "lies close to its rows, ½ Σ (w·x)^2, and keeps the others at a distance (--slack); the nearest plane's class is "
+        "predicted.",
+    ),
+    click.option(
+        "--method",
+        type=click.Choice(("auto", *METHODS)),
+        help="dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, in a "
+        "new random order each pass; online: likewise, features drawn with replacement; both for squared_hinge and "
+        "log_loss, and need 'streamcd columns'. sor: for the loss twin, with the inverse of a matrix of features x features "
+        "for each plane. auto (the default) chooses, and says why.",
+    ),
+    click.option(
+        "--omega",
+        type=_OMEGA,
+        default="1.0",
+        show_default=True,
+        metavar="NUMBER|auto",
+        help="Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 and "
+        "below 2, times coordinate descent's. auto tries during the first passes which is faster, and says so.",
+    ),
+    click.option(
+        "--ridge",
+        type=float,
+        help="r in a twin plane's r/2 ‖w‖^2; small ones converge slowly by the method dual.  [default: 1]",
+    ),
+    click.option(
+        "--slack",
+        type=click.Choice(SLACKS),
+        help="Loss of the rows that a twin plane keeps at a distance, max(0, 1 - w·x) or its square.  [default: hinge]",
+    ),
+    click.option(
+        "-s",
+        "solver_type",
+        type=int,
+        metavar="N",
+        help="LIBLINEAR's number for a loss and a method: 1 squared_hinge dual, 3 hinge dual, 7 log_loss dual, "
+        "4 crammer_singer, 2 squared_hinge primal, 0 log_loss primal.",
+    ),
+    click.option(
+        "--bias",
+        type=float,
+        default=-1.0,
+        show_default=True,
+        help="Append a constant feature of this value to every row; its weight is penalised like the others. "
+        "Negative: none.",
+    ),
+    click.option(
+        "--tol",
+        type=float,
+        help="Stop at this relative duality gap, (primal - dual) / primal.  [default: 1e-3]",
+    ),
+    click.option(
+        "-e",
+        "eps",
+        type=float,
+        metavar="EPS",
+        help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
+        "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
+        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖.",
+    ),
+    click.option(
+        "--max-passes", type=int, default=1000, show_default=True, help="Passes over the data at most."
+    ),
+    click.option(
+        "--class-weight",
+        type=_CLASS_WEIGHT,
+        metavar="balanced|LABEL=W,...",
+        help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
+        "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class). "
+        "Of twin planes too it is C alone that they change: a plane's C is that of the rows it keeps at a distance, and so "
+        "differs by plane; the rows it lies close to count as they are.",
+    ),
+    click.option(
+        "--code",
+        type=_CODE,
+        metavar="FILE",
+        help="Code matrix for several classes, instead of one-vs-rest: a line per class, labels ascending; a column per "
+        "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
+    ),
+    memory_option,
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of visits."),
+    click.option(
+        "--checkpoint-every",
+        type=SECONDS,
+        default="60s",
+        show_default=True,
+        help="Time between checkpoints, from which 'resume' goes on.",
+    ),
+    click.option("--force", is_flag=True, help="Replace an existing run."),
+]
+
+
+def worker_options(command: Command) -> Command:
+    """Where a training runs: ``--workers``, ``--scheduler``."""
+    command = click.option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Train on the workers of this dask scheduler, such as tcp://host:8786. They must see DATASET and RUN under the "
+        "same paths; --memory then bounds each of them.",
+    )(command)
+    return click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Train on so many processes of this machine, which share --memory (385 MB each at the least, and 200 MB "
+        "for this one). Several need more passes than one: worth it where a pass takes long.  [default: this process alone]",
+    )(command)
+
+
+def round_options(command: Command) -> Command:
+    """How a training on workers goes: ``--local-passes``, ``--worker-timeout``."""
+    command = click.option(
+        "--worker-timeout",
+        type=SECONDS,
+        metavar="TIME",
+        help="With workers: give up one that has shown no sign of life for so long; others take over.  [default: 300s]",
+    )(command)
+    return click.option(
+        "--local-passes",
+        type=int,
+        metavar="N",
+        help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 3; 1 "
+        "where there are more features than rows]",
+    )(command)
+
+
+def checked_workers(workers: int | None, scheduler: str | None, *, fewest: int) -> int:
+    """Processes to start on this machine; 0 for none: a scheduler is given, or fewer than `fewest` are asked for."""
+    if workers is not None and scheduler is not None:
+        raise UsageError(
+            "--workers starts processes on this machine, --scheduler uses those of a cluster: give one of them"
+        )
+    return 0 if scheduler is not None or workers is None or workers < fewest else workers
+
+
+def training_options(command: Command) -> Command:
+    """Options that ``train`` and ``tune`` have in common."""
+    return _with_options(command, _TRAINING_OPTIONS)
+
+
+def checked_training_options(
+    *,
+    loss: str | None,
+    method: str | None,
+    solver_type: int | None,
+    tol: float | None,
+    eps: float | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """Options as the library takes them: loss and method settled, contradictions refused."""
+    if tol is not None and eps is not None:
+        raise UsageError("--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule")
+    loss, method = _loss_and_method(loss, method, solver_type)
+    return {"loss": loss, "method": method, "tol": tol, "eps": eps, **others}
+
+
+def _loss_and_method(loss: str | None, method: str | None, solver_type: int | None) -> tuple[str, str]:
+    if solver_type is None:
+        return loss or "squared_hinge", method or "auto"
+    if loss is not None or method is not None:
+        raise UsageError(
+            "-s names loss and method by LIBLINEAR's number: give it, or --loss and --method, not both"
+        )
+    if solver_type in LIBLINEAR_TYPES:
+        return LIBLINEAR_TYPES[solver_type]
+    reasons = {5: "L1-regularised", 6: "L1-regularised", 11: "regression", 12: "regression", 13: "regression"}
+    reason = reasons.get(solver_type, "one-class" if solver_type == 21 else "unknown to LIBLINEAR")
+    known = ", ".join(str(number) for number in sorted(LIBLINEAR_TYPES))
+    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised classifiers: {known}")

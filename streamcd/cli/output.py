@@ -1,0 +1,174 @@
+"""Results as the command line prints them: one JSON object, or tables."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..core.memory_budget import format_size
+from . import console
+
+if TYPE_CHECKING:
+    from ..dataset.dataset import Dataset
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Gather what `info` and `convert` tell of a dataset."""
+    from ..dataset.column_layout import has_columns
+    from ..dataset.diagnostics import advice, feature_rms
+    from ..runs.method_choice import advise_method
+
+    method, reason = advise_method(dataset, "squared_hinge", 1.0)
+    return {
+        **dataset.info(),
+        "feature_rms": feature_rms(dataset),
+        "advice": advice(dataset),
+        "columns": has_columns(dataset),
+        "method": method,
+        "method_because": reason,
+    }
+
+
+def print_dataset(path: str, info: dict[str, Any], as_json: bool) -> None:
+    """Print what `describe_dataset` gathered."""
+    if as_json:
+        console.print_json(info)
+    else:
+        console.print_table(f"dataset {path}", _dataset_rows(info))
+
+
+def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
+    classes = "more than can be listed"
+    if info["classes"] is not None:
+        pairs = [
+            f"{label} ({count:,})" for label, count in zip(info["classes"], info["class_counts"], strict=True)
+        ]
+        classes = ", ".join(pairs[:10]) + (f", … {len(pairs)} in all" if len(pairs) > 10 else "")
+    return [
+        ("rows", f"{info['n_rows']:,}"),
+        ("features", f"{info['n_features']:,} (indices from {info['index_base']} on)"),
+        ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
+        ("classes", classes),
+        ("on disk", _size_on_disk(info)),
+        ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
+        *_scaling_rows(info),
+        ("fingerprint", info["fingerprint"]),
+        ("column layout", "yes" if info["columns"] else "no"),
+        ("method", f"{info['method']} for squared_hinge, C = 1: {info['method_because']}"),
+    ]
+
+
+def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    given = [f"{name} {info[name]}" for name in ("scale", "normalize") if info[name] != "none"]
+    if given:
+        rows.append(("scaled by", ", ".join(given)))
+    rms, norms = info["feature_rms"], info["row_norms"]
+    if rms is not None:
+        text = f"root mean squares from {rms['min']:.3g} to {rms['max']:.3g}"
+        rows.append(("feature values", text))
+    if norms is not None and norms["min"] is not None:
+        mean_square = norms["mean_square"]
+        middle = "" if mean_square is None else f", root mean square {mean_square**0.5:.3g}"
+        rows.append(
+            (
+                "row norms",
+                f"from {norms['min']:.3g} to {norms['max']:.3g}{middle}; {norms['n_empty']:,} empty rows",
+            )
+        )
+    return rows + [("note", line) for line in info["advice"]]
+
+
+def _size_on_disk(info: dict[str, Any]) -> str:
+    return f"{format_size(info['bytes'])} in {info['n_shards']:,} shards, {info['n_chunks']:,} chunks"
+
+
+def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
+    """Print what a column layout holds."""
+    if as_json:
+        console.print_json(info)
+        return
+    rows = [
+        ("features", f"{info['n_features']:,} that occur"),
+        ("entries", f"{info['n_entries']:,}"),
+        ("on disk", _size_on_disk(info)),
+        ("fingerprint", info["fingerprint"]),
+    ]
+    console.print_table(f"column layout of {path}", rows)
+
+
+def warn_unconverged(listener: console.Console, result: Any) -> None:
+    """Warn of a training that ended before its rule was met."""
+    if not result.converged:
+        listener.warning(
+            f"not converged after {result.passes} passes: the relative gap is {result.gap:.2g}; "
+            f"'streamcd resume {result.run} --max-passes N' goes on"
+        )
+
+
+def print_result(result: Any, as_json: bool) -> None:
+    """Print how a training, or a search over C, ended."""
+    if as_json:
+        console.print_json(result.to_json())
+        return
+    rows = [
+        ("converged", "yes" if result.converged else "no"),
+        ("stopped by", result.stop_reason.replace("_", " ")),
+        ("passes", f"{result.passes:,}"),
+        ("primal objective", f"{result.primal_objective:.10g}"),
+        ("dual objective", f"{result.dual_objective:.10g}"),
+        ("relative gap", f"{result.gap:.3g}"),
+        ("violation", f"{result.violation:.3g}"),
+        ("time", console.format_seconds(result.seconds)),
+        ("read", format_size(result.bytes_read)),
+        ("peak memory", format_size(result.peak_memory_bytes)),
+        ("model", os.path.join(result.run, "model")),
+    ]
+    console.print_table(f"run {result.run}: {result.n_rows:,} rows, {result.n_features:,} features", rows)
+    if hasattr(result, "scores"):
+        _print_scores(result)
+    elif len({lane["C"] for lane in result.lanes}) > 1:
+        header = ["C", "label", "primal objective", "relative gap", "passes"]
+        console.print_grid("models", header, [_lane_cells(lane) for lane in result.lanes])
+
+
+def _print_scores(result: Any) -> None:
+    rows = []
+    for C, score in result.scores.items():
+        folds = score["folds"]
+        rows.append([C, f"{score['mean']:.4f}", f"{min(folds):.4f}", f"{max(folds):.4f}"])
+    title = f"accuracy on {len(folds)} folds, best C = {result.best_C:g}"
+    console.print_grid(title, ["C", "mean", "worst", "best"], rows)
+
+
+def _lane_cells(lane: dict[str, Any]) -> list[str]:
+    label = "" if lane["label"] is None else f"{lane['label']:.17g}"
+    return [
+        f"{lane['C']:g}",
+        label,
+        f"{lane['primal_objective']:.8g}",
+        f"{lane['gap']:.2g}",
+        f"{lane['passes']:,}",
+    ]
+
+
+def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:
+    """Print how good a model's predictions are."""
+    if as_json:
+        console.print_json(result)
+        return
+    rows = [("rows", f"{result['n_rows']:,}"), ("accuracy", f"{100 * result['accuracy']:.4f} %")]
+    names = {
+        "primal_objective": "primal objective",
+        "auc": "area under ROC curve",
+        "log_loss": "mean log loss",
+    }
+    rows += [(name, f"{result[key]:.10g}") for key, name in names.items() if result.get(key) is not None]
+    console.print_table(title, rows)
+    if 1 < len(result.get("labels", [])) <= 10:
+        header = ["true \\ predicted", *map(str, result["labels"])]
+        counts = [
+            [str(label), *map(str, row)]
+            for label, row in zip(result["labels"], result["confusion"], strict=True)
+        ]
+        console.print_grid("confusion", header, counts)

@@ -1,0 +1,436 @@
+"""The mathematics of a round of block-diagonal dual steps, as plain functions for any engine.
+
+The dual is ``f(a) = ½‖w(a)‖² + g(a)``, ``w(a) = Σ_k A_k a_k`` over K partitions of the rows. In a round, partition k makes
+passes of coordinate descent on its own rows from the common `w`, on the model
+
+    m_k(Δa) = w·A_kΔa + ½ s ‖A_kΔa‖² + g_k(a_k + Δa),        1 <= s <= K,
+
+where s, CoCoA+'s sigma', accounts for what the other partitions do meanwhile: each row counts for s rows of its kind.
+With ``b = s a`` it is, up to a factor s, the partition's own dual with costs s C, so the kernels need not know. Then
+
+    1. Δw = Σ Δw_k, and one step eta along Δa is taken, exact to rounding (hinge, squared hinge, Crammer-Singer: f is
+       quadratic along it) or by Newton's method in one variable (logistic). ``m_k(Δa) < m_k(0)``, m_k is convex and has
+       the slope of f at 0: so f descends along Δa whatever s is, and never rises from round to round. ``eta = 1/K`` is
+       always safe; a slope that is not negative is a fault and is reported, never stepped along.
+    2. The next s is ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K], to the nearest power of two (a scaling that loses no bit):
+       with that s the models had added up to f. 1: what partitions do is orthogonal (wide text); K: all do the same.
+    3. **The shards are assigned anew.** Block methods are slow because their partitions stay the same: how `w` is divided
+       among the A_k a_k depends on g alone, and where g is flat it shifts between them for ever. New blocks are new
+       mixtures.
+
+Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search; Ma et al.,
+ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who assign rows to threads anew in every
+pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.errors import EnvironmentFailure
+from ..kernels.primitives import shuffle
+from ..solvers.problem import Problem
+
+LINEAR, QUADRATIC, LONGEST, APART = range(4)
+"""Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
+whose is not constant), the longest step that keeps every row feasible, and ``Σ ‖Δw_k‖²`` of the partitions apart."""
+
+SLOPE, CURVATURE, DUAL_CHANGE = range(3)
+"""Columns of what `log_slopes` gives: derivatives of the separable part in eta, and the change of the dual's row terms."""
+
+_TINY = 1e-200  # as in the kernels: the logistic loss's dual variables stay above
+_ROUNDING = 1e-9  # a slope this small a part of its terms has no sign
+_SLOPE_LEFT = 1e-4  # the logistic step ends where the slope has fallen to this part of that at 0
+_NARROW = 1e-3  # or where it descends still, and the longest step is no further than this part of it
+_MAX_EVALUATIONS = 30
+_SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Changes of w, added in a tree of processes
+
+
+@dataclass
+class Change:
+    """A change of `w` (or a part of ``w(alpha)``), dense, or sparse by features where that is smaller."""
+
+    index: np.ndarray | None  # the rows of w that change; None where all are given
+    values: np.ndarray  # (rows given, vectors)
+    n_rows: int  # of w
+    moved_bytes: int = 0  # sent between processes to make it
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes to send."""
+        return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
+
+    def dense(self) -> np.ndarray:
+        """Return an array of the shape of `w`."""
+        if self.index is None:
+            return self.values
+        full = np.zeros((self.n_rows, self.values.shape[1]))
+        full[self.index] = self.values
+        return full
+
+
+def make_change(values: np.ndarray) -> Change:
+    """Pack a dense change, sparse where that is at most half the bytes."""
+    n_rows, n_vectors = values.shape
+    index = np.flatnonzero(values.any(axis=1))
+    if index.size * 8 * (n_vectors + 1) < _SPARSE_PAYS * values.nbytes:
+        return Change(index, values[index], n_rows)
+    return Change(None, values, n_rows)
+
+
+def add_changes(a: Change, b: Change) -> Change:
+    """Add two changes, of which the second has to be sent to the first."""
+    moved = a.moved_bytes + b.moved_bytes + b.n_bytes
+    if a.index is None or b.index is None:
+        dense, other = (a, b) if a.index is None else (b, a)
+        total = dense.values.copy()
+        if other.index is None:
+            total += other.values
+        else:
+            total[other.index] += other.values
+        return Change(None, total, a.n_rows, moved)
+    index = np.union1d(a.index, b.index)
+    values = np.zeros((index.size, a.values.shape[1]))
+    values[np.searchsorted(index, a.index)] = a.values
+    values[np.searchsorted(index, b.index)] += b.values
+    if index.size * 8 * (values.shape[1] + 1) < _SPARSE_PAYS * 8 * a.n_rows * values.shape[1]:
+        return Change(index, values, a.n_rows, moved)
+    return Change(None, Change(index, values, a.n_rows).dense(), a.n_rows, moved)
+
+
+def add_in_tree(changes: Sequence[Change]) -> Change:
+    """Add the partitions' changes in the order in which a tree of processes adds them."""
+    level = list(changes)
+    while len(level) > 1:
+        pairs = [add_changes(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[2 * len(pairs) :]
+    return level[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows along the step. base, candidate: (rows, alpha_width) as in the kernels
+
+
+def row_costs(problem: Problem, code: np.ndarray, weight: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """Return C_i of rows in every lane, shape (rows, lanes); 0 where a lane leaves a row out."""
+    cost = problem.cost[code] * weight[:, None]
+    cost[fold[:, None] == problem.lane_fold] = 0.0
+    return cost
+
+
+def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """Return the upper bounds of the dual variables, shape (rows, lanes), of Crammer-Singer (rows, lanes * classes)."""
+    if problem.loss == "squared_hinge":
+        return np.where(cost > 0.0, np.inf, 0.0)
+    if problem.loss != "crammer_singer":
+        return cost
+    n_classes = problem.classes.size
+    upper = np.zeros((cost.shape[0], problem.n_lanes * n_classes))
+    for lane in range(problem.n_lanes):
+        upper[np.arange(code.size), lane * n_classes + code] = cost[:, lane]
+    return upper
+
+
+def new_direction(n_lanes: int) -> np.ndarray:
+    """Return the sums before the first row."""
+    sums = np.zeros((n_lanes, 4))
+    sums[:, LONGEST] = np.inf
+    return sums
+
+
+def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Add sums over rows."""
+    total = a + b
+    total[:, LONGEST] = np.minimum(a[:, LONGEST], b[:, LONGEST])
+    return total
+
+
+def direction(
+    problem: Problem, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
+) -> np.ndarray:
+    """Sum over rows what decides the step, shape (lanes, 4): `LINEAR`, `QUADRATIC`, `LONGEST`; `APART` is left 0."""
+    sums = new_direction(problem.n_lanes)
+    if problem.loss == "log_loss":
+        alpha, rest, change = _log_parts(problem.n_lanes, base, candidate)
+        used = change != 0.0
+        logit = np.log(np.where(used, alpha, 1.0)) - np.log(np.where(used, rest, 1.0))
+        sums[:, LINEAR] = (change * logit).sum(axis=0)
+        sums[:, LONGEST] = _longest(alpha, rest, change)
+        return sums
+    change = candidate - base
+    room = upper_bounds(problem, cost, code) - base
+    if problem.loss == "crammer_singer":
+        n_classes = problem.classes.size
+        per_lane = change.reshape(-1, problem.n_lanes, n_classes)
+        # Σ_{m ≠ y} of the change is minus that of the row's own class: the classes' changes add up to 0
+        own = np.take_along_axis(per_lane, code[:, None, None].repeat(problem.n_lanes, axis=1), axis=2)
+        sums[:, LINEAR] = per_lane.sum(axis=(0, 2)) - own.sum(axis=(0, 2))
+        free = np.full_like(base, np.inf)  # no lower bounds
+        sums[:, LONGEST] = _longest(free, room, change).reshape(problem.n_lanes, n_classes).min(axis=1)
+        return sums
+    diagonal = np.zeros_like(cost)
+    if problem.loss == "squared_hinge":
+        np.divide(0.5, cost, out=diagonal, where=cost > 0.0)
+    sums[:, LINEAR] = ((diagonal * base - 1.0) * change).sum(axis=0)
+    sums[:, QUADRATIC] = (diagonal * change * change).sum(axis=0)
+    sums[:, LONGEST] = _longest(base, room, change)
+    return sums
+
+
+def _longest(below: np.ndarray, above: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Return the longest step per column; `below` and `above` are the room of each variable."""
+    limits = np.full(change.shape, np.inf)
+    np.divide(below, -change, out=limits, where=change < 0.0)
+    np.divide(above, change, out=limits, where=change > 0.0)
+    # a candidate is feasible, so 1 always is; less is rounding
+    return np.maximum(limits.min(axis=0, initial=np.inf), 1.0)
+
+
+def _log_parts(
+    n_lanes: int, base: np.ndarray, candidate: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return alpha, C - alpha, and the change of alpha computed from the smaller of the two, without cancellation."""
+    alpha, rest = base[:, :n_lanes], base[:, n_lanes:]
+    change = np.where(alpha <= rest, candidate[:, :n_lanes] - alpha, rest - candidate[:, n_lanes:])
+    return alpha, rest, change
+
+
+def log_slopes(n_lanes: int, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    """Derive the logistic dual's separable part along the step: `SLOPE`, `CURVATURE`, `DUAL_CHANGE`, shape (lanes, 3).
+
+    ``S'(eta) = Σ Δa log(a / a')`` and ``S''(eta) = Σ Δa² (1/a + 1/a')`` at ``a = base + eta (candidate - base)``.
+    """
+    _, _, change = _log_parts(n_lanes, base, candidate)
+    point = _between(base, candidate, np.tile(eta, 2))
+    used = change != 0.0
+    alpha = np.where(used, np.maximum(point[:, :n_lanes], _TINY), 1.0)
+    rest = np.where(used, np.maximum(point[:, n_lanes:], _TINY), 1.0)
+    old_alpha, old_rest = np.where(used, base[:, :n_lanes], 1.0), np.where(used, base[:, n_lanes:], 1.0)
+    before = old_alpha * np.log(old_alpha) + old_rest * np.log(old_rest)
+    after = alpha * np.log(alpha) + rest * np.log(rest)
+    return np.stack(
+        [
+            (change * (np.log(alpha) - np.log(rest))).sum(axis=0),
+            (change * change * (1.0 / alpha + 1.0 / rest)).sum(axis=0),
+            (before - after).sum(axis=0),
+        ],
+        axis=1,
+    )
+
+
+def _between(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    """Compute ``base + eta (candidate - base)``; the candidate itself, to the bit, where eta is 1."""
+    return np.where(eta == 1.0, candidate, base + eta * (candidate - base))
+
+
+def apply_step(
+    problem: Problem,
+    base: np.ndarray,
+    candidate: np.ndarray,
+    active: np.ndarray,
+    eta: np.ndarray,
+    cost: np.ndarray,
+    code: np.ndarray,
+) -> np.ndarray:
+    """Compute the dual variables after a step.
+
+    Parameters
+    ----------
+    base, candidate : ndarray of float64, shape (rows, alpha_width)
+    active : ndarray of uint8, shape (rows, flags)
+        Changed in place: set for rows that shrinking took out at a bound from which a step other than 1 moves them.
+    eta : ndarray of float64, shape (lanes,)
+    cost : ndarray of float64, shape (rows, lanes)
+    code : ndarray of int, shape (rows,)
+    """
+    if (eta == 1.0).all():
+        return candidate.copy()
+    columns = np.repeat(eta, problem.classes.size) if problem.loss == "crammer_singer" else eta
+    n_flags = columns.size
+    active[(candidate[:, :n_flags] != base[:, :n_flags]) & (columns != 1.0)] = 1
+    if problem.loss == "log_loss":
+        point = _between(base, candidate, np.tile(eta, 2))
+        return np.where(np.tile(cost, 2) > 0.0, np.maximum(point, _TINY), point)
+    point = np.minimum(_between(base, candidate, columns), upper_bounds(problem, cost, code))
+    return point if problem.loss == "crammer_singer" else np.maximum(point, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The step
+
+
+def quadratic_step(
+    product: np.ndarray, squared: np.ndarray, sums: np.ndarray, n_partitions: int
+) -> np.ndarray:
+    """Find the exact step of every lane where the dual is quadratic: ``-(∇f·Δa) / (‖Δw‖² + Σ D Δa²)``, cut at the longest.
+
+    Parameters
+    ----------
+    product, squared : ndarray, shape (lanes,)
+        ``w·Δw`` and ``‖Δw‖²``.
+    sums : ndarray, shape (lanes, 4)
+        See `direction`.
+    n_partitions : int
+
+    Raises
+    ------
+    EnvironmentFailure
+        Where the direction does not descend.
+    """
+    slope, curvature = product + sums[:, LINEAR], squared + sums[:, QUADRATIC]
+    eta = np.ones(slope.size)
+    for lane in np.flatnonzero((slope != 0.0) | (curvature != 0.0)).tolist():
+        if _descends(slope[lane], product[lane], sums[lane, LINEAR], lane):
+            best = -slope[lane] / curvature[lane] if curvature[lane] > 0.0 else np.inf
+            eta[lane] = min(best, sums[lane, LONGEST])
+        else:
+            eta[lane] = 1.0 / n_partitions
+        if not np.isfinite(eta[lane]):
+            eta[lane] = 1.0
+    return eta
+
+
+def newton_step(
+    product: np.ndarray,
+    squared: np.ndarray,
+    sums: np.ndarray,
+    n_partitions: int,
+    evaluate: Callable[[np.ndarray], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Search the step of every lane for the logistic loss by Newton's method on the slope in eta, within bounds.
+
+    Parameters
+    ----------
+    product, squared, sums, n_partitions
+        As for `quadratic_step`.
+    evaluate : callable
+        Sum over all rows of `log_slopes` at an eta per lane.
+
+    Returns
+    -------
+    eta : ndarray, shape (lanes,)
+    dual_change : ndarray, shape (lanes,)
+        Of the rows' terms of the dual.
+    n_evaluations : int
+    """
+    start = product + sums[:, LINEAR]
+    moving = np.isfinite(sums[:, LONGEST])
+    low, high = np.zeros(start.size), np.where(moving, sums[:, LONGEST] * (1.0 - 1e-9), 1.0)
+    eta = np.minimum(1.0, 0.5 * (low + high))
+    eta[~moving] = 1.0
+    solved = ~moving
+    for lane in np.flatnonzero(moving).tolist():
+        if not _descends(start[lane], product[lane], sums[lane, LINEAR], lane):
+            eta[lane], solved[lane] = 1.0 / n_partitions, True
+    for count in range(1, _MAX_EVALUATIONS + 1):
+        found = evaluate(eta)
+        slope = product + eta * squared + found[:, SLOPE]
+        solved |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
+        # a row near its bound, of no weight in the sum, prevents a slightly longer step: not worth more sums
+        solved |= (slope < 0.0) & (high - eta <= _NARROW * eta)
+        last = count == _MAX_EVALUATIONS - 1
+        if solved.all() or count == _MAX_EVALUATIONS:
+            break
+        low = np.where(slope < 0.0, eta, low)
+        high = np.where(slope < 0.0, high, eta)
+        curvature = np.where(solved, 1.0, squared + found[:, CURVATURE])
+        newton = eta - slope / curvature
+        inside = (newton > low) & (newton < high)
+        # the slope has no limit at the longest step: a step beyond it approaches it by a digit at a time
+        following = np.where(
+            inside, newton, np.where(newton >= high, low + 0.9 * (high - low), 0.5 * (low + high))
+        )
+        if last:  # the lower end descends for certain
+            following = np.where(low > 0.0, low, 1.0 / n_partitions)
+        eta = np.where(solved, eta, following)
+    return eta, found[:, DUAL_CHANGE], count
+
+
+def next_sigma_prime(squared: np.ndarray, apart: np.ndarray, n_partitions: int) -> np.ndarray:
+    """Choose sigma' of the next round: the nearest power of two to ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K].
+
+    Parameters
+    ----------
+    squared, apart : ndarray, shape (lanes,)
+        ``‖Σ Δw_k‖²`` and ``Σ ‖Δw_k‖²``; 1 is the answer where nothing moved.
+    n_partitions : int
+    """
+    ratio = np.divide(squared, apart, out=np.ones_like(squared), where=apart > 0.0)
+    sigma_prime: np.ndarray = np.exp2(np.rint(np.log2(np.clip(ratio, 1.0, n_partitions))))
+    return sigma_prime
+
+
+def alpha_columns(problem: Problem, per_lane: np.ndarray) -> np.ndarray:
+    """Expand a value per lane to one per column of the dual variables."""
+    if problem.loss == "crammer_singer":
+        return np.repeat(per_lane, problem.classes.size)
+    return np.tile(per_lane, 2) if problem.loss == "log_loss" else per_lane
+
+
+def _descends(slope: float, product: float, linear: float, lane: int) -> bool:
+    """Return whether the direction descends; False where rounding hides its sign."""
+    if slope < 0.0:
+        return True
+    if slope <= _ROUNDING * (abs(product) + abs(linear)):
+        return False
+    raise EnvironmentFailure(
+        f"lane {lane + 1}: the workers' joint step does not descend (slope {slope:.3g} = {product:.3g} + {linear:.3g}), "
+        "which cannot be with sound data and arithmetic; nothing was applied. 'streamcd verify' the dataset, and check "
+        "that all workers see the same files"
+    )
+
+
+def lane_products(u: np.ndarray, v: np.ndarray, n_lanes: int) -> np.ndarray:
+    """Sum ``u * v`` per lane, of arrays of shape (rows, vectors)."""
+    return np.einsum("ij,ij->j", u, v).reshape(n_lanes, -1).sum(axis=1)
+
+
+def lane_columns(lanes: np.ndarray, n_lanes: int, n_vectors: int) -> np.ndarray:
+    """Return the columns of `w` that belong to these lanes."""
+    per_lane = n_vectors // n_lanes
+    return (lanes[:, None] * per_lane + np.arange(per_lane)).reshape(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Assignment of shards to workers
+
+
+def assign_shards_randomly(
+    entries: np.ndarray, workers: Sequence[str], key: np.uint64
+) -> dict[str, list[int]]:
+    """Assign all shards at random, about as many entries to each worker: a function of the key and the number of workers.
+
+    Parameters
+    ----------
+    entries : ndarray of int, shape (shards,)
+    workers : sequence of str
+    key : uint64
+
+    Returns
+    -------
+    dict of str to list of int
+        Ascending shards of every worker that has any, in the order of `workers`.
+    """
+    if entries.size <= len(workers):  # a shard each, the largest first: nothing to mix
+        owners = zip(workers, np.argsort(-entries, kind="stable").tolist(), strict=False)
+        return {worker: [shard] for worker, shard in owners}
+    order = np.arange(entries.size)
+    shuffle(order, key)
+    # Large shards first, so that small ones even out. Sizes and loads are compared roughly: to the entry, the same few
+    # shards would meet in every round.
+    size, largest = np.maximum(entries[order], 1), max(int(entries.max()), 1)
+    order = order[np.argsort(np.rint(np.log2(largest / size)), kind="stable")]
+    owned: dict[str, list[int]] = {worker: [] for worker in workers}
+    load = dict.fromkeys(workers, 0)
+    for shard in order.tolist():
+        worker = min(workers, key=lambda worker: 4 * load[worker] // largest)
+        owned[worker].append(shard)
+        load[worker] += max(int(entries[shard]), 1)
+    return {worker: sorted(shards) for worker, shards in owned.items() if shards}

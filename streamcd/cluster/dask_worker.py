@@ -1,0 +1,202 @@
+"""Rounds on dask workers, in the worker, which keeps a partition and w between rounds; neither is lost with it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..core.errors import StreamcdError
+from ..core.memory_budget import format_size
+from .block_steps import Change
+from .engines import WorkersLost
+from .partition import DASK_BYTES, Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
+
+_ABANDONED_SECONDS = 600.0  # after which a session that is silent counts as ended
+_REPORT_SECONDS = 0.5  # between a worker's reports of progress
+
+
+@dataclass
+class SharedWeights:
+    """The w of a round on its way to the workers: whole, or the rows that differ from a w that all of them hold."""
+
+    version: str  # name of this w
+    base: str  # of the w that it changes; empty where it is whole
+    index: np.ndarray | None
+    values: np.ndarray
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
+
+
+@dataclass
+class _WorkerSession:
+    """State of a session between its rounds: one partition, and w."""
+
+    folder: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    partition: Partition | None = None
+    version: str = ""
+    w: np.ndarray | None = None
+    used: float = field(default_factory=time.monotonic)
+
+    def open_partition(self, spec: WorkerSpec, shards: list[int]) -> Partition:
+        found = self.partition
+        if found is not None and found.shards == shards:
+            return found
+        same_run = found is not None and found.spec.folder == spec.folder
+        whole = found.whole if found is not None and same_run else None
+        del found
+        self.clear_partition()  # the other's memory first
+        self.partition = Partition(spec, shards, whole)
+        return self.partition
+
+    def update_w(self, weights: SharedWeights) -> np.ndarray:
+        if not weights.base:
+            self.w = np.array(weights.values)
+        else:
+            if self.w is None or self.version not in (weights.base, weights.version):
+                raise WorkersLost("a worker had lost the weights of the last round")
+            self.w[weights.index] = weights.values
+        self.version = weights.version
+        return self.w
+
+    def clear_partition(self) -> None:
+        if self.partition is not None:
+            self.partition.close()
+        self.partition = None
+
+
+_sessions_lock = threading.Lock()
+
+
+def _session(name: str, folder: str) -> _WorkerSession:
+    """Return a session by name; several can use a worker at the same time.
+
+    A session that was abandoned, because its client was killed, is closed by the next session of the same run, or by any
+    other after `_ABANDONED_SECONDS`.
+    """
+    with _sessions_lock:
+        sessions = _sessions()
+        for other in [found for found in sessions if found != name]:
+            session = sessions[other]
+            abandoned = session.folder == folder or time.monotonic() - session.used > _ABANDONED_SECONDS
+            if abandoned and session.partition is not None:
+                session.partition.wanted = ""  # its round, if there is one, stops at the next window
+            if abandoned and session.lock.acquire(blocking=False):
+                session.clear_partition()
+                del sessions[other]
+        return sessions.setdefault(name, _WorkerSession(folder))
+
+
+def _sessions() -> dict[str, _WorkerSession]:
+    from distributed import get_worker
+
+    sessions: dict[str, _WorkerSession] = get_worker().__dict__.setdefault("_streamcd_sessions", {})
+    return sessions
+
+
+def run_round(
+    spec: WorkerSpec, shards: list[int], request: RoundRequest, weights: SharedWeights, topic: str
+) -> RoundResponse:
+    """Carry out a worker's part of a round; `topic` names the session."""
+    session = _session(topic, spec.folder)
+    if session.partition is not None:
+        session.partition.wanted = request.token  # an attempt that was given up stops at its next window
+    with session.lock:
+        partition = session.open_partition(spec, shards)
+        partition.wanted = request.token
+        try:
+            return partition.run(request, session.update_w(weights), _reporter(topic, request.token))
+        except BaseException:
+            session.clear_partition()  # its rows may be half-way
+            raise
+        finally:
+            session.used = time.monotonic()
+
+
+def _reporter(topic: str, token: str) -> Callable[[int], None]:
+    """Make a function that reports visited entries to the coordinating process now and then, as a sign of life as well."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    waiting, last = 0, time.monotonic()
+    worker.log_event(topic, {"worker": worker.address, "token": token, "entries": 0})
+
+    def report(n_entries: int) -> None:
+        nonlocal waiting, last
+        waiting += n_entries
+        if time.monotonic() - last >= _REPORT_SECONDS:
+            worker.log_event(topic, {"worker": worker.address, "token": token, "entries": waiting})
+            waiting, last = 0, time.monotonic()
+
+    return report
+
+
+def slopes(topic: str, folder: str, shards: list[int], request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+    """Return `Partition.slopes` after `run_round`."""
+    session = _session(topic, folder)
+    with session.lock:
+        partition = session.partition
+        if partition is None or partition.shards != shards:
+            raise WorkersLost("a worker had lost its partition")
+        return partition.slopes(request, eta)
+
+
+def pass_on(weights: SharedWeights) -> SharedWeights:
+    """Return `weights`, so that they move from worker to worker."""
+    return weights
+
+
+def change_of(response: RoundResponse) -> Change:
+    """Return the change alone, for the tree that adds changes."""
+    return response.change
+
+
+def without_change(response: RoundResponse) -> RoundResponse:
+    """Return everything but the change, which is large."""
+    change = response.change
+    return replace(response, change=Change(None, change.values[:0], change.n_rows))
+
+
+def admit(spec: WorkerSpec, version: str) -> str:
+    """Return why this worker cannot take part; empty where it can."""
+    from .. import __version__
+
+    if __version__ != version:
+        return f"it has streamcd {__version__}, the coordinating process {version}"
+    try:
+        open_same(spec).close()
+        probe = os.path.join(spec.folder, f"probe-{os.urandom(8).hex()}")
+        os.mkdir(probe)
+        os.rmdir(probe)
+    except (StreamcdError, OSError) as error:
+        return str(error)
+    return _too_little_memory(spec.memory + DASK_BYTES)
+
+
+def _too_little_memory(budget: int) -> str:
+    """Compare the budget with the limit near which dask stops giving work to a worker, and ends it."""
+    from distributed import get_worker
+
+    memory = getattr(get_worker(), "memory_manager", None)
+    limit, share = getattr(memory, "memory_limit", None), getattr(memory, "memory_pause_fraction", None)
+    if not limit or budget <= limit * (share or 1.0):
+        return ""
+    return (
+        f"dask limits it to {format_size(limit)} and pauses it at {100 * (share or 1.0):.0f} % of that, --memory is "
+        f"{format_size(budget)}; start it with 'dask worker --memory-limit 0', or give a smaller --memory"
+    )
+
+
+def leave(topic: str) -> None:
+    """Close the partition of a session that has ended."""
+    with _sessions_lock:
+        session = _sessions().pop(topic, None)
+    if session is not None and session.lock.acquire(timeout=5.0):
+        session.clear_partition()

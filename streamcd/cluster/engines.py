@@ -1,0 +1,126 @@
+"""Engines, which carry out rounds: here one partition after another in this process; `dask_engine` uses dask workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..dataset.dataset import Dataset
+from ..kernels.primitives import VIOLATION_MAX, VIOLATION_MIN
+from .block_steps import Change, add_direction, add_in_tree, assign_shards_randomly
+from .partition import (
+    Partition,
+    RoundRequest,
+    RoundResponse,
+    WorkerSpec,
+    open_same,
+)
+
+
+class WorkersLost(Exception):
+    """Loss of a worker, which went away or stopped in the middle of a round."""
+
+
+@dataclass
+class RoundResult(RoundResponse):
+    """Sum of the partitions' responses; `seconds` is the longest time of one."""
+
+    worker_seconds: dict[str, float]
+    bytes_sent: int  # between processes: w out to the workers, changes in
+
+
+class Engine(Protocol):
+    """Interface of what carries rounds out."""
+
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
+        """Let every partition work; raises `WorkersLost` where one cannot be had."""
+        ...
+
+    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+        """Sum `Partition.slopes` over the partitions of the last round."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held for this run."""
+        ...
+
+
+def join_responses(
+    names: list[str], responses: list[RoundResponse], change: Change, bytes_out: int
+) -> RoundResult:
+    """Add up everything but the changes, which a tree has added up already."""
+    totals, sums = responses[0].totals.copy(), responses[0].direction.copy()
+    for response in responses[1:]:
+        totals = _add_totals(totals, response.totals)
+        sums = add_direction(sums, response.direction)
+    w = responses[0].w if len(responses) == 1 else None
+    last_leg = w.nbytes if w is not None else change.n_bytes
+    return RoundResult(
+        totals=totals,
+        direction=sums,
+        change=change,
+        w=w,
+        n_passes=responses[0].n_passes,
+        seconds=max(response.seconds for response in responses),
+        bytes_read=sum(response.bytes_read for response in responses),
+        worker_seconds={name: response.seconds for name, response in zip(names, responses, strict=True)},
+        bytes_sent=bytes_out + change.moved_bytes + last_leg,
+    )
+
+
+def _add_totals(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    total = a + b
+    total[:, VIOLATION_MAX] = np.maximum(a[:, VIOLATION_MAX], b[:, VIOLATION_MAX])
+    total[:, VIOLATION_MIN] = np.minimum(a[:, VIOLATION_MIN], b[:, VIOLATION_MIN])
+    return total
+
+
+def shard_entries(dataset: Dataset) -> np.ndarray:
+    """Count the entries of every shard."""
+    entries = np.diff(dataset.entry_start)
+    return np.bincount(dataset.chunk_part, weights=entries, minlength=dataset.n_shards).astype(np.int64)
+
+
+class SerialEngine:
+    """Engine that runs partitions one after another in this process: the bits of a cluster, without one."""
+
+    def __init__(self, spec: WorkerSpec, n_partitions: int) -> None:
+        self._spec, self._dataset = spec, open_same(spec)
+        self._entries = shard_entries(self._dataset)
+        self._workers = [str(number) for number in range(n_partitions)]
+        self._shards: dict[str, list[int]] = {}
+        self.partitions: list[Partition] = []
+
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
+        """Let every partition work, in turn."""
+        self._assign(request)
+        responses = [partition.run(request, w, progress) for partition in self.partitions]
+        change = add_in_tree([response.change for response in responses])
+        return join_responses(list(self._shards), responses, change, w.nbytes * len(responses))
+
+    def _assign(self, request: RoundRequest) -> None:
+        shards = assign_shards_randomly(self._entries, self._workers[: request.n_workers], request.shard_key)
+        if shards != self._shards:
+            self.close()
+            self._shards = shards
+            self.partitions = [Partition(self._spec, owned, self._dataset) for owned in shards.values()]
+
+    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+        """Sum `Partition.slopes` over the partitions."""
+        return np.sum([partition.slopes(request, eta) for partition in self.partitions], axis=0)
+
+    def close(self) -> None:
+        """Close the partitions' files."""
+        for partition in self.partitions:
+            partition.close()
+        self._dataset.close()
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Stand-in for a client with `n_workers`; this process does the work, one partition after another."""
+
+    n_workers: int

@@ -1,0 +1,406 @@
+"""The loop of a distributed training: rounds, stopping, logging, commits, whichever engine carries the rounds out.
+
+The coordinating process holds w, decides what every lane does next by the rules of a single process (`stopping`), and
+commits: ``state.npz``, replaced whole after every round, names the folder of the dual variables and the step eta. A round
+that loses a worker leaves no trace and is repeated from the last commit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.atomic_files import sync
+from ..core.errors import EnvironmentFailure
+from ..core.progress import Listener
+from ..core.randomness import random_key
+from ..kernels.primitives import DUAL, GAP
+from ..solvers.dual import violation
+from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
+from ..stream.slot_store import SlotStore
+from ..training.checkpoint import Run
+from ..training.loop import StopRequested, Task, TrainingLoop
+from ..training.stopping import BY_VIOLATION, restore
+from .block_steps import (
+    APART,
+    LINEAR,
+    QUADRATIC,
+    lane_columns,
+    lane_products,
+    newton_step,
+    next_sigma_prime,
+    quadratic_step,
+)
+from .engines import Engine, RoundResult, SerialEngine, Simulation, WorkersLost, shard_entries
+from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
+from .schedule import RoundSchedule
+
+WORKER_TIMEOUT = 300.0
+"""Seconds without a response of a worker, after which its shards go to others."""
+
+_MAX_GAP_FACTOR = 100.0
+_ASSIGNMENT = 0x6465616C  # tells these keys from those of reads and windows
+_MAX_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
+
+_NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness", "lane_gap_estimate_factor": "lane_understated"}
+"""Arrays of a state that have another name in ``state.npz``."""
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """Options of a training in rounds."""
+
+    local_passes: int | None  # of every worker a round; None for `default_local_passes`
+    worker_timeout: float  # seconds without a response of a worker, after which others take over its shards
+
+
+def default_local_passes(n_rows: int, n_features: int) -> int:
+    """Choose the passes of every worker in a round, where several share the rows.
+
+    With more rows than features, three take about as many passes to the gap as one, and a third of the rounds (a9a, ijcnn1,
+    letter, mushrooms; 4 workers). With more features than rows one solves the local model, and more are wasted (imdb on 4:
+    squared_hinge 10 rounds with 1, 9 with 2 and with 3; hinge 22 and 24). See docs/cluster.md.
+    """
+    return 3 if n_rows > n_features else 1
+
+
+@dataclass
+class _Step:
+    """The step of a round, per lane."""
+
+    eta: np.ndarray
+    dual_change: np.ndarray | None
+    n_evaluations: int
+    sigma_prime: np.ndarray  # of the next round
+
+
+class RoundLoop(TrainingLoop):
+    """Training on workers, round after round; every round is a checkpoint. See `TrainingLoop`.
+
+    `make_engine` is called once there is something to do; for `local_passes` see `RoundOptions`.
+    """
+
+    def __init__(
+        self,
+        directory: Run,
+        task: Task,
+        make_engine: Callable[[], Engine],
+        local_passes: int | None,
+        listener: Listener,
+        stop_requested: StopRequested | None,
+    ) -> None:
+        super().__init__(directory, task, listener, stop_requested)
+        dataset = task.dataset
+        self.local_passes = local_passes or default_local_passes(dataset.n_rows, dataset.n_features)
+        self.make_engine = make_engine
+        self.engine: Engine | None = None
+        self.bytes_read = 0
+        self.round, self.attempts = 0, 0
+        self.passes_made: int | None = None  # in the last training round: one where a worker is alone
+        self.assigned_round = 0  # for which shards were last assigned
+        self.schedule = RoundSchedule()
+        self.calibrates = False  # whether certificates of the round calibrate the estimate of the gap
+        self.committed, self.eta = "", np.ones(task.problem.n_lanes)
+        for name in ("gap_estimate_factor", "sigma_prime"):
+            self.state.lanes[name] = np.ones(task.problem.n_lanes)
+        self._folder.mkdir(exist_ok=True)
+        self._restore_checkpoint()
+        self._remove_other_attempts()
+
+    def _train(self) -> None:
+        self.engine = self.make_engine()
+        while self._has_open_lanes():
+            self._stop_if_requested()
+            self._round(self.engine)
+
+    def _close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+
+    def _round(self, engine: Engine) -> None:
+        """Carry out one round, up to its commit; start it again where workers are lost on the way."""
+        started, self.attempts = time.monotonic(), 0
+        while True:
+            self.attempts += 1
+            request = self._request()
+            try:
+                result = engine.round(request, self.state.w, self._progress(request))
+                worked = time.monotonic()
+                step = self._step(engine, request, result)
+                break
+            except WorkersLost as loss:
+                if self.attempts >= _MAX_ATTEMPTS:
+                    raise EnvironmentFailure(
+                        f"round {self.round + 1} was lost {self.attempts} times in a row, the last time because {loss}; "
+                        f"look at the workers' logs (memory?), then 'streamcd resume {self.task.run}'"
+                    ) from None
+                self.listener.warning(f"round {self.round + 1} is repeated from the last commit: {loss}")
+        stepped = time.monotonic()
+        record = self._conclude_round(request, result, step)
+        self.bytes_read += result.bytes_read
+        record["seconds"] = {
+            "total": _rounded(time.monotonic() - started),
+            "workers": {name: _rounded(seconds) for name, seconds in result.worker_seconds.items()},
+            "line_search": _rounded(stepped - worked),
+        }
+        self.directory.append_log(record)
+        self._commit()  # the state remembers how long the log is
+
+    def _request(self) -> RoundRequest:
+        training = self.state.phase(TRAIN).size > 0
+        alone = training and self.schedule.alone
+        if alone and not self.schedule.was_alone:  # several workers know no thresholds for shrinking
+            restore(self.state, self.state.phase(TRAIN))
+        token = f"{self.round + 1:06d}-{os.urandom(4).hex()}"
+        if training:
+            (self._folder / token).mkdir()
+        return RoundRequest(
+            token=token,
+            committed=self.committed,
+            eta=self.eta,
+            read=self.state.read,
+            n_passes=self.local_passes if training else 1,
+            lanes={name: array.copy() for name, array in self.state.lanes.items()},
+            # a read at fixed w leaves the shards where they are
+            shard_key=random_key(
+                self.task.seed, _ASSIGNMENT, self.round if training else self.assigned_round
+            ),
+            n_workers=1 if alone else None,
+        )
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    def _step(self, engine: Engine, request: RoundRequest, result: RoundResult) -> _Step:
+        """Choose every lane's step along the joint direction; 1 for lanes that did not train, and for a partition alone."""
+        n_lanes = self.task.problem.n_lanes
+        trained = request.phase(TRAIN)
+        sigma_prime = request.lanes["sigma_prime"].copy()
+        if result.w is not None or not trained.size:
+            return _Step(np.ones(n_lanes), None, 0, sigma_prime)
+        change = result.change.dense()
+        product, squared = np.zeros(n_lanes), np.zeros(n_lanes)
+        columns = lane_columns(trained, n_lanes, change.shape[1])
+        product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
+        squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
+        sums, k = result.direction, len(result.worker_seconds)
+        sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k)[trained]
+        if line_search_is_closed(self.task.problem):
+            eta = quadratic_step(product, squared, sums, k)
+            dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
+            return _Step(eta, dual_change, 0, sigma_prime)
+        eta, dual_change, count = newton_step(
+            product, squared, sums, k, lambda at: engine.slopes(request, at)
+        )
+        return _Step(eta, dual_change, count, sigma_prime)
+
+    def _conclude_round(self, request: RoundRequest, result: RoundResult, step: _Step) -> dict[str, Any]:
+        """Move w and decide what each lane does next; returns the line for the log."""
+        state = self.state
+        trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
+        self._move(result, step, trained, certified)
+        state.totals[:] = result.totals
+        if not request.n_workers:
+            state.totals[trained, GAP] *= state.lanes["gap_estimate_factor"][trained]
+        if step.dual_change is not None:
+            state.totals[trained, DUAL] = step.dual_change[trained]
+        state.lanes["passes"][trained] += (
+            result.n_passes - 1
+        )  # the rules of a single process count the last one
+        state.lanes["sigma_prime"][:] = step.sigma_prime
+        self.calibrates = result.w is None and not self.schedule.was_alone
+        self._conclude_read(trained, certified)
+        state.read += result.n_passes
+        self.round += 1
+        if trained.size:
+            self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
+            self.assigned_round = self.round - 1
+            self.schedule.trained(len(result.worker_seconds), self.local_passes)
+        return {
+            "round": self.round,
+            "read": state.read,
+            "kind": "train" if trained.size else "certify",
+            **self._lane_figures(),
+            "eta": _range(step.eta[trained]),
+            "stiffness": _range(request.lanes["sigma_prime"][trained]),
+            "line_search_reductions": step.n_evaluations,
+            "workers": len(result.worker_seconds),
+            "attempts": self.attempts,
+            "bytes_read": result.bytes_read,
+            "bytes_sent": result.bytes_sent,
+        }
+
+    def _move(self, result: RoundResult, step: _Step, trained: np.ndarray, certified: np.ndarray) -> None:
+        state, n_lanes = self.state, self.task.problem.n_lanes
+        n_vectors = state.w.shape[1]
+        values = result.change.dense() if result.w is None else result.w
+        columns = lane_columns(certified, n_lanes, n_vectors)
+        state.w_alpha[:, columns] = values[:, columns]
+        columns = lane_columns(trained, n_lanes, n_vectors)
+        if result.w is not None:
+            state.w[:, columns] = values[:, columns]
+        else:
+            state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]
+
+    def _review_certificates(self, certified: np.ndarray) -> None:
+        failed = certified[self.state.lanes["phase"][certified] == TRAIN]
+        if self.calibrates:
+            self._calibrate_gap_estimate(failed)
+        if failed.size:
+            self.schedule.certificate_failed(self.local_passes)
+        self._recheck_violation_at_common_w(certified)
+
+    def _calibrate_gap_estimate(self, failed: np.ndarray) -> None:
+        """Scale the estimate by the certified gap: it takes the partitions' own progress for that of the whole."""
+        lanes = self.state.lanes
+        for lane in failed:
+            if lanes["estimate"][lane] > 0:  # not before the first estimate, which is nan
+                factor = lanes["gap"][lane] / lanes["estimate"][lane]
+                lanes["gap_estimate_factor"][lane] = np.clip(
+                    lanes["gap_estimate_factor"][lane] * factor, 1.0, _MAX_GAP_FACTOR
+                )
+                lanes["caution"][lane] = 1.0
+
+    def _recheck_violation_at_common_w(self, certified: np.ndarray) -> None:
+        """Reopen lanes whose violation was small at the workers' own w, but is not at the common w."""
+        lanes, eps = self.state.lanes, self.task.rule.eps
+        if eps is None:
+            return
+        found = violation(self.state.totals)
+        doubtful = (lanes["phase"] == DONE) & (lanes["reason"] == BY_VIOLATION) & (found > eps)
+        for lane in np.intersect1d(np.flatnonzero(doubtful), certified):
+            lanes["phase"][lane], lanes["reason"][lane], lanes["converged"][lane] = TRAIN, 0, False
+
+    # -- the run on disk ----------------------------------------------------------------------------------------------
+
+    @property
+    def _folder(self) -> Path:
+        return self.directory.path / "dual"
+
+    def _commit(self) -> None:
+        sync(self._folder)
+        self._write_state()
+        self._remove_other_attempts()
+
+    def _remove_other_attempts(self) -> None:
+        """Remove the folders of attempts that were not committed, or that later commits have replaced."""
+        for entry in self._folder.iterdir():
+            if entry.name != self.committed:
+                # a worker that was given up may be writing there still
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        for name, on_disk in _NAMES_ON_DISK.items():
+            arrays[on_disk] = arrays.pop(name)
+        arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
+        arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.assigned_round)
+        arrays["turns"] = self.schedule.to_array()
+
+    def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        # runs begun before there was any have none
+        arrays.setdefault("lane_stiffness", self.state.lanes["sigma_prime"])
+        for name, on_disk in _NAMES_ON_DISK.items():
+            arrays[name] = arrays.pop(on_disk)
+        self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
+        self.round = int(arrays.pop("round"))
+        if "turns" in arrays:  # runs begun before there was a schedule have none
+            self.schedule = RoundSchedule.from_array(arrays.pop("turns"))
+            self.assigned_round = int(arrays.pop("dealt"))
+
+    def _begin(self) -> None:
+        start, task = self.task.warm_start, self.task
+        if start is not None:  # the other run's dual variables are the first commit
+            layout, dataset = paired_layout(task.solver.layout), task.dataset
+            self.committed = "000000-start"
+            store = SlotStore(
+                self._folder / self.committed,
+                dataset.chunk_part,
+                np.diff(dataset.row_start),
+                layout.state_bytes,
+            )
+            self.state.lanes["dual_sum"] += start.write_alpha(store, layout.n_flags, copies=2)
+            store.sync()
+            store.close()
+            start.fill_weights(self.state.w)
+            self.state.lanes["phase"][:] = TRAIN
+        self._commit()
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def _bytes_read(self) -> int:
+        return self.bytes_before + self.bytes_read
+
+    def _before_stop(self) -> str:
+        return f"with workers goes on from round {self.round}"
+
+    def _progress(self, request: RoundRequest) -> Callable[[int], None]:
+        n_passes = min(request.n_passes, self.passes_made or request.n_passes)
+        total = self.task.dataset.n_entries * n_passes
+        phase = f"{'round' if request.phase(TRAIN).size else 'certify in round'} {self.round + 1}"
+        done = 0
+
+        def visited(n_entries: int) -> None:
+            nonlocal done
+            self._stop_if_requested()
+            done = min(done + n_entries, total)
+            self._report(phase, done, total, f", step {_shown(self.eta)}")
+
+        return visited
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 6)
+
+
+def _range(numbers: np.ndarray) -> list[float] | None:
+    """Return the smallest and the largest."""
+    return [float(numbers.min()), float(numbers.max())] if numbers.size else None
+
+
+def _shown(eta: np.ndarray) -> str:
+    low, high = float(eta.min()), float(eta.max())
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def make_round_loop(
+    directory: Run,
+    task: Task,
+    client: Any,
+    options: RoundOptions,
+    method: str,
+    memory: int,
+    listener: Listener,
+    stop_requested: StopRequested | None,
+) -> RoundLoop:
+    """Make the loop of a task on the workers of a client (or `Simulation`).
+
+    Parameters
+    ----------
+    memory : int
+        Budget of a worker, bytes.
+    """
+    dataset = task.dataset
+    spec = WorkerSpec(
+        dataset=str(dataset.path.resolve()),
+        fingerprint=dataset.fingerprint,
+        folder=str(directory.path.resolve() / "dual"),
+        problem=task.problem,
+        method=method,
+        seed=task.seed,
+        memory=memory,
+    )
+
+    def make_engine() -> Engine:
+        if isinstance(client, Simulation):
+            return SerialEngine(spec, client.n_workers)
+        from .dask_engine import DaskEngine
+
+        return DaskEngine(client, spec, shard_entries(dataset), listener, options.worker_timeout, task.run)
+
+    return RoundLoop(directory, task, make_engine, options.local_passes, listener, stop_requested)

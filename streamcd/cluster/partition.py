@@ -1,0 +1,430 @@
+"""One partition's share of a round: shards streamed from the common w, by the same code in a worker and in a simulation.
+
+The dual variables are in the run directory, which all workers see, so that shards change hands without a copy: they are a
+small part of what is read (16 to 32 bytes a row; the entries take 8 each). A record holds for every row the base, where the
+round began, the candidate, where its passes ended, and the active flags. Every attempt at a round writes a folder of its
+own, so that a worker that is excluded and still writes can damage nothing. A commit names the folder of the round and its
+step eta; ``base + eta (candidate - base)`` is computed at the next read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import CheckpointError, DatasetError
+from ..core.randomness import random_key
+from ..dataset.dataset import Dataset, open_dataset
+from ..kernels.primitives import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
+from ..solvers.problem import LOSSES, Problem
+from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
+from ..solvers.registry import make_solver
+from ..stream.arenas import RowArena, RowLayout
+from ..stream.memory_plan import make_plan
+from ..stream.slot_store import SlotStore
+from ..stream.stream import Stream, Window
+from .block_steps import (
+    APART,
+    Change,
+    add_direction,
+    alpha_columns,
+    apply_step,
+    direction,
+    lane_columns,
+    lane_products,
+    log_slopes,
+    make_change,
+    new_direction,
+    row_costs,
+)
+
+WEIGHT_COPIES = 8
+"""Arrays of the shape of w that a worker or the coordinating process holds at most: the common and the local w, its
+change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
+
+DASK_BYTES = 70_000_000
+"""Memory of a worker that dask takes beside our own reserve.
+
+Measured with distributed 2026.8: a worker without work takes 65 MB, of which Python alone 10. On 134 M entries of a
+million features, windows read from disk under 520 MB, two workers reached 392 and 374 MB, where they compiled the kernels
+459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
+"""
+
+_SAVE_BYTES = 1 << 24  # of numpy's buffer, through which it writes arrays to a file, and of dask's frames
+
+Report = Callable[[int], None]
+"""Called with the number of entries of every window visited."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Everything a worker needs to know of a run, the same in every round."""
+
+    dataset: str  # absolute path
+    fingerprint: str  # of the dataset
+    folder: str  # absolute path of the run's folder of dual variables
+    problem: Problem
+    method: str
+    seed: int
+    memory: int  # budget of a worker, bytes
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """Work of one round."""
+
+    token: str  # name of this attempt at the round, and of the folder it writes
+    committed: str  # folder of the last committed round; empty where there is none
+    eta: np.ndarray  # step of that round, per lane
+    read: int  # number of the first read of the data
+    n_passes: int  # reads, each with a number of its own; a partition alone makes one, whatever this says
+    lanes: dict[
+        str, np.ndarray
+    ]  # the per-lane arrays of the state, sigma_prime among them (see `block_steps`)
+    shard_key: np.uint64  # shards are assigned by it; the key of the last round leaves them where they are
+    n_workers: int | None = None  # that take part; None for all
+
+    def phase(self, *phases: int) -> np.ndarray:
+        """Return the lanes in one of these phases."""
+        return np.flatnonzero(np.isin(self.lanes["phase"], phases))
+
+    def sigma_prime(self) -> np.ndarray:
+        """Return sigma' of every lane's local models; 1 for lanes that do not train."""
+        return np.where(self.lanes["phase"] == TRAIN, self.lanes["sigma_prime"], 1.0)
+
+
+@dataclass
+class RoundResponse:
+    """Result of one worker's local passes.
+
+    `totals` are those of the first pass: later ones see the partition's own rows nearly solved, which says nothing of the
+    whole. Only the change of the dual is that of all passes, and Newton's steps are those of the last.
+    """
+
+    totals: np.ndarray  # (lanes, N_TOTALS)
+    direction: np.ndarray  # (lanes, 4), see `block_steps.direction`
+    change: (
+        Change  # of w for lanes that trained; the partition's share of w(alpha) for lanes that were certified
+    )
+    w: np.ndarray | None  # the local w of an only partition, whose change need not be added: no bit changes
+    n_passes: int
+    seconds: float
+    bytes_read: int
+
+
+@dataclass
+class _LocalRound:
+    """A round in work: what was requested, and the sums so far."""
+
+    request: RoundRequest
+    state: State
+    sigma_prime: np.ndarray
+    totals: np.ndarray
+    dual_change: np.ndarray
+    direction: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Rows' states that one attempt wrote: the first slot of every chunk, in a folder of its own."""
+
+    token: str
+    slots: SlotStore
+
+
+class Superseded(Exception):
+    """End of local passes whose round the coordinating process has given up."""
+
+
+def paired_layout(layout: RowLayout) -> RowLayout:
+    """Put candidate and base side by side; kernels see the candidate in the first columns."""
+    return replace(layout, alpha_width=2 * layout.alpha_width)
+
+
+def model_bytes(solver: Solver) -> int:
+    """Compute the memory of w and its copies; `Solver.state_bytes` counts two."""
+    return solver.state_bytes // 2 * WEIGHT_COPIES + saving_bytes(solver)
+
+
+def saving_bytes(solver: Solver) -> int:
+    """Compute the memory that writing the state to a file takes beside it."""
+    return min(solver.state_bytes + solver.rows_bytes, _SAVE_BYTES)
+
+
+def open_same(spec: WorkerSpec) -> Dataset:
+    """Open the dataset of a run, as this process sees it.
+
+    Raises
+    ------
+    DatasetError, CheckpointError
+        Where dataset or run are missing, or not those of the run.
+    """
+    dataset = open_dataset(spec.dataset)
+    if dataset.fingerprint != spec.fingerprint:
+        raise DatasetError(
+            f"{dataset.path}: fingerprint {dataset.fingerprint}, the run has {spec.fingerprint}: another dataset"
+        )
+    if not Path(spec.folder).is_dir():
+        raise CheckpointError(
+            f"{spec.folder} is not there: dataset and run have to be in directories that all workers see "
+            "under the same path"
+        )
+    return dataset
+
+
+class Partition:
+    """Some shards of a dataset, and the local passes over them, round after round.
+
+    Parameters
+    ----------
+    spec : WorkerSpec
+    shards : list of int
+        Ascending.
+    dataset : Dataset, optional
+        The whole; opened by `open_same` where it is not given.
+
+    Attributes
+    ----------
+    whole : Dataset
+        For the next partition of the same run.
+    alone : bool
+        Whether the partition has all shards.
+    wanted : str or None
+        Token of the round that may go on; others end at their next window. None: any.
+    """
+
+    def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
+        self.whole = whole = dataset or open_same(spec)
+        self.spec, self.shards = spec, shards
+        self.alone = len(shards) == whole.n_shards
+        self.wanted: str | None = None
+        self._chunk_shard, self._n_rows = whole.chunk_part, np.diff(whole.row_start)
+        self._chunks = np.flatnonzero(np.isin(whole.chunk_part, shards))
+        self._dataset = whole.select_parts(shards)
+        self._problem = _writable(spec.problem)
+        self._solver = solver = make_solver(self._problem, spec.method, self._dataset)
+        # the local model is a problem whose costs are sigma' times as large
+        self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
+        self._scaled_solver = make_solver(self._scaled_problem, spec.method, self._dataset)
+        self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
+        weights = {"weights": model_bytes(solver)}
+        self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
+        self._stream = Stream(
+            self._dataset, self.plan, self._layout, spec.seed, n_folds=self._problem.n_folds
+        )
+        self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
+        # in a resident arena: the folder whose records the rows of a chunk hold, and whether the step was applied
+        self._holds: list[str | None] = [None] * self._chunks.size
+        self._applied = np.zeros(self._chunks.size, dtype=bool)
+        self._arena: RowArena | None = None
+        self._reader = self._writer = self._records("")
+        self._slot_bytes_read = 0
+
+    def run(self, request: RoundRequest, w: np.ndarray, report: Report | None = None) -> RoundResponse:
+        """Make the local passes of a round from the common `w`, which is not changed."""
+        started, bytes_before = time.monotonic(), self._bytes_read()
+        training = request.phase(TRAIN).size > 0
+        self._open_stores(request.committed, request.token if training else "")
+        local = self._begin(request, w)
+        n_passes = 1 if self.alone else request.n_passes
+        for number in range(n_passes):
+            last = number == n_passes - 1
+            for window in self._stream.windows(request.read + number):
+                if self.wanted not in (None, request.token):
+                    raise Superseded
+                self._load(window, local, first_pass=number == 0)
+                key = random_key(self.spec.seed, window.read, window.number)
+                self._scaled_solver.visit(window, local.state, self._order, key)
+                if training:
+                    self._save(window, local, last_pass=last)
+                if report is not None:
+                    report(window.n_entries)
+            self._conclude_pass(local, number, last)
+        if training:
+            self._writer.slots.sync()
+        response = self._response(local, w)
+        response.n_passes, response.seconds = n_passes, time.monotonic() - started
+        response.bytes_read = self._bytes_read() - bytes_before
+        return response
+
+    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+        """Sum `block_steps.log_slopes` over the rows at a step, after `run`."""
+        total = np.zeros((self._n_lanes, 3))
+        width, arena = self._width, self._arena
+        for local, chunk in enumerate(self._chunks.tolist()):
+            n_rows = int(self._n_rows[chunk])
+            if arena is not None and self._holds[local] == request.token:
+                start = int(self._dataset.row_start[local])
+                pair = arena.alpha[start : start + n_rows]
+            else:
+                pair = np.empty((n_rows, 2 * width))
+                active = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
+                self._writer.slots.load(chunk, [pair, active])
+            total += log_slopes(self._n_lanes, pair[:, width:], pair[:, :width], eta)
+        return total
+
+    def close(self) -> None:
+        """Stop reading, close all files."""
+        self._stream.close()
+        self._open_stores("", "")
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, request: RoundRequest, w: np.ndarray) -> _LocalRound:
+        """Copy w and set the costs of the local models, which are scaled by powers of two."""
+        n_lanes = self._n_lanes
+        sigma_prime = np.ones(n_lanes) if self.alone else request.sigma_prime()
+        self._scaled_problem.cost[:] = self._problem.cost * sigma_prime
+        lanes = _local_lanes(request.lanes, self.alone)
+        state = State(w.copy(), np.zeros_like(w), new_totals(n_lanes), lanes)
+        return _LocalRound(
+            request, state, sigma_prime, new_totals(n_lanes), np.zeros(n_lanes), new_direction(n_lanes)
+        )
+
+    def _conclude_pass(self, local: _LocalRound, number: int, last: bool) -> None:
+        totals = local.state.totals
+        totals[:, [GAP, LOSS, DUAL]] /= local.sigma_prime[:, None]
+        local.dual_change += totals[:, DUAL]
+        if number == 0:
+            local.totals = totals.copy()
+            phase = local.state.lanes["phase"]
+            local.state.lanes["phase"] = np.where(np.isin(phase, (START, CERTIFY)), DONE, phase)
+        elif last:
+            local.totals[:, [N_STEPS, N_VISITED]] = totals[:, [N_STEPS, N_VISITED]]
+        totals[:] = new_totals(self._n_lanes)
+
+    def _response(self, local: _LocalRound, w: np.ndarray) -> RoundResponse:
+        n_vectors, trained = w.shape[1], local.request.phase(TRAIN)
+        local.totals[trained, DUAL] = local.dual_change[trained]
+        certified = lane_columns(local.request.phase(START, CERTIFY), self._n_lanes, n_vectors)
+        values = local.state.w if self.alone else np.subtract(local.state.w, w, out=local.state.w)
+        if not self.alone:
+            values /= np.repeat(local.sigma_prime, n_vectors // self._n_lanes)
+            local.direction[:, APART] = lane_products(values, values, self._n_lanes)
+        values[:, certified] = local.state.w_alpha[:, certified]
+        return RoundResponse(
+            totals=local.totals,
+            direction=local.direction,
+            change=Change(None, values[:0], values.shape[0]) if self.alone else make_change(values),
+            w=values if self.alone else None,
+            n_passes=0,
+            seconds=0.0,
+            bytes_read=0,
+        )
+
+    # -- rows in and out ----------------------------------------------------------------------------------------------
+
+    def _load(self, window: Window, local: _LocalRound, *, first_pass: bool) -> None:
+        request, arena = local.request, window.arena
+        self._arena = arena if self.plan.resident else None
+        for chunk, start, stop in window.chunk_ranges():
+            if first_pass:
+                self._load_committed(arena, chunk, start, stop, request)
+                arena.alpha[start:stop, : self._width] *= alpha_columns(self._problem, local.sigma_prime)
+                if request.phase(TRAIN).size:
+                    self._solver.restore_rows(local.state, arena, start, stop)
+                    self._holds[chunk], self._applied[chunk] = request.token, False
+            elif not self.plan.resident:
+                pair = arena.alpha[start:stop]
+                self._writer.slots.load(int(self._chunks[chunk]), [pair, arena.active[start:stop]])
+
+    def _load_committed(
+        self, arena: RowArena, chunk: int, start: int, stop: int, request: RoundRequest
+    ) -> None:
+        """Load the committed state of a chunk, base and candidate both where the last step ended."""
+        pair, active, width = arena.alpha[start:stop], arena.active[start:stop], self._width
+        if self.plan.resident and self._holds[chunk] == request.committed:
+            if self._applied[chunk]:
+                return
+        elif not request.committed:
+            self._solver.new_rows(arena, start, stop)
+            pair[:, width:] = pair[:, :width]
+        else:
+            self._reader.slots.load(int(self._chunks[chunk]), [pair, active])
+        if request.committed:
+            code, cost = self._row_costs(arena, start, stop)
+            base, candidate = pair[:, width:], pair[:, :width]
+            pair[:, :width] = apply_step(self._problem, base, candidate, active, request.eta, cost, code)
+            pair[:, width:] = pair[:, :width]
+        self._holds[chunk], self._applied[chunk] = request.committed, True
+
+    def _save(self, window: Window, local: _LocalRound, *, last_pass: bool) -> None:
+        arena, problem, width = window.arena, self._problem, self._width
+        for chunk, start, stop in window.chunk_ranges():
+            pair, active = arena.alpha[start:stop], arena.active[start:stop]
+            if last_pass:
+                pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
+            if last_pass or not self.plan.resident:
+                self._writer.slots.save(int(self._chunks[chunk]), [pair, active])
+            if last_pass and not self.alone:
+                code, cost = self._row_costs(arena, start, stop)
+                sums = direction(problem, pair[:, width:], pair[:, :width], cost, code)
+                local.direction = add_direction(local.direction, sums)
+
+    def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows' classes, and their costs in every lane."""
+        code = arena.code[start:stop]
+        return code, row_costs(self._problem, code, arena.weight[start:stop], arena.fold[start:stop])
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _n_lanes(self) -> int:
+        return self._problem.n_lanes
+
+    def _open_stores(self, committed: str, token: str) -> None:
+        """Open the records of the last committed round for reading, and those of this attempt for writing."""
+        if self._reader.token != committed:
+            self._reader = self._exchange(self._reader, committed)
+            self._reader.slots.restore(np.zeros_like(self._reader.slots.current))
+        if self._writer.token != token:
+            self._writer = self._exchange(self._writer, token)
+
+    def _exchange(self, old: _Records, token: str) -> _Records:
+        self._slot_bytes_read += old.slots.bytes_read
+        old.slots.close()
+        return self._records(token)
+
+    def _records(self, token: str) -> _Records:
+        # where there is no round yet, the store has no chunks, so that it needs no file
+        n_chunks = self._n_rows.size if token else 0
+        shard, n_rows = self._chunk_shard[:n_chunks], self._n_rows[:n_chunks]
+        slots = SlotStore(Path(self.spec.folder) / token, shard, n_rows, self._layout.state_bytes)
+        return _Records(token, slots)
+
+    def _bytes_read(self) -> int:
+        stores = self._reader.slots.bytes_read + self._writer.slots.bytes_read
+        return self._stream.bytes_read + self._slot_bytes_read + stores
+
+
+def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndarray]:
+    """Copy per-lane arrays for a partition; one of several does not shrink its rows.
+
+    Rows that are at a bound at the local w need not be at the common one. With shrinking, mushrooms on 4 partitions that
+    stayed took 230 rounds and 26 certificates to 1e-3 (squared hinge), without 210 and 11; how much of that is chance was
+    not measured.
+    """
+    local = {name: np.array(array) for name, array in lanes.items()}
+    if not alone:
+        local["high"][:], local["low"][:], local["restore"][:] = np.inf, -np.inf, True
+    return local
+
+
+def _writable(problem: Problem) -> Problem:
+    """Copy arrays that came over the network: they may be read-only, for which kernels would be compiled once more."""
+    arrays: dict[str, Any] = {
+        field.name: np.array(getattr(problem, field.name))
+        for field in fields(problem)
+        if isinstance(getattr(problem, field.name), np.ndarray)
+    }
+    return replace(problem, **arrays)
+
+
+def line_search_is_closed(problem: Problem) -> bool:
+    """Return whether the dual is quadratic along a step."""
+    return LOSSES[problem.loss] != LOG_LOSS

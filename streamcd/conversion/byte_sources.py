@@ -1,0 +1,407 @@
+"""Input as bytes: files, directories, globs or standard input, compressed or not, in blocks that end where a line ends.
+
+A thread reads and decompresses ahead of whoever parses, into a fixed set of buffers, so memory is bounded by the size of
+a block and by the longest line.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import lzma
+import os
+import queue
+import sys
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import DataError, UsageError
+from ..core.memory_budget import format_size
+
+STANDARD_INPUT = "-"
+LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
+"""Of ranges that several processes read."""
+
+PADDING = 16
+"""Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
+
+_N_BUFFERS = 3  # one being parsed, one waiting, one being filled
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_COMPRESSED_READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class ByteBlock:
+    """Whole lines of one source.
+
+    Attributes
+    ----------
+    buffer : bytearray
+        Holds the text in ``buffer[start:stop]``, which ends with a newline, and `PADDING` more bytes. It is filled anew
+        once the next block but one is asked for.
+    start, stop : int
+    name : str
+        The source, as messages name it.
+    first : bool
+        True for the first block of its source.
+    bytes_read : int
+        Bytes of all sources read so far; compressed bytes where they are compressed.
+    """
+
+    buffer: bytearray
+    start: int
+    stop: int
+    name: str
+    first: bool
+    bytes_read: int
+
+
+def expand_sources(sources: str | Path | Sequence[str | Path]) -> list[str]:
+    """List the files that the sources mean, in an order that does not depend on the file system.
+
+    Parameters
+    ----------
+    sources : path or sequence of paths
+        Files, directories (the files in them, hidden ones skipped), glob patterns, or ``"-"`` for standard input.
+
+    Returns
+    -------
+    list of str
+        Paths of files, and ``"-"``.
+
+    Raises
+    ------
+    UsageError
+        Where a source does not exist or holds no file.
+    """
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    paths = [path for source in given for path in _expand(os.fspath(source))]
+    if not paths:
+        raise UsageError(
+            "expected at least one source, found none; name files, directories, globs or - for standard input"
+        )
+    if paths.count(STANDARD_INPUT) > 1:
+        raise UsageError(
+            "standard input (-) can be read once only, found it twice among the sources; name it once"
+        )
+    return paths
+
+
+def _expand(source: str) -> list[str]:
+    if source == STANDARD_INPUT:
+        return [source]
+    if os.path.isdir(source):
+        found = sorted(
+            entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")
+        )
+        if not found:
+            raise UsageError(
+                f"expected files in the directory {source}, found none; name a directory of data files"
+            )
+        return found
+    if os.path.exists(source):
+        return [source]
+    if glob.has_magic(source):
+        found = sorted(path for path in glob.glob(source, recursive=True) if not os.path.isdir(path))
+        if found:
+            return found
+        raise UsageError(f"no file matches {source!r}; check the pattern")
+    raise UsageError(f"no such file or directory: {source}; check the name")
+
+
+def display_name(source: str) -> str:
+    """The name by which messages call a source."""
+    return "standard input" if source == STANDARD_INPUT else source
+
+
+def total_bytes(paths: Sequence[str]) -> int | None:
+    """Bytes of all files together as they lie on disk; None where standard input or a pipe is among them."""
+    if any(path == STANDARD_INPUT or not os.path.isfile(path) for path in paths):
+        return None
+    return sum(os.path.getsize(path) for path in paths)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One source
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """A part of a source that begins and ends where a line does: bytes ``start`` to ``stop`` of the file as it lies on disk.
+
+    Only text that is not compressed has parts; `stop` is None where the range is all of a source.
+    """
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes on disk."""
+        return (os.path.getsize(self.path) if self.stop is None else self.stop) - self.start
+
+
+class _Counted(io.RawIOBase):
+    """A file that counts what is read from it, and gives back its first bytes after they were looked at.
+
+    With `n_bytes`, the file ends after that many bytes.
+    """
+
+    def __init__(self, file: Any, n_bytes: int | None = None) -> None:
+        self._file = file
+        self._limit = n_bytes
+        self._head = b""
+        self.n_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def peek(self, size: int) -> bytes:
+        while len(self._head) < size and (more := self._file.read(size - len(self._head))):
+            self._head += more
+        return self._head
+
+    def readinto(self, buffer: Any) -> int:
+        if self._head:
+            size = min(len(buffer), len(self._head))
+            buffer[:size] = self._head[:size]
+            self._head = self._head[size:]
+        else:
+            if self._limit is not None:
+                buffer = buffer[: max(self._limit - self.n_bytes, 0)]
+            size = self._file.readinto(buffer) or 0
+        self.n_bytes += size
+        return size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def _open(part: ByteRange) -> _Counted:
+    if part.path == STANDARD_INPUT:
+        # closing the copy leaves the process's own standard input alone
+        return _Counted(open(os.dup(sys.stdin.fileno()), "rb", buffering=0))
+    file = open(part.path, "rb", buffering=0)  # noqa: SIM115 - closed with what counts it
+    if part.stop is None:
+        return _Counted(file)
+    file.seek(part.start)
+    return _Counted(file, part.n_bytes)
+
+
+def _codec(head: bytes) -> str | None:
+    return next((codec for magic, codec in _MAGIC if head.startswith(magic)), None)
+
+
+def is_compressed(path: str) -> bool:
+    """Tell from its first bytes whether a file is compressed."""
+    with open(path, "rb") as file:
+        return _codec(file.read(6)) is not None
+
+
+def expected_text_bytes(ranges: Iterable[ByteRange]) -> int | None:
+    """Estimate the bytes of text, of which compressed files may hold eight times their size; None where nobody knows."""
+    total = 0
+    for part in ranges:
+        if total_bytes([part.path]) is None:
+            return None
+        total += (8 if part.stop is None and is_compressed(part.path) else 1) * part.n_bytes
+    return total
+
+
+def share_out(paths: Sequence[str], n_tasks: int) -> list[ByteRange]:
+    """Cut regular files into about `n_tasks` ranges, within bounds of their size."""
+    size = sum(os.path.getsize(path) for path in paths) // n_tasks
+    return cut_into_ranges(paths, min(max(size, LEAST_RANGE_BYTES), MOST_RANGE_BYTES))
+
+
+def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> list[ByteRange]:
+    """Cut regular files into ranges of about `range_bytes` that can be read on their own; compressed ones are not cut."""
+    return [part for path in paths for part in _ranges(path, range_bytes)]
+
+
+def range_starts(ranges: Sequence[ByteRange], counted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rows of the input and lines of its file before every range, from the rows and lines in each."""
+    starts, row, line = [], 0, 0
+    for part, (n_rows, n_lines) in zip(ranges, counted, strict=True):
+        line = line if part.start else 0
+        starts.append((row, line))
+        row, line = row + n_rows, line + n_lines
+    return starts
+
+
+def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
+    size = os.path.getsize(path)
+    if size <= range_bytes or is_compressed(path):
+        yield ByteRange(path)
+        return
+    with open(path, "rb") as file:
+        start = 0
+        while start < size:
+            # the first line that begins where the cut should be, or after it; a long line is never cut
+            file.seek(start + range_bytes - 1)
+            while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
+                pass
+            stop = min(file.tell(), size)
+            yield ByteRange(path, start, stop)
+            start = stop
+
+
+def _decompressed(raw: _Counted, whole: bool) -> Any:
+    """A file of the text in `raw`, whatever its compression, which the first bytes of a whole file tell."""
+    codec = _codec(raw.peek(6)) if whole else None
+    if codec is None:
+        return raw
+    if codec == "xz":
+        return lzma.LZMAFile(io.BufferedReader(raw, _COMPRESSED_READ_BYTES))
+    import pyarrow as pa  # only compressed input needs it
+
+    return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
+
+
+def _fill(file: Any, view: memoryview, name: str) -> int:
+    """Read until the view is full or the source ends; return the bytes read."""
+    filled = 0
+    try:
+        while filled < len(view):
+            size = file.readinto(view[filled:])
+            if not size:
+                break
+            filled += size
+    except (EOFError, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or name
+            raise  # the device failed, not the data
+        raise DataError(
+            f"{name}: expected a whole compressed file, found a truncated or damaged one ({error}); get it again"
+        ) from None
+    return filled
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Blocks of lines, read ahead
+
+
+class _Reader:
+    """The thread that fills buffers; its life is one call of `read_blocks`."""
+
+    def __init__(self, ranges: Sequence[ByteRange], block_bytes: int, max_line_bytes: int) -> None:
+        self._ranges = ranges
+        self._max_line_bytes = max_line_bytes
+        self.free: queue.Queue[bytearray | None] = queue.Queue()
+        self.filled: queue.Queue[ByteBlock | BaseException | None] = queue.Queue()
+        for _ in range(_N_BUFFERS):
+            self.free.put(bytearray(block_bytes + PADDING))
+        self._block_bytes = block_bytes
+        self._bytes_before = 0
+        self._stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="streamcd-read", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            for part in self._ranges:
+                with _open(part) as raw:
+                    self._read_range(raw, part)
+                    self._bytes_before += raw.n_bytes
+            self.filled.put(None)
+        except _Stopped:
+            pass
+        except BaseException as error:  # handed over to the thread that asked
+            self.filled.put(error)
+
+    def stop(self) -> None:
+        """Let the thread end; one that waits for standard input is left waiting, as nothing can wake it."""
+        self._stopped.set()
+        self.free.put(None)
+        self.thread.join(timeout=1.0)
+
+    def _take_buffer(self) -> bytearray:
+        buffer = self.free.get()
+        if buffer is None or self._stopped.is_set():
+            raise _Stopped
+        if len(buffer) > self._block_bytes + PADDING:  # it had grown for a long line
+            buffer = bytearray(self._block_bytes + PADDING)
+        return buffer
+
+    def _read_range(self, raw: _Counted, part: ByteRange) -> None:
+        name = display_name(part.path)
+        file = _decompressed(raw, whole=part.stop is None)
+        tail, first, more = b"", part.start == 0, True
+        while more:
+            buffer = self._take_buffer()
+            buffer, size = self._read_lines(file, buffer, tail, name)
+            more = size == len(buffer) - PADDING
+            if not more and size and buffer[size - 1] != 0x0A:
+                buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
+                size += 1
+            stop = buffer.rfind(b"\n", 0, size) + 1
+            tail = bytes(memoryview(buffer)[stop:size])
+            start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
+            self.filled.put(ByteBlock(buffer, start, stop, name, first, self._bytes_before + raw.n_bytes))
+            first = False
+
+    def _read_lines(self, file: Any, buffer: bytearray, tail: bytes, name: str) -> tuple[bytearray, int]:
+        """Fill the buffer with `tail` and what follows; make it larger until it holds the end of a line."""
+        buffer[: len(tail)] = tail
+        size = len(tail)
+        while True:
+            room = len(buffer) - PADDING
+            with memoryview(buffer) as view:
+                size += _fill(file, view[size:room], name)
+            if size < room or buffer.rfind(b"\n", 0, size) >= 0:
+                return buffer, size
+            if room >= self._max_line_bytes:
+                raise DataError(
+                    f"{name}: expected lines of at most {format_size(self._max_line_bytes)} under this memory budget, "
+                    "found a longer one; give a larger --memory, or fewer --workers"
+                )
+            larger = bytearray(min(2 * room, self._max_line_bytes) + PADDING)
+            larger[:size] = memoryview(buffer)[:size]
+            buffer = larger
+
+
+class _Stopped(Exception):
+    """The consumer does not want any more blocks."""
+
+
+def read_blocks(
+    ranges: Sequence[ByteRange], *, block_bytes: int, max_line_bytes: int | None = None
+) -> Generator[ByteBlock, None, None]:
+    """Read ranges one after the other in blocks of whole lines.
+
+    Parameters
+    ----------
+    ranges : sequence of ByteRange
+    block_bytes : int
+        Size of a block; three of them are in memory, besides what decompression takes.
+    max_line_bytes : int, optional
+        The longest line for which a block may grow (by default 64 blocks, or 1 GB if that is more).
+
+    Yields
+    ------
+    ByteBlock
+        A source without a byte gives one block without text. A block's buffer is used again once the next one is taken.
+    """
+    reader = _Reader(ranges, block_bytes, max_line_bytes or max(64 * block_bytes, 1_000_000_000))
+    reader.thread.start()
+    try:
+        while (block := reader.filled.get()) is not None:
+            if isinstance(block, BaseException):
+                raise block
+            yield block
+            reader.free.put(block.buffer)
+    finally:
+        reader.stop()
+
+
+def as_array(block: ByteBlock) -> np.ndarray:
+    """The block's buffer as bytes, padding included, without a copy."""
+    return np.frombuffer(block.buffer, dtype=np.uint8)

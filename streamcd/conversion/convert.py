@@ -1,0 +1,261 @@
+"""libsvm text to a dataset, shuffled, in bounded memory.
+
+Two stages: parse the source and let `shuffle.Sorter` take its rows; then write them in their final order, cut into
+chunks. The result is a function of the source, the seed and the options of the format: neither of memory nor of how the
+source is spread over files of the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..core.memory_budget import parse_size, require
+from ..core.process_pool import checked_workers, memory_per_worker, open_pool
+from ..core.progress import Listener
+from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.scaling import checked_names
+from .byte_sources import expand_sources, total_bytes
+from .libsvm import BLOCK_BYTES
+from .pipeline import Conversion, Like, Options, Plan, Stamp
+from .staging import staging_directory
+
+MAX_FEATURES = 1 << 62
+_LEAST_BYTES = 16_000_000
+_BLOCK_BYTES_OF_SEVERAL = 1 << 20
+"""Of text; what a range needs in memory is taken anew for every range, and should be little."""
+
+
+def convert(
+    sources: str | Path | Sequence[str | Path],
+    dest: str | Path,
+    *,
+    memory: str | int = "1GB",
+    seed: int = 0,
+    dtype: str | np.dtype | type = "float32",
+    index_base: str | int = "auto",
+    n_features: int | None = None,
+    like: str | Path | None = None,
+    shuffle: bool = True,
+    shard_size: str | int = "256MB",
+    chunk_size: str | int = "1MB",
+    compact: bool = False,
+    compression: str = "lz4",
+    weights: str | Path | None = None,
+    scale: str = "none",
+    normalize: str = "none",
+    force: bool = False,
+    workers: int = 1,
+    listener: Listener | None = None,
+) -> Dataset:
+    """Convert libsvm text to a dataset.
+
+    Parameters
+    ----------
+    sources : path or sequence of paths
+        Files, directories, globs, ``"-"`` for standard input; plain or compressed (see `libsvm.iterate_batches`).
+    dest : path
+        The dataset's directory. It appears when it is complete.
+    memory : size
+        Bound of the process's peak resident memory. The result does not depend on it.
+    seed : int
+        Of the order of rows.
+    dtype : {"float32", "float64"}
+        Of the values.
+    index_base : {"auto", 0, 1}
+        The number that indices start at; ``"auto"``: 0 if an index 0 occurs anywhere, else 1.
+    n_features : int, optional
+        Width; by default the largest index decides.
+    like : path, optional
+        A dataset, run or model from which base, width, labels and scaling are taken; features beyond are ignored and
+        counted.
+    shuffle : bool
+        False keeps the order of the source.
+    shard_size, chunk_size : size
+        Decoded bytes of entries in a shard and in a chunk.
+    compact : bool
+        Renumber the features that occur; ``features.parquet`` keeps the original ones.
+    compression : {"lz4", "zstd", "none"}
+    weights : path, optional
+        A text file with one weight a line, in the order of the source's rows.
+    scale : {"none", "maxabs", "standard"}
+        Divide every feature by its greatest magnitude, or by its standard deviation (over all rows, absent entries as
+        zeros, weights aside). Nothing is centred: that would make the data dense. Models carry the divisors along.
+    normalize : {"none", "l2"}
+        Divide every row by its Euclidean norm, after `scale`.
+    force : bool
+        Replace an existing dataset, once the new one is complete.
+    workers : int
+        Processes that convert; the result does not depend on their number. `memory` bounds their sum.
+    listener : Listener, optional
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    UsageError
+        Where the options make no sense, `dest` exists, or the memory is too small.
+    DataError
+        Where the source cannot be used; names file and line.
+    EnvironmentFailure
+        Where the disk is full, or another conversion writes the same dataset.
+    """
+    scale, normalize = checked_names(scale, normalize)
+    paths = expand_sources(sources)
+    options = Options(
+        paths=paths,
+        stamps=[Stamp.of(path) for path in paths],
+        dest=Path(dest),
+        memory_bytes=parse_size(memory),
+        seed=int(seed),
+        value_dtype=_value_dtype(dtype),
+        index_base=_index_base(index_base),
+        n_features=_width(n_features),
+        like=None if like is None else _load_like(Path(like)),
+        shuffle=shuffle,
+        shard_bytes=parse_size(shard_size),
+        chunk_bytes=parse_size(chunk_size),
+        compact=compact,
+        compression=compression,
+        force=force,
+        weights=None if weights is None else os.fspath(weights),
+        scale=scale,
+        normalize=normalize,
+        workers=checked_workers(workers),
+    )
+    _check(options)
+    listener = listener or Listener()
+    if options.workers > 1 and total_bytes(options.paths) is None:
+        listener.warning("standard input and pipes are read by one process: converting with --workers 1")
+        options = replace(options, workers=1)
+    plan = _plan(options)
+    with (
+        staging_directory(options.dest, options.force) as work,
+        open_pool(options.workers, listener, Conversion.__module__) as pool,
+    ):
+        Conversion(options, plan, work, pool).run()
+    return open_dataset(options.dest)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options
+
+
+def _value_dtype(dtype: Any) -> np.dtype:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(np.void)
+    if found not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise UsageError(f"expected --dtype float32 or float64, found {dtype!r}")
+    return found
+
+
+def _index_base(index_base: str | int) -> int | None:
+    bases: dict[str, int | None] = {"auto": None, "0": 0, "1": 1}
+    if str(index_base) not in bases:
+        raise UsageError(f"expected --index-base auto, 0 or 1, found {index_base!r}")
+    return bases[str(index_base)]
+
+
+def _width(n_features: int | None) -> int | None:
+    if n_features is not None and not 1 <= n_features <= MAX_FEATURES:
+        raise UsageError(f"expected --n-features from 1 to 2^62, found {n_features}")
+    return n_features
+
+
+def _load_like(path: Path) -> Like:
+    if (path / "manifest.json").exists():
+        dataset = open_dataset(path)
+        if dataset.manifest.get("compact"):
+            raise UsageError(
+                f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
+            )
+        scaling = dataset.read_scaling()
+        return Like(
+            str(path), dataset.index_base, dataset.n_features, dataset.classes, dataset.label_kind, scaling
+        )
+    from ..models.model import load_model  # model.py is needed for this only
+
+    model = load_model(path)
+    return Like(str(path), model.index_base, model.n_features, model.classes, model.label_kind, model.scaling)
+
+
+def _check(options: Options) -> None:
+    if options.compression not in ("lz4", "zstd", "none"):
+        raise UsageError(f"expected --compression lz4, zstd or none, found {options.compression!r}")
+    if options.like is not None:
+        given = {
+            "--index-base": options.index_base is not None,
+            "--n-features": options.n_features is not None,
+            "--compact": options.compact,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")
+        for name, given_name in (("--scale", options.scale), ("--normalize", options.normalize)):
+            if given_name != "none":
+                raise UsageError(
+                    f"{name} and --like exclude each other: --like takes the scaling from there "
+                    f"({options.like.name}: {options.like.scaling.options()})"
+                )
+    if options.compact and options.n_features is not None:
+        raise UsageError(
+            "--n-features and --compact exclude each other: --compact counts the features that occur"
+        )
+    if options.dest.exists() and not options.force:
+        raise UsageError(f"{options.dest} exists; name another place or replace it with --force")
+    if options.dest.exists() and not (options.dest / "manifest.json").exists() and _has_content(options.dest):
+        raise UsageError(
+            f"{options.dest} exists and is not a dataset; --force replaces datasets only: name another place"
+        )
+    if not options.dest.absolute().parent.is_dir():
+        raise UsageError(f"no such directory: {options.dest.absolute().parent}; make it first")
+
+
+def _has_content(path: Path) -> bool:
+    """Tell whether the path is a file, or a directory with something in it."""
+    return not path.is_dir() or any(path.iterdir())
+
+
+def _plan(options: Options) -> Plan:
+    """Share out the memory; the shares are fractions of what the interpreter and the writer leave."""
+    needs = {
+        # copied from the sorted rows, cast, encoded, compressed; and scaled
+        "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
+        "blocks being read": _LEAST_BYTES,
+        "scales of the features": _scales_in_memory(options.like),
+    }
+    if options.workers == 1:
+        left = require(options.memory_bytes, needs) + _LEAST_BYTES
+    else:
+        needs["chunks being made"] = 3 * options.chunk_bytes  # while others are written
+        own = {"scales of the features": _scales_in_memory(options.like)}
+        left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
+    # a block takes three buffers of text and up to six times as much for its rows
+    most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
+    block_bytes = min(max(left // 80, 1 << 16), most)
+    in_map = left // 4 if options.compact else 0
+    return Plan(
+        block_bytes=block_bytes,
+        max_line_bytes=max(left // 24, block_bytes),
+        sort_bytes=left // 2 - in_map // 2,
+        statistics_bytes=left // 4,
+        map_bytes=in_map,
+    )
+
+
+def _is_scaled(options: Options) -> bool:
+    like = options.like is not None and options.like.scaling.changes_values
+    return like or options.scale != "none" or options.normalize != "none"
+
+
+def _scales_in_memory(like: Like | None) -> int:
+    return 0 if like is None or like.scaling.scales is None else like.scaling.scales.nbytes

@@ -1,0 +1,349 @@
+"""Statistics of every feature, in bounded memory and with the same bits however little memory there is; distinct labels.
+
+Sums run over the entries of a shard in their order, and those of the shards are added in theirs, so that whole shards can be
+summed apart. Where the sums of all features fit in memory they are made while the shards are written; else the shards are
+read again, once for each range of features that fits, and where features are few in a wide space of indices (hashes,
+say), their entries are sorted into files of ranges first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..dataset.parquet import read_groups
+from ..dataset.schema import MAX_CLASSES
+from ..kernels.feature_sums import add_entries, fold_shard
+
+STATISTICS_BYTES = 56
+"""Memory of a feature while its statistics are made."""
+
+_GROUP_FEATURES = 1 << 16
+"""Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""
+
+_N_RANGES = 256
+
+Entries = Iterable[tuple[int, np.ndarray, np.ndarray]]
+"""(shard, feature, value) of some entries after the other, in the order of the dataset."""
+
+FeatureColumns = Iterable[Mapping[str, np.ndarray]]
+"""Columns of ``features.parquet``, some features at a time, ascending: ``feature``, ``n_entries``; ``min``, ``max``,
+``mean``, ``mean_square`` over all rows, absent entries counting as zeros."""
+
+_SAVED_SUMS = np.dtype([("feature", np.int64), ("sums", np.float64, (5,))])
+"""A feature, and its number of entries, sum, sum of squares, least and greatest."""
+
+_RECORD = np.dtype([("feature", np.int64), ("value", np.float64), ("shard", np.int32)])
+
+
+class RangeStatistics:
+    """Statistics of the features ``start <= feature < stop``.
+
+    Parameters
+    ----------
+    start, stop : int
+    """
+
+    def __init__(self, start: int, stop: int) -> None:
+        self._start = start
+        self._sums = np.zeros((stop - start, 7))
+        self._sums[:, 3], self._sums[:, 4] = np.inf, -np.inf
+        self._shard = 0
+
+    def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
+        """Take the next entries of the dataset, of this shard; those of other features are passed over."""
+        if shard != self._shard:
+            self._end_shard()
+            self._shard = shard
+        add_entries(feature - self._start if self._start else feature, value, self._sums)
+
+    def _end_shard(self) -> None:
+        fold_shard(self._sums)
+
+    def save(self, path: Path) -> None:
+        """Write the sums so far, for `add_saved`."""
+        self._end_shard()
+        with open(path, "wb") as file:
+            for start in range(0, len(self._sums), _GROUP_FEATURES):
+                occurs = start + np.flatnonzero(self._sums[start : start + _GROUP_FEATURES, 0])
+                found = np.empty(occurs.size, _SAVED_SUMS)
+                found["feature"], found["sums"] = occurs + self._start, self._sums[occurs, :5]
+                found.tofile(file)
+
+    def add_saved(self, path: Path) -> None:
+        """Take the saved sums of what comes next, those of features in the range, instead of its entries."""
+        if not path.stat().st_size:
+            return
+        saved = np.memmap(path, _SAVED_SUMS, mode="r")
+        ends = self._start, self._start + len(self._sums)
+        low, high = np.searchsorted(saved["feature"], ends).tolist()
+        for start in range(low, high, _GROUP_FEATURES):
+            found = saved[start : min(start + _GROUP_FEATURES, high)]
+            feature, sums = found["feature"] - self._start, found["sums"]
+            mine = self._sums[feature]
+            mine[:, :3] += sums[:, :3]
+            np.minimum(mine[:, 3], sums[:, 3], out=mine[:, 3])
+            np.maximum(mine[:, 4], sums[:, 4], out=mine[:, 4])
+            self._sums[feature] = mine
+
+    def columns(self, n_rows: int, feature: np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """Columns of ``features.parquet`` batch by batch, for the features that occur; `feature` names them if given."""
+        self._end_shard()
+        for first in range(0, len(self._sums), _GROUP_FEATURES):
+            occurs = first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
+            number, total, squares, least, greatest = self._sums[occurs, :5].T
+            absent = np.where(number < n_rows, 0.0, np.nan)  # the zeros of rows without an entry
+            yield {
+                "feature": occurs + self._start if feature is None else feature[occurs],
+                "n_entries": number.astype(np.int64),
+                "min": np.fmin(least, absent),
+                "max": np.fmax(greatest, absent),
+                "mean": total / n_rows,
+                "mean_square": squares / n_rows,
+            }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Statistics of a dataset, as tasks: their columns go to files
+
+
+def read_entries(dataset: Path, means: Path | None = None) -> Entries:
+    """All entries of the shards just written, chunk by chunk, less their features' means where these are given."""
+    mean = None if means is None else np.load(means)
+    for shard, path in enumerate(sorted((dataset / "entries").iterdir(), key=_by_number)):
+        for entries in read_groups(path, ("feature", "value"), verify=False):
+            feature, value = entries["feature"], entries["value"]
+            yield shard, feature, value if mean is None else value - mean[feature]
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    """Sorts numbered files also where there are more than their digits foresee."""
+    return len(path.name), path.name
+
+
+def join_statistics(sums: list[Path], start: int, stop: int, n_rows: int, out: Path) -> None:
+    """Make the statistics of a range of features from saved sums."""
+    statistics = RangeStatistics(start, stop)
+    for path in sums:
+        statistics.add_saved(path)
+    save_columns(statistics.columns(n_rows), out)
+
+
+def read_statistics(read: Callable[[], Entries], start: int, stop: int, n_rows: int, out: Path) -> None:
+    """Make the statistics of a range of features by reading all entries."""
+    statistics = RangeStatistics(start, stop)
+    for entries in read():
+        statistics.add(*entries)
+    save_columns(statistics.columns(n_rows), out)
+
+
+def scatter_statistics(
+    read: Callable[[], Entries], n_rows: int, memory_bytes: int, scratch: Path, out: Path
+) -> None:
+    """Make the statistics of few features in a wide space: entries go to files of ranges in `scratch` first."""
+    save_columns(_scattered_statistics(read, n_rows, memory_bytes, scratch), out)
+
+
+def _scattered_statistics(
+    read: Callable[[], Entries], n_rows: int, memory_bytes: int, scratch: Path
+) -> Iterator[Mapping[str, np.ndarray]]:
+    # ranges of about as many features each, and in them those that occur
+    for path in _scatter(read(), _range_ends(read()), scratch):
+        yield from _occurring_statistics(partial(_read_records, path), n_rows, memory_bytes)
+        path.unlink()
+
+
+def save_columns(batches: FeatureColumns, path: Path) -> None:
+    """Write columns for `saved_columns`."""
+    with open(path, "wb") as file:
+        for batch in batches:
+            np.save(file, np.array(len(batch)))
+            for name, column in batch.items():
+                np.save(file, np.array(name))
+                np.save(file, column)
+
+
+def saved_columns(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """Read columns that `save_columns` wrote."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        while file.tell() < size:
+            n_columns = int(np.load(file))
+            yield {str(np.load(file)): np.load(file) for _ in range(n_columns)}
+
+
+def _occurring_statistics(
+    read_entries: Callable[[], Entries], n_rows: int, memory_bytes: int
+) -> Iterator[Mapping[str, np.ndarray]]:
+    # looking for features holds their list, the same merged with a chunk's features, and a sorted copy
+    width = max(memory_bytes // (STATISTICS_BYTES + 32), 1)
+    last = -1
+    while (features := _next_features(read_entries(), last, width)).size:
+        statistics = RangeStatistics(0, features.size)
+        for shard, feature, value in read_entries():
+            position = np.minimum(np.searchsorted(features, feature), features.size - 1)
+            statistics.add(shard, np.where(features[position] == feature, position, -1), value)
+        yield from statistics.columns(n_rows, features)
+        last = int(features[-1])
+        if features.size < width:
+            break
+
+
+def sorted_distinct(*parts: np.ndarray) -> np.ndarray:
+    """The distinct integers in some arrays, ascending, as int64.
+
+    By sorting: `numpy.unique` hashes, which took ten times as long.
+    """
+    merged = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    merged = np.sort(merged.astype(np.int64, copy=False))
+    first = np.ones(merged.size, np.bool_)
+    np.not_equal(merged[1:], merged[:-1], out=first[1:])
+    return merged[first]
+
+
+def _next_features(entries: Entries, last: int, count: int) -> np.ndarray:
+    """The `count` smallest distinct features above `last`."""
+    smallest = np.empty(0, np.int64)
+    for _, feature, _ in entries:
+        limit = smallest[-1] if smallest.size == count else np.iinfo(np.int64).max
+        new = feature[(feature > last) & (feature <= limit)]
+        if new.size:
+            smallest = sorted_distinct(smallest, sorted_distinct(new))[:count].copy()
+    return smallest
+
+
+def _range_ends(entries: Entries) -> np.ndarray:
+    """Last features of ranges that hold about as many distinct features each, by a sample of the entries."""
+    limit = 1 << 14  # 64 a range
+    sample, step = np.empty(0, np.int64), 1
+    for _, feature, _ in entries:
+        sample = sorted_distinct(sample, feature[::step])
+        while sample.size > limit:  # thinner from here on, and so is what there is
+            sample, step = sample[::2].copy(), 2 * step
+    return (
+        sample[np.linspace(0, sample.size - 1, _N_RANGES).astype(np.int64)[1:-1]] if sample.size else sample
+    )
+
+
+def _scatter(entries: Entries, ends: np.ndarray, scratch: Path) -> list[Path]:
+    """Write entries to a file for each range of features, each in the order in which they come."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    paths = [scratch / f"range-{number:03x}" for number in range(len(ends) + 1)]
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(path, "wb")) for path in paths]
+        for shard, feature, value in entries:
+            number = np.searchsorted(ends, feature)
+            order = np.argsort(number, kind="stable")
+            records = np.empty(len(feature), _RECORD)
+            records["feature"], records["value"], records["shard"] = feature[order], value[order], shard
+            stops = np.searchsorted(number[order], np.arange(len(paths)), side="right")
+            for file, start, stop in zip(files, np.append(0, stops[:-1]), stops, strict=True):
+                if stop > start:
+                    file.write(records[start:stop].data.cast("B"))
+    return paths
+
+
+def _read_records(path: Path) -> Entries:
+    with open(path, "rb") as file:
+        while (records := np.fromfile(file, _RECORD, 1 << 16)).size:
+            for same in np.split(records, 1 + np.flatnonzero(np.diff(records["shard"]))):
+                yield int(same["shard"][0]), same["feature"].copy(), same["value"].copy()
+
+
+def in_groups(batches: FeatureColumns) -> Iterator[dict[str, np.ndarray]]:
+    """Cut columns anew, into groups of `_GROUP_FEATURES` features and a last one."""
+    held: dict[str, np.ndarray] = {}
+    for batch in batches:
+        held = {
+            name: np.concatenate([held[name], column]) if held else column for name, column in batch.items()
+        }
+        while len(held["feature"]) >= _GROUP_FEATURES:
+            yield {name: column[:_GROUP_FEATURES] for name, column in held.items()}
+            held = {name: column[_GROUP_FEATURES:] for name, column in held.items()}
+    if held:
+        yield held
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Distinct labels and features, as far as they are few enough
+
+
+@dataclass
+class LabelCounts:
+    """Distinct labels and how often they occur, as long as there are not too many."""
+
+    counts: dict[float, int] | None = field(default_factory=dict)
+
+    def add(self, label: np.ndarray) -> None:
+        """Take in the labels of rows."""
+        if self.counts is not None:
+            distinct, count = (part.tolist() for part in np.unique(label, return_counts=True))
+            self.merge(LabelCounts(dict(zip(distinct, count, strict=True))))
+
+    def merge(self, other: LabelCounts) -> None:
+        """Take in the labels of other rows."""
+        if self.counts is None or other.counts is None:
+            self.counts = None
+            return
+        for label, count in other.counts.items():
+            self.counts[label] = self.counts.get(label, 0) + count
+        if len(self.counts) > MAX_CLASSES:
+            self.counts = None
+
+    def manifest(self, known: np.ndarray | None = None) -> dict[str, Any]:
+        """The manifest's ``classes`` and ``class_counts``; classes that are known besides are listed too."""
+        if self.counts is None:
+            return {"classes": None, "class_counts": None}
+        counts = dict(self.counts)
+        if known is not None:
+            for label in known.tolist():
+                counts.setdefault(label, 0)
+        classes = sorted(counts)
+        return {"classes": classes, "class_counts": [counts[label] for label in classes]}
+
+
+class DistinctFeatures:
+    """The indices that occur, ascending; for ``--compact``.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Memory that their map may take.
+    """
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+        self._sorted = np.empty(0, np.int64)
+        self._new: list[np.ndarray] = []
+        self._n_new = 0
+
+    def add(self, index: np.ndarray) -> None:
+        """Take in indices, in any order."""
+        new = sorted_distinct(index)
+        self._new.append(new)
+        self._n_new += new.size
+        # merged only when there are a quarter as many new ones: the work stays in proportion, and the memory small
+        if self._n_new > max(self._sorted.size // 4, 1 << 16):
+            self.merge()
+
+    def merge(self) -> np.ndarray:
+        """All of them so far; `UsageError` where they are too many for the memory."""
+        merged = np.concatenate([self._sorted, *self._new])
+        self._sorted, self._new, self._n_new = np.empty(0, np.int64), [], 0
+        self._sorted = sorted_distinct(merged)
+        needed = 24 * self._sorted.size  # the next merge holds the features twice, and a quarter more
+        if needed > self._n_bytes:
+            raise UsageError(
+                f"--compact: {self._sorted.size:,} distinct features so far need {format_size(needed)} for their map, "
+                f"{format_size(self._n_bytes)} of --memory are left for it; give about "
+                f"{format_size(8 * needed + RESERVED_BYTES)} or convert without --compact"
+            )
+        return self._sorted

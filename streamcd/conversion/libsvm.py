@@ -1,0 +1,587 @@
+"""libsvm text: a parser over blocks of bytes, and a writer.
+
+A line is ``label index:value index:value …``. Numbers come out as Python's ``float()`` gives them (correctly rounded
+float64) before they are cast to the dtype asked for. `iterate_batches` says what the text may hold and what is refused.
+"""
+
+# mypy: allow-untyped-defs, no-check-untyped-defs
+# (types of kernels are numba's to infer; everything else here is annotated)
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..core.errors import DataError
+from ..core.progress import Listener, Progress
+from ..kernels.compile import kernel
+from ..solvers.problem import LEAST_WEIGHT
+from .byte_sources import (
+    ByteBlock,
+    ByteRange,
+    as_array,
+    display_name,
+    expand_sources,
+    read_blocks,
+    total_bytes,
+)
+from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
+from .rows import Counts, RowBatch, Rows
+
+BLOCK_BYTES = 8 << 20
+MAX_INDEX = 1 << 62
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Lines
+
+# what the kernel returns
+(
+    _END,
+    _FULL,
+    _FLOAT,
+    _BAD_LABEL,
+    _BAD_TOKEN,
+    _BAD_VALUE,
+    _LABEL_RANGE,
+    _RANGE,
+    _BELOW,
+    _ORDER,
+    _REPEATED,
+    _HUGE,
+    _BEYOND,
+) = range(13)
+# what it keeps between calls
+(
+    _POSITION,  # where to go on
+    _LINE,  # 0-based line of the source
+    _ROWS,  # rows finished in this block
+    _ENTRIES,  # entries stored in this block
+    _LAST,  # index before `_POSITION` in an unfinished row; -2 at the start of a line
+    _TOKEN,  # start of the token that stopped the kernel
+    _KNOWN,  # position of a number whose value the caller gives, or -1
+    _ZEROS,
+    _UNDERFLOWS,
+    _IGNORED,
+    _QIDS,
+    _DECIMAL_LABELS,
+    _MAX_SEEN,  # largest index, -1 before any
+    _MAX_LINE,  # line of its first occurrence
+    _ZERO_INDEX,  # whether index 0 occurs
+    _N_STATE,
+) = range(16)
+_LINE_START = -2
+# what `Counts` begins with
+_COUNTED = [_ROWS, _ENTRIES, _ZEROS, _UNDERFLOWS, _IGNORED, _QIDS, _DECIMAL_LABELS]
+
+
+@kernel
+def _parse(text, stop, state, label, indptr, index, value, least_index, end_index, ignore, known):
+    """Parse the lines of ``text[state[_POSITION]:stop]``; return why it stopped.
+
+    Parameters
+    ----------
+    text : uint8[:]
+        Ends with a newline at ``stop - 1``; `PADDING` bytes after it can be read.
+    state : int64[_N_STATE]
+        Changed in place; holds all that is needed to go on after `_FULL`, or after `_FLOAT` once ``known`` is the value
+        of the number at ``state[_KNOWN]``.
+    label, indptr, index, value
+        Filled in place: float64[rows], int64[rows + 1], int64[entries], float[entries]; ``entries`` must be at least a
+        quarter of the text's bytes.
+    least_index, end_index : int64
+        Indices allowed are ``least_index <= index < end_index``; those from ``end_index`` on are passed over where
+        ``ignore``.
+
+    Returns
+    -------
+    int
+        `_END`, `_FULL` (no room for the next row), `_FLOAT`, or the error at ``state[_TOKEN]``.
+    """
+    position, line, row, entry, last = (
+        state[_POSITION],
+        state[_LINE],
+        state[_ROWS],
+        state[_ENTRIES],
+        state[_LAST],
+    )
+    zeros, underflows, ignored = 0, 0, 0
+    capacity = len(label)
+    status = _END
+    token = position
+    while position < stop:
+        if last == _LINE_START:
+            while text[position] == 0x20 or text[position] == 0x09:
+                position += 1
+            if text[position] == 0x23:
+                while text[position] != 0x0A:
+                    position += 1
+            if text[position] == 0x0D and text[position + 1] == 0x0A:
+                position += 1
+            if text[position] == 0x0A:  # blank, or a comment
+                position += 1
+                line += 1
+                continue
+            if row == capacity:
+                status = _FULL
+                break
+            token = position
+            if state[_KNOWN] == position:
+                number = known
+                while text[position] > 0x20 and text[position] != 0x23:
+                    position += 1
+            else:
+                number, end, kind = number_at(text, position)
+                c = text[end]
+                if kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
+                    status = _BAD_LABEL
+                    break
+                if kind == HARD:
+                    status = _FLOAT
+                    break
+                position = end
+            if np.isinf(number):
+                status = _LABEL_RANGE
+                break
+            label[row] = number + 0.0  # -0 is 0
+            if number != np.floor(number) or abs(number) >= 9007199254740992.0:
+                state[_DECIMAL_LABELS] += 1
+            last = -1
+        while True:
+            c = text[position]
+            while c == 0x20 or c == 0x09:
+                position += 1
+                c = text[position]
+            if c == 0x0A:
+                break
+            token = position
+            if not 0 <= c - 48 <= 9:
+                if c == 0x23:
+                    while text[position] != 0x0A:
+                        position += 1
+                    break
+                if c == 0x0D and text[position + 1] == 0x0A:
+                    position += 1
+                    break
+                if (
+                    c == 0x71
+                    and text[position + 1] == 0x69
+                    and text[position + 2] == 0x64
+                    and text[position + 3] == 0x3A
+                ):
+                    state[_QIDS] += 1
+                    while text[position] > 0x20 and text[position] != 0x23:
+                        position += 1
+                    continue
+                status = _BELOW if c == 0x2D and 0 <= text[position + 1] - 48 <= 9 else _BAD_TOKEN
+                break
+            whole, end = digits(text, position)
+            if text[end] != 0x3A:
+                status = _BAD_TOKEN
+                break
+            if end - position > 18:
+                while text[position] == 0x30:
+                    position += 1
+                if end - position > 19 or whole > np.uint64(MAX_INDEX):
+                    status = _HUGE
+                    break
+                position = token
+            i = np.int64(whole)
+            if i <= last:
+                status = _ORDER if i < last else _REPEATED
+                break
+            if i < least_index:
+                status = _BELOW
+                break
+            start = end + 1
+            if state[_KNOWN] == start:
+                number = known
+                end = start
+                while text[end] > 0x20 and text[end] != 0x23:
+                    end += 1
+            else:
+                if text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9:  # one digit: all of binary data
+                    number, end, kind = np.float64(text[start] - 48), start + 1, OK
+                else:
+                    number, end, kind = number_at(text, start)
+                c = text[end]
+                if kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
+                    status = _BAD_VALUE
+                    break
+                if kind == HARD:
+                    token = start
+                    status = _FLOAT
+                    break
+            if i >= end_index:
+                if not ignore:
+                    status = _BEYOND
+                    break
+                ignored += number != 0.0
+            else:
+                value[entry] = number
+                index[entry] = i
+                if np.isinf(value[entry]):
+                    status = _RANGE
+                    break
+                if value[entry] != 0.0:
+                    entry += 1
+                elif number == 0.0:
+                    zeros += 1
+                else:
+                    underflows += 1
+                if i == 0:
+                    state[_ZERO_INDEX] = 1
+            last = i
+            position = end
+        if status != _END:
+            break
+        # the row ends at a newline
+        row += 1
+        indptr[row] = entry
+        if last > state[_MAX_SEEN]:
+            state[_MAX_SEEN] = last
+            state[_MAX_LINE] = line
+        last = _LINE_START
+        position += 1
+        line += 1
+    state[_POSITION], state[_LINE], state[_ROWS], state[_ENTRIES], state[_LAST] = (
+        position,
+        line,
+        row,
+        entry,
+        last,
+    )
+    state[_TOKEN] = token
+    state[_ZEROS] += zeros
+    state[_UNDERFLOWS] += underflows
+    state[_IGNORED] += ignored
+    return status
+
+
+@kernel
+def _count(text, start, stop):
+    """The rows and the lines of ``text[start:stop]``; blank lines and comments are lines and no rows, as for `_parse`."""
+    rows, lines = 0, 0
+    position = start
+    while position < stop:
+        while text[position] == 0x20 or text[position] == 0x09:
+            position += 1
+        c = text[position]
+        if not (c == 0x0A or c == 0x23 or (c == 0x0D and text[position + 1] == 0x0A)):
+            rows += 1
+        # to the newline, eight bytes at a time: the lowest zero byte of the word is found exactly
+        while True:
+            word = load8(text, position) ^ np.uint64(0x0A0A0A0A0A0A0A0A)
+            zeros = (word - np.uint64(0x0101010101010101)) & ~word & np.uint64(0x8080808080808080)
+            if zeros != np.uint64(0):
+                position += np.int64(trailing_zeros(zeros) >> np.uint64(3)) + 1
+                break
+            position += 8
+        lines += 1
+    return rows, lines
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Batches of rows
+
+
+@dataclass(frozen=True)
+class LibsvmFormat:
+    """Options of parsing.
+
+    Attributes
+    ----------
+    value_dtype : dtype
+        float32 or float64.
+    index_base : {0, 1}, optional
+        The least index allowed; None allows 0, and `Counts.zero_index` tells whether it occurs.
+    n_features : int, optional
+        Width: indices must be below ``n_features + index_base`` (with no base given, as if it were 1).
+    ignore_beyond : bool
+        Pass over entries beyond the width, and count them, rather than refuse them.
+    block_bytes : int
+        Text parsed at a time. Memory used is about ten times as much.
+    max_line_bytes : int, optional
+        The longest line for which a block may grow.
+    """
+
+    value_dtype: Any = np.float32
+    index_base: int | None = None
+    n_features: int | None = None
+    ignore_beyond: bool = False
+    block_bytes: int = BLOCK_BYTES
+    max_line_bytes: int | None = None
+
+    @property
+    def end_index(self) -> int:
+        """The first index that is too large."""
+        if self.n_features is None:
+            return MAX_INDEX + 1
+        return self.n_features + (1 if self.index_base is None else self.index_base)
+
+    def blocks(self, ranges: Sequence[ByteRange]) -> Generator[ByteBlock, None, None]:
+        """The text, in blocks of whole lines."""
+        return read_blocks(ranges, block_bytes=self.block_bytes, max_line_bytes=self.max_line_bytes)
+
+
+class _Parser:
+    """Parses blocks of text one after the other; holds the room for the rows of one, and what is known so far."""
+
+    def __init__(self, form: LibsvmFormat, first_row: int, first_line: int) -> None:
+        self._form, self._first_row, self._line = form, first_row, first_line
+        self._value_dtype = np.dtype(form.value_dtype)
+        self._least_index, self._end_index = form.index_base or 0, form.end_index
+        self._counts = Counts()
+        self._make_room(form.block_bytes)
+
+    def _make_room(self, n_bytes: int) -> None:
+        # an entry takes four bytes of text or more; rows that are shorter than 16 make several batches of a text
+        n_rows, n_entries = max(n_bytes // 16, 1024), n_bytes // 4 + 1
+        self._label, self._indptr = np.empty(n_rows), np.zeros(n_rows + 1, np.int64)
+        self._index, self._value = np.empty(n_entries, np.int64), np.empty(n_entries, self._value_dtype)
+
+    def batches(self, block: ByteBlock) -> Iterator[RowBatch]:
+        """The rows of a block of text, in one or more batches."""
+        n_bytes = block.stop - block.start
+        if n_bytes // 4 + 1 > len(self._index):
+            self._make_room(n_bytes)
+        text = as_array(block)
+        state = np.zeros(_N_STATE, np.int64)
+        state[_POSITION], state[_LINE] = block.start, 0 if block.first else self._line
+        state[_LAST], state[_KNOWN], state[_MAX_SEEN] = _LINE_START, -1, self._counts.max_index
+        status = _FULL
+        while status == _FULL:
+            state[_ROWS], state[_ENTRIES] = 0, 0
+            status = self._parse(block, text, state)
+            if status not in (_END, _FULL):
+                self._refuse(status, block, state)
+            n_rows, n_entries = int(state[_ROWS]), int(state[_ENTRIES])
+            self._count(state, block.name)
+            if n_rows:
+                yield RowBatch(self._rows(n_rows, n_entries), block.bytes_read, self._counts)
+
+    def _rows(self, n_rows: int, n_entries: int) -> Rows:
+        end = self._first_row + self._counts.n_rows
+        return Rows(
+            np.arange(end - n_rows, end),
+            self._label[:n_rows],
+            None,
+            self._indptr[: n_rows + 1],
+            self._index[:n_entries],
+            self._value[:n_entries],
+        )
+
+    def _parse(self, block: ByteBlock, text: np.ndarray, state: np.ndarray) -> int:
+        room = (self._label, self._indptr, self._index, self._value)
+        allowed = (self._least_index, self._end_index, self._form.ignore_beyond)
+        known = 0.0
+        while True:
+            status = _parse(text, block.stop, state, *room, *allowed, known)
+            if status != _FLOAT:
+                return int(status)
+            known = float(_token(block, int(state[_TOKEN])))
+            state[_KNOWN] = state[_TOKEN]
+
+    def _count(self, state: np.ndarray, name: str) -> None:
+        counts = self._counts
+        counts.add(Counts(*[*state[_COUNTED].tolist(), bool(state[_ZERO_INDEX])]))
+        if state[_MAX_SEEN] > counts.max_index:
+            counts.max_index = int(state[_MAX_SEEN])
+            counts.max_location = f"{name}:{int(state[_MAX_LINE]) + 1}"
+        state[_COUNTED] = 0
+        self._line = int(state[_LINE])
+
+    def _refuse(self, status: int, block: ByteBlock, state: np.ndarray) -> None:
+        token = _token(block, int(state[_TOKEN]))
+        location = f"{block.name}:{int(state[_LINE]) + 1}"
+        raise DataError(f"{location}: {self._complaint(status, token, int(state[_LAST]))}")
+
+    def _complaint(self, status: int, token: str, last: int) -> str:
+        found = f"found {_shortened(token)}"
+        number = token.rpartition(":")[2].lower().lstrip("+-")
+        if status in (_BAD_LABEL, _BAD_VALUE) and number in ("nan", "inf", "infinity"):
+            what = "label" if status == _BAD_LABEL else "value"
+            return f"expected a finite {what}, {found}; correct or remove the line"
+        if status in (_RANGE, _LABEL_RANGE):
+            dtype = self._value_dtype if status == _RANGE else np.dtype(np.float64)
+            advice = "convert with --dtype float64" if dtype == np.float32 else "rescale it"
+            return f"expected a number that is finite in {dtype}, {found}; {advice}"
+        base = self._least_index
+        complaints = {
+            _BAD_LABEL: f"expected a number as label, {found}; correct the line",
+            _BAD_TOKEN: f"expected index:value, {found}; correct the line",
+            _BAD_VALUE: f"expected a number after the index, {found}; correct the line",
+            _BELOW: f"expected indices from {base} on, {found}; "
+            + ("use --index-base 0 or auto" if base and token[0] == "0" else "correct the line"),
+            _ORDER: f"expected increasing indices, {found} after index {last}; sort the row by index",
+            _REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
+            _HUGE: f"expected indices up to 2^62, {found}; renumber the features",
+            _BEYOND: f"expected indices up to {self._end_index - 1} (the number of features given), {found}; "
+            "give a larger --n-features",
+        }
+        return complaints[status]
+
+
+def _token(block: ByteBlock, start: int) -> str:
+    """The token at `start`, as text."""
+    stop = start
+    while block.buffer[stop] > 0x20 and block.buffer[stop] != 0x23:
+        stop += 1
+    return bytes(memoryview(block.buffer)[start : max(stop, start + 1)]).decode("utf-8", errors="replace")
+
+
+def _shortened(token: str, limit: int = 40) -> str:
+    return repr(token if len(token) <= limit else token[:limit] + "…")
+
+
+def iterate_batches(
+    ranges: Sequence[ByteRange], form: LibsvmFormat, first_row: int = 0, first_line: int = 0
+) -> Iterator[RowBatch]:
+    """Parse libsvm text.
+
+    Taken: LF or CRLF; blank lines; comments after ``#``; rows without entries; any number of spaces and tabs; a last
+    line without newline; a UTF-8 byte order mark; labels and values as decimal numbers with or without exponent;
+    ``qid:n`` (skipped). Entries that are zero, in the text or in the type of the values, are dropped and counted.
+
+    Parameters
+    ----------
+    ranges : sequence of ByteRange
+        Files one after the other, of which the first may begin in its midst.
+    form : LibsvmFormat
+    first_row, first_line : int
+        Rows of the input, and lines of the first file, before the ranges.
+
+    Yields
+    ------
+    RowBatch
+        Its `counts` and `bytes_read` are those of these ranges alone.
+
+    Raises
+    ------
+    DataError
+        Naming file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
+        the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
+    """
+    parser = _Parser(form, first_row, first_line)
+    with closing(form.blocks(ranges)) as blocks:
+        for block in blocks:
+            yield from parser.batches(block)
+
+
+def iterate_sources(
+    sources: str | Path | Sequence[str | Path],
+    form: LibsvmFormat,
+    listener: Listener | None = None,
+    phase: str = "parse",
+) -> Iterator[RowBatch]:
+    """Parse all of some sources, as `expand_sources` takes them, and tell how far it is; see `iterate_batches`.
+
+    Raises
+    ------
+    DataError
+        As `iterate_batches`, and where there is no row at all.
+    """
+    paths = expand_sources(sources)
+    total = total_bytes(paths)
+    n_rows = 0
+    for batch in iterate_batches([ByteRange(path) for path in paths], form):
+        n_rows = batch.counts.n_rows
+        yield batch
+        if listener is not None:
+            listener.progress(Progress(phase, batch.bytes_read, total, "B"))
+    check_rows(n_rows, paths)
+
+
+def check_rows(n_rows: int, paths: Sequence[str]) -> None:
+    """Refuse sources without a row."""
+    if not n_rows:
+        names = ", ".join(display_name(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
+        raise DataError(
+            f"{names}: expected rows of libsvm text, found none; check that this is the file meant"
+        )
+
+
+def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:
+    """Count the rows and the lines of a range, without reading what they say."""
+    n_rows = n_lines = 0
+    with closing(form.blocks([part])) as blocks:
+        for block in blocks:
+            rows, lines = _count(as_array(block), block.start, block.stop)
+            n_rows, n_lines = n_rows + rows, n_lines + lines
+    return n_rows, n_lines
+
+
+def copy_weights(path: str, out: Path) -> int:
+    """Copy weights of rows, from text with a number a line to numbers of 8 bytes.
+
+    Returns
+    -------
+    int
+        How many there are.
+
+    Raises
+    ------
+    DataError
+        Naming the row of a weight that is none.
+    """
+    # a line with a number and nothing else is a row of libsvm text that has only a label
+    form = LibsvmFormat(np.float64, block_bytes=1 << 18)
+    n_weights = 0
+    with open(out, "wb") as file:
+        for batch in iterate_sources(path, form):
+            weight = batch.rows.label
+            possible = (weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))
+            bad = np.flatnonzero(~possible | (np.diff(batch.rows.indptr) > 0))
+            if bad.size:
+                raise DataError(
+                    f"{path}: expected a weight a line, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
+                    f"found something else at row {int(batch.rows.source_row[bad[0]]) + 1}; correct the line"
+                )
+            weight.tofile(file)
+            n_weights += weight.size
+    return n_weights
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+def write_rows(
+    stream: BinaryIO,
+    label: np.ndarray,
+    indptr: np.ndarray,
+    feature: np.ndarray,
+    value: np.ndarray,
+    index_base: int = 1,
+) -> None:
+    """Write rows as libsvm text.
+
+    Parameters
+    ----------
+    stream : binary file
+    label : ndarray of float64, shape (rows,)
+    indptr : ndarray of int64, shape (rows + 1,)
+    feature : ndarray of integers, shape (entries,)
+        0-based.
+    value : ndarray of float32 or float64, shape (entries,)
+        Written with the fewest digits that give the same number again in this dtype.
+    index_base : {1, 0}
+        Added to `feature`.
+    """
+    # pyarrow makes 8 million entries a second, Python's own formatting less than a million and a half
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    indices = pc.cast(pa.array(feature.astype(np.int64) + index_base), pa.string())
+    entries = pc.binary_join_element_wise(indices, pc.cast(pa.array(value), pa.string()), ":")
+    offsets = pa.array(np.asarray(indptr, dtype=np.int64))
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, entries), " ")
+    labels = pc.cast(pa.array(np.asarray(label, dtype=np.float64)), pa.string())
+    lines = pc.binary_join_element_wise(labels, joined, " ")
+    if len(lines):
+        stream.write("\n".join(lines.to_pylist()).encode("ascii"))
+        stream.write(b"\n")

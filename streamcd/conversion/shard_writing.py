@@ -1,0 +1,250 @@
+"""Tasks that write the shards of a dataset: rows gathered in their final order, scaled, encoded, their features added up."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import DataError
+from ..core.process_pool import Tell
+from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
+from ..dataset.schema import row_dtype
+from ..dataset.writer import PartWriter
+from .external_shuffle import Cell, RunReader
+from .feature_statistics import RangeStatistics, save_columns, saved_columns
+from .rows import Rows, concatenate
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of the dataset, known when all is parsed."""
+
+    n_rows: int
+    n_features: int
+    index_base: int
+
+    @property
+    def index_dtype(self) -> np.dtype:
+        return np.dtype(np.int32 if self.n_features <= _INT32_MAX + 1 else np.int64)
+
+    @property
+    def row_dtype(self) -> np.dtype:
+        return row_dtype(self.n_rows)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard: its chunks, and the cells with their first rows that hold its rows."""
+
+    number: int
+    row0: int
+    chunk_rows: np.ndarray
+    cells: list[tuple[int, Cell]]
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.chunk_rows.sum())
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Knowledge that workers share to write shards.
+
+    Attributes
+    ----------
+    reader : callable
+        Opens the runs.
+    original : Path, optional
+        The indices of `compact`, ascending, as in the text.
+    scaling : Scaling
+        Without its divisors, which `scales` names.
+    sums : Path, optional
+        A directory for the sums of every task's features; None where those of all do not fit in memory.
+    encode_ahead : bool
+        A thread encodes a chunk while the next one is gathered.
+    tell : callable, optional
+        Told the rows written, where all shards are one task.
+    """
+
+    reader: Callable[[], RunReader]
+    part: Callable[[int, int], PartWriter]
+    shape: Shape
+    original: Path | None
+    dataset: Path
+    scaling: Scaling
+    scales: Path | None
+    sums: Path | None
+    encode_ahead: bool
+    tell: Tell | None = None
+
+    def whole_scaling(self) -> Scaling:
+        """The scaling, with its divisors."""
+        return self.scaling if self.scales is None else replace(self.scaling, scales=np.load(self.scales))
+
+    def sums_path(self, shard: int) -> Path | None:
+        """The file for the sums of a task that begins with a shard."""
+        return None if self.sums is None else self.sums / f"shard-{shard:07d}"
+
+    def numbered(self, rows: Rows, original: np.ndarray | None) -> Rows:
+        """Rows whose indices are 0-based features."""
+        if original is None:
+            index = rows.index - self.shape.index_base
+        else:
+            index = np.searchsorted(original, rows.index)
+        return replace(rows, index=index.astype(self.shape.index_dtype, copy=False))
+
+
+def plan_buckets(writing: Writing, start: int, stop: int, lengths: Path) -> list[Cell]:
+    """Cut buckets into cells, and write the entries of their rows in final order."""
+    with writing.reader() as reader, open(lengths, "wb") as file:
+        cells = [cell for bucket in range(start, stop) for cell in reader.cells(bucket)]
+        for cell in cells:
+            reader.lengths(cell).tofile(file)
+    return cells
+
+
+Written = tuple[dict[str, Any], "array[int]", np.ndarray]
+"""Arguments of `DatasetWriter.add_part`."""
+
+
+class _Encoder:
+    """Writes the chunks of shards, scaled, and adds up their features; a context."""
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing, self._scaling = writing, writing.whole_scaling()
+        self._statistics = None if writing.sums is None else RangeStatistics(0, writing.shape.n_features)
+        # one thread gathers, the other encodes: where there are fewer shards left than processors, none of these is idle
+        self._thread = ThreadPoolExecutor(1) if writing.encode_ahead else None
+
+    def __enter__(self) -> _Encoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def write(self, shard: Shard, chunks: Iterator[Rows]) -> Written:
+        """Write a shard."""
+        part, tell = self._writing.part(shard.number, shard.row0), self._writing.tell
+        pending: Future[None] | None = None
+        for chunk in chunks:
+            value = self._scaled(chunk)
+            if pending is not None:
+                pending.result()
+            columns = (chunk.source_row, chunk.label, chunk.weight, chunk.indptr, chunk.index, value)
+            if self._thread is None:
+                part.write_chunk(*columns)
+            else:
+                pending = self._thread.submit(part.write_chunk, *columns)
+            if self._statistics is not None:
+                self._statistics.add(shard.number, chunk.index, value)
+            if tell is not None:
+                tell(shard.row0 + part.n_rows)
+        if pending is not None:
+            pending.result()
+        return part.close(), part.chunk_table, part.row_norms
+
+    def _scaled(self, chunk: Rows) -> np.ndarray:
+        if not self._scaling.changes_values:
+            return chunk.value
+        n_features = self._writing.shape.n_features
+        return _stored_values(
+            self._scaling.apply(chunk.indptr, chunk.index, chunk.value, n_features), chunk.value.dtype
+        )
+
+    def save_statistics(self, first_shard: int) -> None:
+        """Write the sums of the features of the shards written; the statistics themselves where these are all."""
+        path = self._writing.sums_path(first_shard)
+        if path is None or self._statistics is None:
+            return
+        if self._writing.tell is None:
+            self._statistics.save(path)
+        else:
+            save_columns(self._statistics.columns(self._writing.shape.n_rows), path)
+
+
+def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
+    """Write shards from the runs."""
+    original = None if writing.original is None else np.load(writing.original, mmap_mode="r")
+    with writing.reader() as reader, _Encoder(writing) as encoder:
+        written = []
+        for shard in shards:
+            chunks = (writing.numbered(chunk, original) for chunk in _chunks(reader, shard))
+            written.append(encoder.write(shard, chunks))
+        encoder.save_statistics(shards[0].number)
+    return written
+
+
+def rescale_shards(writing: Writing, shards: Sequence[Shard], unscaled: Path) -> list[Written]:
+    """Write shards of a dataset that is there without scaling once more, scaled."""
+    dataset = open_dataset(unscaled)
+    with _Encoder(writing) as encoder:
+        written = [encoder.write(shard, _stored_chunks(dataset, shard.number)) for shard in shards]
+        encoder.save_statistics(shards[0].number)
+    dataset.close()
+    return written
+
+
+def _stored_chunks(dataset: Dataset, part: int) -> Iterator[Rows]:
+    """Chunks of a dataset that was just written, as rows to be written again."""
+    for chunk in np.flatnonzero(dataset.chunk_part == part).tolist():
+        data = dataset.read(chunk, verify=False)
+        yield Rows(data.source, data.label, data.weight, data.indptr, data.feature, data.value)
+
+
+def _stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Scaled values in the type in which they are stored."""
+    with np.errstate(over="ignore", under="ignore"):
+        stored = value.astype(dtype)
+    if not np.isfinite(stored).all():
+        raise DataError(
+            f"a scaled value is too large for {stored.dtype}: a feature's scale is tiny beside its values; "
+            "use --scale maxabs or --dtype float64"
+        )
+    return stored
+
+
+def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
+    """The chunks of a shard, gathered from its cells."""
+    sizes = iter(shard.chunk_rows.tolist())
+    missing = next(sizes)
+    pending: list[Rows] = []
+    for row0, cell in shard.cells:
+        start = max(shard.row0 - row0, 0)
+        end = min(shard.row0 + shard.n_rows - row0, cell.n_rows)
+        rows, order = reader.load(cell)
+        while start < end:
+            stop = min(start + missing, end)
+            pending.append(rows.take(order[start:stop]))
+            missing -= stop - start
+            start = stop
+            if not missing:
+                yield concatenate(pending)
+                pending, missing = [], next(sizes, 0)
+        del rows, order  # before the next ones are read
+
+
+def save_means(unscaled: Path, out: Path) -> None:
+    dataset = open_dataset(unscaled)
+    np.save(out, feature_means(dataset.read_features(), dataset.n_features))
+
+
+def save_scales(unscaled: Path, means: Path | None, statistics: Sequence[Path], out: Path) -> str:
+    """Write the divisors of the features; returns their digest."""
+    dataset = open_dataset(unscaled)
+    if means is None:
+        scales = max_abs_scales(dataset.read_features(), dataset.n_features)
+    else:
+        deviations = (batch for path in statistics for batch in saved_columns(path))
+        scales = standard_scales(deviations, np.load(means), dataset.n_rows)
+    np.save(out, scales)
+    return scales_digest(scales)

@@ -1,0 +1,460 @@
+"""Records dealt out to buckets on disk, in bounded memory: the common part of every external sort of this package.
+
+A record has fields, one value each, and may have items, any number of values each (the entries of a row, the bytes of a
+line). Whoever makes records numbers their buckets and hands them to a `PartitionWriter`, which writes a *run*: what fits in
+memory, sorted by bucket, again and again. A `PartitionReader` reads a bucket from any number of runs, in the order in which
+its records were written. What the buckets are (ranges of a key, leading bits of a hash) is their users' to choose; so is the
+order within a bucket, which they make in memory. A bucket that does not fit there is read in blocks, and dealt out again.
+
+A run is two files. The data lie spill after spill, each column of a spill by itself, sorted by bucket. The index begins with
+what the columns are; then come the spills' offsets and sizes, and where in them every bucket begins. A run is complete when
+its index is there: it appears last and whole, and so serves as the mark of a task that is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..kernels import scatter
+from .errors import file_named
+
+MAX_BUCKETS = 1 << 16
+_MAX_RECORDS = 1 << 31  # in memory; their order is of 32-bit numbers
+_PIECE_BYTES = 1 << 20  # that are put in order and written at a time
+_HEADER_BYTES = 512
+_MOST_OPEN = 128  # runs, of two files each; a process commonly may have 1,024
+
+
+class Layout(NamedTuple):
+    """What a record consists of: dtypes (of subarrays too) of its fields, and of its items."""
+
+    fields: tuple[np.dtype, ...]
+    items: tuple[np.dtype, ...] = ()
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a record in a writer's memory, besides its items: fields, bucket, order and length."""
+        return sum(dtype.itemsize for dtype in self.fields) + 6 + (8 if self.items else 0)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an item of every kind."""
+        return sum(dtype.itemsize for dtype in self.items)
+
+
+class Records(NamedTuple):
+    """Some records: arrays of their fields; items of record i are those from ``indptr[i]`` to ``indptr[i + 1]``."""
+
+    fields: Sequence[np.ndarray]
+    indptr: np.ndarray | None = None
+    items: Sequence[np.ndarray] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.fields[0])
+
+    def slice(self, start: int, stop: int) -> Records:
+        """The records from `start` to `stop`, without a copy."""
+        fields = [field[start:stop] for field in self.fields]
+        if self.indptr is None:
+            return Records(fields)
+        first, end = int(self.indptr[start]), int(self.indptr[stop])
+        return Records(
+            fields, self.indptr[start : stop + 1] - first, [item[first:end] for item in self.items]
+        )
+
+    def take(self, order: np.ndarray) -> Records:
+        """Copy the given records, in the given order."""
+        fields = [take(field, order) for field in self.fields]
+        if self.indptr is None:
+            return Records(fields)
+        indptr = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(self.indptr[order + 1] - self.indptr[order], out=indptr[1:])
+        n_items = int(indptr[-1])
+        return Records(
+            fields, indptr, [_take_items(item, self.indptr, order, n_items) for item in self.items]
+        )
+
+
+def take(column: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Copy elements of a contiguous column, in the given order."""
+    out = np.empty((len(order), *column.shape[1:]), column.dtype)
+    scatter.take_words(_words(column), order, _words(out))
+    return out
+
+
+def _take_items(items: np.ndarray, indptr: np.ndarray, order: np.ndarray, n_items: int) -> np.ndarray:
+    out = np.empty((n_items, *items.shape[1:]), items.dtype)
+    scatter.take_items(order, indptr, _words(items), _words(out))
+    return out
+
+
+def _words(column: np.ndarray) -> np.ndarray:
+    """A column as words, shape (n, words of an element)."""
+    element_bytes = column.itemsize * int(np.prod(column.shape[1:], dtype=np.int64))
+    width = next(width for width in (8, 4, 2, 1) if element_bytes % width == 0)
+    return column.view(np.uint8).reshape(-1).view(f"u{width}").reshape(len(column), element_bytes // width)
+
+
+class Ranges:
+    """Consecutive ranges of integers, to number keys by.
+
+    Parameters
+    ----------
+    start : int
+        Where the first one begins.
+    ends : sequence of int
+        Where they end, exclusive; ascending.
+    """
+
+    _TABLE_BITS = 18
+
+    def __init__(self, start: int, ends: Sequence[int] | np.ndarray) -> None:
+        self._start, self._ends = start, np.asarray(ends, np.int64)
+        width = int(self._ends[-1]) - start
+        self._shift = max((width - 1).bit_length() - self._TABLE_BITS, 0)
+        cells = (np.arange(((width - 1) >> self._shift) + 1) << self._shift) + start
+        self._first_bucket = np.searchsorted(self._ends, cells, side="right")
+
+    def number(self, key: np.ndarray) -> np.ndarray:
+        """Number the range of each key, all of which are in one."""
+        bucket = np.empty(len(key), np.uint16)
+        scatter.number_by_ranges(key, self._ends, self._first_bucket, self._shift, self._start, bucket)
+        return bucket
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+class PartitionWriter:
+    """Writes one run; a context, which closes the file and leaves no index where an error comes.
+
+    Parameters
+    ----------
+    path : Path
+        Of the run; its index gets ``.index`` appended.
+    layout : Layout
+    n_buckets : int
+    memory_bytes : int
+        For records in memory. Pages of it are taken by the system as they are filled, whatever the shares of records and
+        items.
+    record_bytes : int, optional
+        Counted for a record besides its items, where its maker needs more for it than the writer does.
+    durable : bool
+        Whether the run is to outlive a power cut once its index is there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        layout: Layout,
+        n_buckets: int,
+        memory_bytes: int,
+        *,
+        record_bytes: int = 0,
+        durable: bool = False,
+    ) -> None:
+        assert n_buckets <= MAX_BUCKETS
+        self._record_bytes = max(record_bytes, layout.record_bytes)
+        self._path, self._layout, self._memory_bytes, self._durable = path, layout, memory_bytes, durable
+        most = min(max(memory_bytes // self._record_bytes, 1), _MAX_RECORDS)
+        most_items = max(memory_bytes // layout.item_bytes, 1) if layout.items else 0
+        self._bucket = np.empty(most, np.uint16)
+        self._fields = [np.empty(most, dtype) for dtype in layout.fields]
+        self._items = [np.empty(most_items, dtype) for dtype in layout.items]
+        self._indptr = np.zeros(most + 1 if layout.items else 1, np.int64)
+        self._n = self._n_items = 0
+        self._record_starts = np.zeros(n_buckets + 1, np.int64)
+        index_path(path).unlink(missing_ok=True)
+        self._file = open(path, "wb")  # noqa: SIM115 - closed in close()
+        # of each: offset, records, items, and where the buckets' records and items start
+        self._spills: list[tuple[int, int, int, np.ndarray]] = []
+
+    def __enter__(self) -> PartitionWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        self._file.close()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in the file so far."""
+        return self._file.tell()
+
+    def append(self, bucket: np.ndarray, records: Records) -> None:
+        """Take the next records, which are copied, and the numbers of their buckets."""
+        start = 0
+        while start < records.size:
+            stop = self._fitting(records, start)
+            if stop > start:
+                self._hold(bucket[start:stop], records.slice(start, stop))
+            elif self._n:
+                self.spill()
+            else:  # a single record that is larger than the memory
+                stop = start + 1
+                self._write(bucket[start:stop], records.slice(start, stop))
+            start = stop
+
+    def _fitting(self, records: Records, start: int) -> int:
+        """Where the records end, from `start` on, that there is room for."""
+        room = self._memory_bytes - self._n * self._record_bytes - self._n_items * self._layout.item_bytes
+        most = min(len(self._bucket) - self._n, records.size - start)
+        if records.indptr is None:
+            return start + most
+        ends = records.indptr[start + 1 : start + 1 + most] - records.indptr[start]
+        used = ends * self._layout.item_bytes + self._record_bytes * np.arange(1, most + 1)
+        return start + int(np.searchsorted(used, room, side="right"))
+
+    def _hold(self, bucket: np.ndarray, records: Records) -> None:
+        start, stop = self._n, self._n + records.size
+        self._bucket[start:stop] = bucket
+        for held, field in zip(self._fields, records.fields, strict=True):
+            held[start:stop] = field
+        self._n = stop
+        if records.indptr is None:
+            return
+        self._indptr[start + 1 : stop + 1] = records.indptr[1:] + self._n_items
+        first, self._n_items = self._n_items, self._n_items + int(records.indptr[-1])
+        for held, item in zip(self._items, records.items, strict=True):
+            held[first : self._n_items] = item
+
+    def spill(self) -> None:
+        """Write what is in memory."""
+        if self._n:
+            self._write(self._bucket[: self._n], self._held())
+        self._n = self._n_items = 0
+
+    def _held(self) -> Records:
+        indptr = self._indptr[: self._n + 1] if self._layout.items else None
+        items = [item[: self._n_items] for item in self._items]
+        return Records([field[: self._n] for field in self._fields], indptr, items)
+
+    def hold(self) -> Records | None:
+        """All records, without a copy, in place of a run; None where some were written to it."""
+        if self._spills:
+            return None
+        self._file.close()
+        return self._held()
+
+    def _write(self, bucket: np.ndarray, records: Records) -> None:
+        order = np.empty(records.size, np.uint32)
+        scatter.order_by_bucket(bucket, self._record_starts, order)
+        lengths = [] if records.indptr is None else [np.diff(records.indptr)]
+        ends = np.zeros(records.size + 1, np.int64)
+        for length in lengths:
+            np.cumsum(length[order], out=ends[1:])
+        starts = np.stack([self._record_starts, ends[self._record_starts]])
+        self._spills.append((self.n_bytes, records.size, int(ends[-1]), starts))
+        step = max(_PIECE_BYTES // self._layout.record_bytes, 1)
+        with file_named(self._path):
+            for field in (*records.fields, *lengths):
+                for start in range(0, records.size, step):
+                    self._file.write(_bytes(take(field, order[start : start + step])))
+            for item in records.items:
+                for start, stop in _pieces(ends, _PIECE_BYTES // item.itemsize):
+                    n_items = int(ends[stop] - ends[start])
+                    assert records.indptr is not None
+                    self._file.write(_bytes(_take_items(item, records.indptr, order[start:stop], n_items)))
+
+    def close(self) -> None:
+        """Write what is left, then the index."""
+        self.spill()
+        with file_named(self._path):
+            self._file.flush()
+            if self._durable:
+                os.fsync(self._file.fileno())
+            self._file.close()
+        header = json.dumps([len(self._record_starts) - 1, len(self._spills), *map(_describe, self._layout)])
+        partial = self._path.with_name(self._path.name + ".partial")
+        with file_named(partial), open(partial, "wb") as file:
+            file.write(header.encode().ljust(_HEADER_BYTES))
+            np.array([spill[:3] for spill in self._spills], np.int64).tofile(file)
+            # bucket by bucket, so that what is to be known of one is read at once
+            np.array([spill[3] for spill in self._spills], np.int64).transpose(2, 0, 1).tofile(file)
+            if self._durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, index_path(self._path))
+
+
+def _bytes(column: np.ndarray) -> memoryview:
+    return column.reshape(-1).view(np.uint8).data
+
+
+def _pieces(ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Cut records that end at ``ends[1:]`` into ranges that span `most` at most, or have one record."""
+    start = 0
+    while start < len(ends) - 1:
+        stop = max(int(np.searchsorted(ends, ends[start] + most, side="right")) - 1, start + 1)
+        yield start, stop
+        start = stop
+
+
+def index_path(path: Path) -> Path:
+    """The index of a run."""
+    return path.with_name(path.name + ".index")
+
+
+def _describe(dtypes: Sequence[np.dtype]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(dtype.base.str, dtype.shape) for dtype in dtypes]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+class _Run:
+    """A run's files, open for reading; where its buckets begin is read for the occasion, and not kept."""
+
+    def __init__(self, path: Path) -> None:
+        self._index, self._data = open(index_path(path), "rb", buffering=0), open(path, "rb")  # noqa: SIM115
+        _, self._n_spills, fields, items = json.loads(self._index.read(_HEADER_BYTES))
+        self._fields = [
+            np.dtype((kind, tuple(shape))) for kind, shape in (*fields, *([("i8", ())] if items else ()))
+        ]
+        self._items = [np.dtype((kind, tuple(shape))) for kind, shape in items]
+        self._spills = self._numbers(0, 3 * self._n_spills).reshape(-1, 3).tolist()
+
+    def _numbers(self, start: int, count: int) -> np.ndarray:
+        self._index.seek(_HEADER_BYTES + 8 * start)
+        return np.frombuffer(self._index.read(8 * count), np.int64)
+
+    def extents(self, bucket: int) -> Iterator[_Extent]:
+        """The bucket's parts of the spills that hold any of it."""
+        starts = self._numbers(self._n_spills * (3 + 2 * bucket), 4 * self._n_spills).reshape(2, -1, 2)
+        for spill, (start, item_start), (stop, item_stop) in zip(self._spills, *starts.tolist(), strict=True):
+            if stop > start:
+                yield _Extent(self, spill, start, stop, item_start, item_stop)
+
+    def read(self, extent: _Extent, columns: Sequence[np.ndarray]) -> None:
+        """Fill arrays with an extent's fields, lengths (where there are items) and items, or the first of these."""
+        offset, n_records, n_items = extent.spill
+        kinds = [(dtype, n_records, extent.start) for dtype in self._fields]
+        kinds += [(dtype, n_items, extent.item_start) for dtype in self._items]
+        for (dtype, count, start), out in zip(kinds, columns, strict=False):
+            column = out if out.dtype == dtype.base else np.empty(out.shape, dtype.base)
+            self._data.seek(offset + start * dtype.itemsize)
+            if self._data.readinto(_bytes(column)) != column.nbytes:
+                raise OSError(f"{self._data.name}: a temporary file is shorter than what was written to it")
+            if column is not out:
+                out[:] = column
+            offset += count * dtype.itemsize
+
+    def close(self) -> None:
+        self._data.close()
+        self._index.close()
+
+
+class _Extent(NamedTuple):
+    """A bucket's part of a spill, of which are given the offset, the records and the items."""
+
+    run: _Run
+    spill: tuple[int, int, int]
+    start: int
+    stop: int
+    item_start: int
+    item_stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def n_items(self) -> int:
+        return self.item_stop - self.item_start
+
+
+class PartitionReader:
+    """Reads buckets from runs, in the order of the runs; a context, which closes their files.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+    layout : Layout
+        To read as. A run may have been written with other dtypes of the same kinds.
+    """
+
+    def __init__(self, paths: Sequence[Path], layout: Layout) -> None:
+        self._paths, self._layout = paths, layout
+        self._open: OrderedDict[Path, _Run] = OrderedDict()
+
+    def __enter__(self) -> PartitionReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for run in self._open.values():
+            run.close()
+        self._open.clear()
+
+    def _run(self, path: Path) -> _Run:
+        """An open run; a bounded number stays open."""
+        if path not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            self._open[path] = _Run(path)
+        return self._open[path]
+
+    def _extents(self, bucket: int) -> Iterator[_Extent]:
+        for path in self._paths:
+            yield from self._run(path).extents(bucket)
+
+    def size(self, bucket: int) -> tuple[int, int]:
+        """Records and items of a bucket."""
+        sizes = [(extent.size, extent.n_items) for extent in self._extents(bucket)]
+        return sum(n_records for n_records, _ in sizes), sum(n_items for _, n_items in sizes)
+
+    def read(self, bucket: int, *, items: bool = True) -> Records:
+        """Read a bucket whole; without its items where they are not wanted."""
+        # each is read before the next one's run is opened, which may close its own
+        n_records, n_items = self.size(bucket)
+        return self._read(self._extents(bucket), n_records, n_items, items)
+
+    def blocks(self, bucket: int, max_bytes: int) -> Iterator[Records]:
+        """Read a bucket in blocks of about `max_bytes`, or of one record where that is larger."""
+        for extent in self._extents(bucket):
+            for part in self._cut(extent, max_bytes):
+                yield self._read([part], part.size, part.n_items)
+
+    def _cut(self, extent: _Extent, max_bytes: int) -> Iterator[_Extent]:
+        first, last, layout = extent.start, extent.stop, self._layout
+        if not layout.items:
+            step = max(max_bytes // layout.record_bytes, 1)
+            for start in range(first, last, step):
+                yield extent._replace(start=start, stop=min(start + step, last))
+            return
+        indptr = self._read([extent], extent.size, 0, items=False).indptr
+        assert indptr is not None
+        ends = indptr * layout.item_bytes + np.arange(indptr.size) * layout.record_bytes
+        for start, stop in _pieces(ends, max_bytes):
+            items = (indptr[[start, stop]] + extent.item_start).tolist()
+            yield _Extent(extent.run, extent.spill, first + start, first + stop, *items)
+
+    def _read(self, extents: Iterable[_Extent], n_records: int, n_items: int, items: bool = True) -> Records:
+        fields = [np.empty(n_records, dtype) for dtype in self._layout.fields]
+        indptr = np.zeros(n_records + 1, np.int64)
+        found = [np.empty(n_items, dtype) for dtype in self._layout.items] if items else []
+        by_record = [*fields, indptr[1:]] if self._layout.items else fields
+        record = item = 0
+        for extent in extents:
+            stop, item_stop = record + extent.size, item + extent.n_items
+            extent.run.read(
+                extent,
+                [
+                    *(column[record:stop] for column in by_record),
+                    *(column[item:item_stop] for column in found),
+                ],
+            )
+            record, item = stop, item_stop
+        if not self._layout.items:
+            return Records(fields)
+        return Records(fields, np.cumsum(indptr, out=indptr), found)

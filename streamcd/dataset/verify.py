@@ -1,0 +1,402 @@
+"""Verification of a dataset: every file that its manifests list, and what is in every chunk, by one process or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..core.errors import DatasetError
+from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares
+from ..core.progress import Listener, Progress
+from ..kernels import primitives
+from .chunked_table import ChunkedTable, file_problems
+from .column_layout import AGAIN, FOLDER, Columns, open_columns
+from .parquet import file_checksum, read_groups
+from .row_layout import RowTable
+from .schema import ChunkData
+
+_SHARES = 1000
+"""Ranges of chunks after each of which a single process tells how far it is."""
+
+Found = TypeVar("Found")
+Table = TypeVar("Table", bound=ChunkedTable)
+
+
+def verify(dataset: RowTable, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
+    """Check a dataset and, where there is one, its column layout against it.
+
+    The entries of both layouts are compared by sums of a hash of (row, feature, value) over all of them: equal for the
+    same entries in any order, and for others with a chance of 2⁻¹²⁸ only.
+
+    Parameters
+    ----------
+    dataset : RowTable
+    listener : Listener, optional
+    workers : int
+        Processes that share the work.
+
+    Returns
+    -------
+    list of str
+        What is wrong, a line each, naming the file; empty where all is well.
+    """
+    with _task_runner(workers, listener or Listener()) as tasks:
+        problems = list(_row_problems(dataset, tasks))
+        if (dataset.path / FOLDER).exists():
+            problems += _column_problems(dataset, tasks, compare=not problems)
+    return problems
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The long readings
+
+
+class _Tasks:
+    """Runs the long readings in this process, or in `workers`."""
+
+    def __init__(self, listener: Listener, workers: Workers | None = None) -> None:
+        self._listener, self._workers = listener, workers
+
+    def changed_files(
+        self, path: Path, files: Sequence[tuple[str, int, str]], phase: str
+    ) -> Iterator[tuple[Path, str]]:
+        """Find files, given with bytes and checksums, that have another checksum; each with a line that says so."""
+        tasks = [(path / name, checksum) for name, _, checksum in files]
+        sizes = [n_bytes for _, n_bytes, _ in files]
+        for (file, _), changed in zip(tasks, self._run(_is_changed, tasks, phase, "B", sizes), strict=True):
+            if changed:
+                yield file, f"{file}: checksum differs from the manifest's, the file was changed or damaged"
+
+    def over_chunks(
+        self,
+        check: Callable[[Table, int, int], Found],
+        table: Table,
+        reopen: Callable[[], Table],
+        phase: str,
+        starts: np.ndarray,
+        unit: str = "entries",
+    ) -> Iterable[Found]:
+        """Run ``check(table, start, stop)`` over ranges of chunks that cover all, in their order.
+
+        Workers open the table by `reopen`. Before chunk ``c``, ``starts[c]`` of `unit` are done.
+        """
+        n_shares = TASKS_PER_WORKER * self._workers.n_workers if self._workers else _SHARES
+        shares = in_shares(np.diff(table.entry_start).tolist(), n_shares)
+        sizes = [int(starts[stop] - starts[start]) for start, stop in shares]
+        if self._workers is None:
+            return self._run(partial(check, table), shares, phase, unit, sizes)
+        return self._run(partial(_check_reopened, check, reopen), shares, phase, unit, sizes)
+
+    def _run(
+        self, function: Callable[..., Any], tasks: Sequence[Any], phase: str, unit: str, sizes: Sequence[int]
+    ) -> Iterable[Any]:
+        if self._workers is not None:
+            return self._workers.run(function, tasks, phase=phase, unit=unit, sizes=sizes)
+        return self._run_here(function, tasks, phase, unit, sizes)
+
+    def _run_here(
+        self, function: Callable[..., Any], tasks: Sequence[Any], phase: str, unit: str, sizes: Sequence[int]
+    ) -> Iterator[Any]:
+        total, done = sum(sizes), 0
+        for task, size in zip(tasks, sizes, strict=True):
+            yield function(*task)
+            done += size
+            self._listener.progress(Progress(phase, done, total, unit))
+
+
+@contextmanager
+def _task_runner(workers: int, listener: Listener) -> Iterator[_Tasks]:
+    if checked_workers(workers) == 1:
+        yield _Tasks(listener)
+    else:
+        with Workers(workers, listener, __name__) as processes:
+            yield _Tasks(listener, processes)
+
+
+def _is_changed(path: Path, checksum: str) -> bool:
+    return file_checksum(path) != checksum
+
+
+def _check_reopened(
+    check: Callable[[Any, int, int], Any], reopen: Callable[[], ChunkedTable], start: int, stop: int
+) -> Any:
+    table = reopen()
+    try:
+        return check(table, start, stop)
+    finally:
+        table.close()
+
+
+def _changed_files(table: ChunkedTable, tasks: _Tasks, phase: str) -> dict[Path, str]:
+    """Find files of a table that are not as its manifest lists them, with a line each."""
+    listed = list(table.listed_files(table.manifest))
+    problems = dict(file_problems(table.path, listed))
+    whole = [file for file in listed if table.path / file[0] not in problems]
+    return problems | dict(tasks.changed_files(table.path, whole, phase))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows
+
+
+@dataclass
+class _RowFindings:
+    """Findings in some chunks of rows, to be joined with those of others."""
+
+    problems: list[str] = field(default_factory=list)
+    counts: dict[float, int] = field(default_factory=dict)
+    source_sum: int = 0
+    complete: bool = True
+
+    def join(self, other: _RowFindings) -> None:
+        self.problems += other.problems
+        self.source_sum += other.source_sum
+        self.complete = self.complete and other.complete
+        for label, count in other.counts.items():
+            self.counts[label] = self.counts.get(label, 0) + count
+
+
+def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
+    changed = _changed_files(dataset, tasks, "checksums")
+    yield from changed.values()
+    found = _RowFindings()
+    check = partial(_check_rows, damaged=set(changed))
+    for share in tasks.over_chunks(check, dataset, _row_opener(dataset), "verify", dataset.row_start, "rows"):
+        found.join(share)
+    yield from found.problems
+    if found.complete:
+        yield from _total_problems(dataset, found.counts, found.source_sum)
+    if dataset.path / "features.parquet" not in changed:
+        yield from _feature_problems(dataset)
+
+
+def _row_opener(dataset: RowTable) -> Callable[[], RowTable]:
+    return partial(type(dataset).open, dataset.path, check_files=False)
+
+
+def _check_rows(dataset: RowTable, start: int, stop: int, damaged: set[Path]) -> _RowFindings:
+    found = _RowFindings()
+    for chunk in range(start, stop):
+        found.join(_check_row_chunk(dataset, chunk, damaged))
+    return found
+
+
+def _check_row_chunk(dataset: RowTable, chunk: int, damaged: set[Path]) -> _RowFindings:
+    part = dataset.manifest["parts"][dataset.chunk_part[chunk]]
+    if damaged.intersection(dataset.path / part[table] for table in dataset.TABLES):
+        return _RowFindings(complete=False)
+    try:
+        data = dataset.read(chunk)
+        (row,) = dataset.read_entries(chunk, ("row",))
+        (numbers,) = dataset.read_rows(chunk, ("row",))
+    except DatasetError as error:
+        return _RowFindings([str(error)], complete=False)
+    place = dataset.place(chunk)
+    problems = [f"{place}: {problem}" for problem in _chunk_problems(dataset, data, row, numbers)]
+    counts = {}
+    if dataset.classes is not None:
+        labels, n_rows = np.unique(data.label, return_counts=True)
+        counts = dict(zip(labels.tolist(), n_rows.tolist(), strict=True))
+    return _RowFindings(problems, counts, _hash_sum(data.source))
+
+
+def _chunk_problems(
+    dataset: RowTable, data: ChunkData, row: np.ndarray, numbers: np.ndarray
+) -> Iterator[str]:
+    n_entries = np.diff(data.indptr)
+    expected = np.arange(data.row0, data.row0 + n_entries.size)
+    if not np.array_equal(numbers, expected):
+        yield "the rows table's column 'row' does not count the rows"
+    if (n_entries < 0).any() or data.indptr[-1] != data.feature.size:
+        yield f"the rows table counts {int(data.indptr[-1])} entries, there are {data.feature.size}"
+        return
+    if not np.array_equal(row, np.repeat(expected, n_entries)):
+        yield "the entries' column 'row' does not follow the rows table"
+        return
+    if _outside(data.feature, dataset.n_features):
+        yield f"a feature outside 0 … {dataset.n_features - 1}"
+    if (np.diff(data.feature)[row[1:] == row[:-1]] <= 0).any():
+        yield "features not in ascending order within a row"
+    if not np.isfinite(data.value).all():
+        yield "a value that is not finite"
+    if not np.isfinite(data.label).all():
+        yield "a label that is not finite"
+    if not (np.isfinite(data.weight).all() and (data.weight >= 0).all()):
+        yield "a weight that is negative or not finite"
+    if _outside(data.source, dataset.n_rows):
+        yield f"a source place outside 0 … {dataset.n_rows - 1}"
+
+
+def _outside(numbers: np.ndarray, stop: int) -> bool:
+    return bool(numbers.size and (numbers.min() < 0 or numbers.max() >= stop))
+
+
+def _total_problems(dataset: RowTable, counts: Mapping[float, int], source_sum: int) -> Iterator[str]:
+    manifest_path = dataset.path / "manifest.json"
+    for what, start, expected in (
+        ("rows", dataset.row_start, dataset.n_rows),
+        ("entries", dataset.entry_start, dataset.n_entries),
+    ):
+        if int(start[-1]) != expected:
+            yield f"{manifest_path}: says {expected} {what}, the chunks hold {int(start[-1])}"
+    block = 1 << 18
+    starts = range(0, dataset.n_rows, block)
+    expected_sum = sum(_hash_sum(np.arange(start, min(start + block, dataset.n_rows))) for start in starts)
+    if (source_sum - expected_sum) % 2**64:
+        yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {dataset.n_rows - 1} once"
+    if dataset.classes is not None and dataset.class_counts is not None:
+        expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
+        if {label: count for label, count in expected_counts.items() if count} != dict(counts):
+            yield f"{manifest_path}: the counts of the classes differ from the rows'"
+
+
+def _feature_problems(dataset: RowTable) -> Iterator[str]:
+    path = dataset.path / "features.parquet"
+    try:
+        n_entries = sum(int(block["n_entries"].sum()) for block in read_groups(path))
+    except DatasetError as error:
+        yield str(error)
+        return
+    if n_entries != dataset.n_entries:
+        yield f"{path}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
+
+
+def _hash_sum(numbers: np.ndarray) -> int:
+    """Sum of a 64-bit hash: two sets of as many numbers have the same one by a chance of 2⁻⁶⁴."""
+    mixed = numbers.astype(np.uint64)
+    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return int((mixed ^ (mixed >> np.uint64(32))).sum(dtype=np.uint64))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Columns
+
+
+@dataclass
+class _ColumnFindings:
+    """Findings in consecutive chunks of columns, up to the first thing wrong.
+
+    Attributes
+    ----------
+    problem : str
+        The first thing wrong, or nothing.
+    first, last : int or None
+        Feature and row of the first and of the last entry, as one number; None where they could not be told.
+    place : str
+        Of the first chunk.
+    sums : ndarray of uint64, shape (2,)
+        Of a hash of every entry.
+    """
+
+    problem: str = ""
+    first: int | None = None
+    last: int | None = None
+    place: str = ""
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.uint64))
+
+    def join(self, later: _ColumnFindings) -> None:
+        """Take in the findings in the chunks that follow."""
+        if self.problem:
+            return
+        if self.last is not None and later.first is not None and later.first <= self.last:
+            self.problem = _not_ascending(later.place)
+        else:
+            self.problem = later.problem
+        if self.first is None:
+            self.first, self.place = later.first, later.place
+        self.last = later.last
+        self.sums += later.sums
+
+
+def _column_problems(dataset: RowTable, tasks: _Tasks, *, compare: bool) -> Iterator[str]:
+    """Find problems step by step; after a step that found some the next is left out: it would fail for that reason."""
+    try:
+        columns = open_columns(dataset, check_files=False)
+    except DatasetError as error:
+        yield str(error)
+        return
+    changed = _changed_files(columns, tasks, "column checksums")
+    if changed:
+        yield from changed.values()
+        return
+    found = _ColumnFindings()
+    opener = partial(_open_columns_again, dataset.path)
+    for share in tasks.over_chunks(_check_columns, columns, opener, "verify columns", columns.entry_start):
+        found.join(share)
+        if found.problem:
+            yield found.problem
+            return
+    if columns.n_entries != dataset.n_entries or int(columns.entry_start[-1]) != dataset.n_entries:
+        yield f"{columns.path}: holds {columns.n_entries} entries, the rows have {dataset.n_entries}"
+    elif compare and not np.array_equal(found.sums, _row_sums(dataset, tasks)):
+        yield f"{columns.path}: the entries are not those of the rows; {AGAIN}"
+
+
+def _open_columns_again(path: Path) -> Columns:
+    return open_columns(RowTable.open(path, check_files=False), check_files=False)
+
+
+def _check_columns(columns: Columns, start: int, stop: int) -> _ColumnFindings:
+    found = _ColumnFindings()
+    for chunk in range(start, stop):
+        try:
+            found.join(_check_column_chunk(columns, chunk))
+        except DatasetError as error:
+            found.join(_ColumnFindings(str(error)))
+        if found.problem:
+            break
+    return found
+
+
+def _check_column_chunk(columns: Columns, chunk: int) -> _ColumnFindings:
+    listed, counts = columns.read_index(chunk)
+    feature, row, value = columns.read_entries(chunk, ("feature", "row", "value"))
+    place, n_rows = columns.place(chunk), columns.dataset.n_rows
+    if not np.array_equal(feature, np.repeat(listed, counts)):
+        return _ColumnFindings(f"{place}: the index does not list the features of the entries")
+    if listed.size and int(listed[0]) != columns.first_feature[chunk]:
+        return _ColumnFindings(f"{place}: begins with feature {int(listed[0])}, not the chunk table's")
+    if not feature.size:
+        return _ColumnFindings(f"{place}: no entries in it")
+    if _outside(row, n_rows):
+        return _ColumnFindings(f"{place}: a row outside 0 … {n_rows - 1}")
+    first, last = (int(feature[at]) * n_rows + int(row[at]) for at in (0, -1))
+    found = _ColumnFindings("", first, last, place)
+    ascends = (np.diff(feature) > 0) | ((np.diff(feature) == 0) & (np.diff(row) > 0))
+    if not ascends.all():
+        found.problem = _not_ascending(place)
+    elif not np.isfinite(value).all():
+        found.problem = f"{place}: a value that is not finite"
+    else:
+        _add_hashes(row, feature, value, found.sums)
+    return found
+
+
+def _not_ascending(place: str) -> str:
+    return f"{place}: entries not in ascending order of feature, then row"
+
+
+def _add_hashes(row: np.ndarray, feature: np.ndarray, value: np.ndarray, sums: np.ndarray) -> None:
+    primitives.add_entry_hashes(row, feature, value.astype(np.float64).view(np.uint64), sums)
+
+
+def _row_sums(dataset: RowTable, tasks: _Tasks) -> np.ndarray:
+    shares = tasks.over_chunks(
+        _sum_rows, dataset, _row_opener(dataset), "compare with the rows", dataset.entry_start
+    )
+    return sum(shares, start=np.zeros(2, dtype=np.uint64))
+
+
+def _sum_rows(dataset: RowTable, start: int, stop: int) -> np.ndarray:
+    sums = np.zeros(2, dtype=np.uint64)
+    for chunk in range(start, stop):
+        row, feature, value = dataset.read_entries(chunk, ("row", "feature", "value"))
+        _add_hashes(row, feature, value, sums)
+    return sums

@@ -1,0 +1,277 @@
+"""Writing a dataset: chunk by chunk, in parts, the manifest last."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .chunked_table import PartFiles, write_chunk_table, write_manifest
+from .parquet import TableWriter
+from .scaling import Scaling
+from .schema import ROW_CHUNKS, ROW_LAYOUT, SCALES, features_schema, row_schemas
+
+_SCALES_GROUP = 1 << 16
+"""Features to a row group of ``scaling.parquet``."""
+
+
+class PartWriter:
+    """Writes one part of a dataset: a file of rows and a file of entries, a row group each for a chunk.
+
+    Parameters
+    ----------
+    path : Path
+        The dataset's directory, with its folders.
+    number : int
+        Of the part.
+    row0 : int
+        Rows in the parts before it.
+    index_dtype, value_dtype, row_dtype, compression
+        As for `DatasetWriter`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        number: int,
+        row0: int,
+        *,
+        index_dtype: np.dtype,
+        value_dtype: np.dtype,
+        row_dtype: np.dtype,
+        compression: str,
+    ) -> None:
+        self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
+        self._number, self._row0 = number, row0
+        names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
+        self._files = PartFiles(path, names, row_schemas(row_dtype, index_dtype, value_dtype), compression)
+        self.n_rows = self.n_entries = 0
+        self.row_norms = _no_norms()
+        # part, rows, entries of each chunk; a list would take ten times the memory
+        self.chunk_table = array("q")
+
+    def write_chunk(
+        self,
+        source: np.ndarray,
+        label: np.ndarray,
+        weight: np.ndarray | None,
+        indptr: np.ndarray,
+        feature: np.ndarray,
+        value: np.ndarray,
+    ) -> None:
+        """Append a chunk, as `DatasetWriter.write_chunk`."""
+        from ..kernels.rows import add_row_norms  # numba: only where rows are written
+
+        n_rows, n_entries = label.size, feature.size
+        value = np.ascontiguousarray(value, dtype=self._value_dtype)
+        add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self.row_norms)
+        row0 = self._row0 + self.n_rows
+        row = np.arange(row0, row0 + n_rows, dtype=self._row_dtype)
+        counts = np.diff(indptr)
+        weight = np.ones(n_rows) if weight is None else weight
+        n_stored = counts.astype(self._index_dtype)
+        feature = feature.astype(self._index_dtype, copy=False)
+        self._files.write("rows", row=row, source=source, label=label, weight=weight, n_entries=n_stored)
+        self._files.write("entries", row=np.repeat(row, counts), feature=feature, value=value)
+        self.n_rows += n_rows
+        self.n_entries += n_entries
+        self.chunk_table.extend((self._number, n_rows, n_entries))
+
+    def close(self) -> dict[str, Any]:
+        """End the files; returns the manifest's record of the part."""
+        return {
+            **self._files.names,
+            "n_rows": self.n_rows,
+            "n_entries": self.n_entries,
+            "n_chunks": len(self.chunk_table) // 3,
+            **self._files.close(),
+        }
+
+
+class DatasetWriter:
+    """Writes a dataset's files into a directory, chunk by chunk, the manifest last.
+
+    Parameters
+    ----------
+    path : path
+        A directory; made where it is not there. Meant to be a temporary one that is renamed at the end.
+    index_dtype, value_dtype : dtype
+        int32 or int64; float32 or float64.
+    row_dtype : dtype
+        int32 where the number of rows fits, else int64.
+    weighted : bool
+        Whether the rows carry weights of their own.
+    shard_bytes : int
+        Decoded bytes of entries at which a new part is begun.
+    compression : {"lz4", "zstd", "none"}
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        index_dtype: np.dtype | type,
+        value_dtype: np.dtype | type,
+        row_dtype: np.dtype | type = np.int64,
+        weighted: bool = False,
+        shard_bytes: int = 256_000_000,
+        compression: str = "lz4",
+    ) -> None:
+        self.path = Path(path)
+        self._dtypes = {
+            "index_dtype": np.dtype(index_dtype),
+            "value_dtype": np.dtype(value_dtype),
+            "row_dtype": np.dtype(row_dtype),
+        }
+        self._entry_bytes = self._dtypes["index_dtype"].itemsize + self._dtypes["value_dtype"].itemsize
+        self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
+        self._parts: list[dict[str, Any]] = []
+        self._chunk_table = array("q")
+        self._features: dict[str, Any] | None = None
+        self._scales: dict[str, Any] = {}
+        self._row_norms = _no_norms()
+        self._part: PartWriter | None = None
+        self.n_rows = 0
+        self.n_entries = 0
+        for folder in ("", "rows", "entries"):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+
+    def write_chunk(
+        self,
+        source: np.ndarray,
+        label: np.ndarray,
+        weight: np.ndarray | None,
+        indptr: np.ndarray,
+        feature: np.ndarray,
+        value: np.ndarray,
+    ) -> None:
+        """Append a chunk; rows come in their final order and are numbered here.
+
+        Parameters
+        ----------
+        source : ndarray of int64, shape (rows,)
+        label : ndarray of float64, shape (rows,)
+        weight : ndarray of float64, shape (rows,), or None for all ones
+        indptr : ndarray of int64, shape (rows + 1,)
+        feature, value : ndarray, shape (entries,)
+            Features ascending within a row.
+        """
+        self._current_part().write_chunk(source, label, weight, indptr, feature, value)
+        self.n_rows += label.size
+        self.n_entries += feature.size
+
+    def add_part(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
+        """Take in the next part, which a `PartWriter` of its own has written."""
+        self._take_in(part, chunk_table, row_norms)
+        self.n_rows += part["n_rows"]
+        self.n_entries += part["n_entries"]
+
+    def write_features(self, blocks: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
+        """Write ``features.parquet`` from blocks of columns, ascending by feature (see `Dataset.read_features`)."""
+        writer = TableWriter(self.path / "features.parquet", features_schema(compact), self._compression)
+        for block in blocks:
+            if len(block["feature"]):
+                writer.write(**block)
+        self._features = writer.close()
+
+    def write_scaling(self, scaling: Scaling) -> None:
+        """Record the transformation of the source's values, and write ``scaling.parquet`` where features were scaled.
+
+        It holds ``feature`` and ``scale``, the divisor; features that are not in it kept their values.
+        """
+        if scaling.scales is not None:
+            writer = TableWriter(self.path / "scaling.parquet", SCALES, self._compression)
+            for start in range(0, scaling.scales.size, _SCALES_GROUP):
+                block = scaling.scales[start : start + _SCALES_GROUP]
+                scaled = np.flatnonzero(block != 1.0)
+                if scaled.size:
+                    writer.write(feature=scaled + start, scale=block[scaled])
+            self._scales["scales"] = writer.close()
+        self._scales["scaling"] = scaling.to_json()
+
+    @property
+    def n_parts(self) -> int:
+        """Parts so far, the one being written included."""
+        return len(self._parts) + (self._part is not None)
+
+    def finish_parts(self) -> None:
+        """Close the part being written; afterwards all parts can be read."""
+        if self._part is not None:
+            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
+            self._part = None
+
+    def close(self, **manifest: Any) -> dict[str, Any]:
+        """Write the chunk table and, last, the manifest.
+
+        Parameters
+        ----------
+        **manifest
+            ``n_features``, ``index_base``, ``classes``, ``class_counts``, ``label_kind``, ``seed``, ``source`` and what
+            else is worth keeping.
+
+        Returns
+        -------
+        dict
+            The manifest.
+        """
+        self.finish_parts()
+        if self._features is None:
+            raise AssertionError("write_features comes before close")
+        table = np.frombuffer(self._chunk_table, dtype=np.int64).reshape(-1, 3)
+        fields = {
+            "n_rows": self.n_rows,
+            "n_entries": self.n_entries,
+            "index_dtype": self._dtypes["index_dtype"].name,
+            "value_dtype": self._dtypes["value_dtype"].name,
+            "weighted": self._weighted,
+            **manifest,
+            "row_norms": self._norms(),
+            **self._scales,
+            "parts": self._parts,
+            "chunks": write_chunk_table(self.path, ROW_CHUNKS, table, self._compression),
+            "features": self._features,
+        }
+        return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
+
+    def _norms(self) -> dict[str, Any]:
+        """The manifest's ``row_norms``: of rows as they are stored, the mean over all of them."""
+        least, greatest, squares, n_empty = self._row_norms.tolist()
+        mean_square = squares / max(self.n_rows, 1)
+        return {
+            "min": least if greatest > 0 else None,  # of rows that are not empty
+            "max": greatest,
+            "mean_square": mean_square if np.isfinite(mean_square) else None,
+            "n_empty": int(n_empty),
+        }
+
+    def _current_part(self) -> PartWriter:
+        if self._part is not None and shard_is_full(
+            self._part.n_entries * self._entry_bytes, self._shard_bytes
+        ):
+            self.finish_parts()
+        if self._part is None:
+            number, compression = len(self._parts), self._compression
+            self._part = PartWriter(self.path, number, self.n_rows, compression=compression, **self._dtypes)
+        return self._part
+
+    def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
+        self._parts.append(part)
+        self._chunk_table.extend(chunk_table)
+        # sums of parts are added in their order, whoever made them
+        least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
+        self._row_norms += row_norms
+        self._row_norms[:2] = least, greatest
+
+
+def _no_norms() -> np.ndarray:
+    """Norms of no rows: least, greatest, sum of squares, number of empty rows."""
+    return np.array([np.inf, 0.0, 0.0, 0.0])
+
+
+def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
+    """Check if the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
+    return n_bytes >= shard_bytes

@@ -1,0 +1,209 @@
+"""LIBLINEAR's text format of models, written and read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy as np
+
+from ..core.atomic_files import replacing
+from ..core.errors import ModelError
+from ..core.progress import Listener
+from .model import Model
+
+LIBLINEAR_SOLVERS: dict[str, tuple[str, str]] = {
+    "L2R_LR": ("log_loss", "primal"),
+    "L2R_L2LOSS_SVC_DUAL": ("squared_hinge", "dual"),
+    "L2R_L2LOSS_SVC": ("squared_hinge", "primal"),
+    "L2R_L1LOSS_SVC_DUAL": ("hinge", "dual"),
+    "MCSVM_CS": ("crammer_singer", "dual"),
+    "L2R_LR_DUAL": ("log_loss", "dual"),
+}
+"""LIBLINEAR's names of the problems solved here, as (loss, method)."""
+
+_EXPORT_BLOCK = 1 << 16  # weights written or read at a time: a few MB of text
+
+
+def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Listener | None = None) -> None:
+    """Write a model as LIBLINEAR's text, 17 digits a weight; LIBLINEAR then predicts the same.
+
+    Of two classes the positive one comes first on the ``label`` line. Codes other than one-vs-rest are folded into
+    one vector per class. The file is written block by block, and is there whole or not at all.
+
+    Weights are divided by the features' scales, so that the text is right for values as they are in the source. Of rows
+    of unit norm the text can hold nothing: without a bias a row's norm does not change its label, but its decision values;
+    with one it may change the label.
+
+    Raises
+    ------
+    ModelError
+        Where LIBLINEAR cannot hold the model: labels that are not integers; rows of unit norm and a bias; twin planes.
+    """
+    if model.loss == "twin":
+        raise ModelError(
+            "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
+        )
+    if model.scaling.normalize != "none":
+        _check_export_of_unit_rows(model, listener)
+    if not (np.array_equal(model.classes, np.rint(model.classes)) and np.abs(model.classes).max() < 2**31):
+        raise ModelError(
+            f"LIBLINEAR's labels are integers of 32 bits, the model's are {', '.join(model.label_texts()[:5])}"
+        )
+    if model.index_base == 0 and listener is not None:
+        listener.warning(
+            "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
+        )
+    with replacing(Path(path)) as partial, open(partial, "w", encoding="ascii", newline="\n") as file:
+        _write_liblinear(model, file)
+
+
+def _check_export_of_unit_rows(model: Model, listener: Listener | None) -> None:
+    if model.bias >= 0 and model.intercept.any():
+        raise ModelError(
+            "the model was trained on rows of unit norm (--normalize l2) and has a bias: for a row of another norm "
+            "LIBLINEAR would predict another label; train without --bias, or convert without --normalize l2"
+        )
+    if listener is not None:
+        listener.warning(
+            "the model was trained on rows of unit norm (--normalize l2): LIBLINEAR predicts the same labels, but its "
+            "decision values and probabilities are those of rows of unit norm only if the rows it is given are so"
+        )
+
+
+def _write_liblinear(model: Model, file: TextIO) -> None:
+    assert model.tie_order is not None
+    names = {problem: name for name, problem in LIBLINEAR_SOLVERS.items()}
+    # Trained by another method, the model still solves the problem that LIBLINEAR's dual solver is named after.
+    name = names.get((model.loss, model.method)) or names.get((model.loss, "dual"))
+    if name is None:
+        raise ModelError(f"LIBLINEAR has no problem with the loss {model.loss}")
+    # Of two classes LIBLINEAR predicts the first label where the decision is positive, the second one at zero.
+    order = model.tie_order[::-1] if model.n_classes == 2 else model.tie_order
+    columns = model.score_code()[:, order]
+    if model.is_binary and name != "MCSVM_CS":
+        columns = columns[:, :1]
+    file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")
+    file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
+    file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\nw\n")
+    rows = max(1, _EXPORT_BLOCK // max(model.n_vectors, columns.shape[1]))
+    for start in range(0, model.n_features, rows):
+        weights = model.weights[start : start + rows]
+        if model.scaling.scales is not None:
+            weights = weights / model.scaling.scales[start : start + rows, np.newaxis]
+        _write_weights(file, weights, columns)
+    if model.bias >= 0:
+        _write_weights(file, model.bias_weight[np.newaxis], columns)
+
+
+def _write_weights(file: TextIO, weights: np.ndarray, columns: np.ndarray) -> None:
+    row_format = "%.17g " * columns.shape[1] + "\n"
+    # + 0.0 turns -0 into 0
+    file.write("".join([row_format % tuple(row) for row in (weights @ columns + 0.0).tolist()]))
+
+
+def import_liblinear(path: str | os.PathLike[str]) -> Model:
+    """Read a model from LIBLINEAR's text; it then predicts the same as in LIBLINEAR.
+
+    Raises
+    ------
+    ModelError
+        Where the text is malformed, or the problem is none of `LIBLINEAR_SOLVERS`.
+    """
+    try:
+        with open(path, encoding="ascii") as file:
+            header = _read_header(file, path)
+            table = _read_table(file, header.n_features + (header.bias >= 0), header.n_columns)
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"{path}: expected LIBLINEAR's model text, found {error.object[error.start]:#x}"
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"{path}: malformed model text: {error}") from None
+    return _make_model(header, table)
+
+
+class _Header(NamedTuple):
+    """The lines before the weights."""
+
+    loss: str
+    method: str
+    labels: list[int]
+    n_features: int
+    bias: float
+
+    @property
+    def n_columns(self) -> int:
+        """Weights to a line."""
+        n_classes = len(self.labels)
+        return 1 if n_classes == 2 and self.loss != "crammer_singer" else n_classes
+
+
+def _make_model(header: _Header, table: np.ndarray) -> Model:
+    bias, n_features, n_classes = header.bias, header.n_features, len(header.labels)
+    classes = np.sort(np.array(header.labels, dtype=np.float64))
+    class_index = np.searchsorted(classes, header.labels)
+    if n_classes == 2 and header.n_columns == 1:
+        code = np.array([[-1], [1]])
+        table = table if class_index[0] == 1 else -table
+    else:
+        code = np.eye(n_classes) if header.loss == "crammer_singer" else 2 * np.eye(n_classes) - 1
+        table = table[:, np.argsort(class_index)]
+    return Model(
+        weights=table[:n_features],
+        intercept=table[n_features] * bias if bias >= 0 else np.zeros(header.n_columns),
+        classes=classes,
+        code=code,
+        loss=header.loss,
+        C=None,
+        method=header.method,
+        bias=bias if bias >= 0 else -1.0,
+        tie_order=class_index[::-1] if n_classes == 2 else class_index,
+    )
+
+
+def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
+    lines: dict[str, str] = {}
+    for line in islice(file, 100):
+        key, _, rest = line.strip().partition(" ")
+        if key == "w":
+            break
+        lines[key] = rest
+    else:
+        raise ModelError(f"{path}: expected LIBLINEAR's model text, found no line 'w' after its header")
+    for key in ("solver_type", "nr_class", "label", "nr_feature", "bias"):
+        if key not in lines:
+            raise ModelError(f"{path}: the line '{key}' is missing; only models of classifiers can be read")
+    if lines["solver_type"] not in LIBLINEAR_SOLVERS:
+        raise ModelError(
+            f"{path}: solver_type {lines['solver_type']} is not L2-regularised classification; "
+            f"expected one of {', '.join(LIBLINEAR_SOLVERS)}"
+        )
+    n_classes, n_features, bias = int(lines["nr_class"]), int(lines["nr_feature"]), float(lines["bias"])
+    labels = [int(text) for text in lines["label"].split()]
+    if not (len(set(labels)) == len(labels) == n_classes >= 1 and n_features >= 0 and np.isfinite(bias)):
+        raise ValueError(f"{n_classes} classes, {len(labels)} labels, {n_features} features and bias {bias}")
+    return _Header(*LIBLINEAR_SOLVERS[lines["solver_type"]], labels, n_features, bias)
+
+
+def _read_table(file: Iterable[str], n_rows: int, n_columns: int) -> np.ndarray:
+    table = np.empty((n_rows, n_columns))
+    lines: Iterator[str] = (line for line in file if not line.isspace())
+    rows = max(1, _EXPORT_BLOCK // n_columns)
+    for start in range(0, n_rows, rows):
+        stop = min(n_rows, start + rows)
+        tokens = " ".join(islice(lines, stop - start)).split()
+        if len(tokens) != (stop - start) * n_columns:
+            raise ValueError(
+                f"expected {n_rows} rows of {n_columns} weights, found {len(tokens)} of "
+                f"{(stop - start) * n_columns} numbers in the rows from {start} on"
+            )
+        table[start:stop] = np.array([float(token) for token in tokens]).reshape(-1, n_columns)
+    if not np.isfinite(table).all():
+        raise ValueError("a weight that is not finite")
+    if next(lines, None) is not None:
+        raise ValueError(f"expected {n_rows} rows of weights, found more")
+    return table

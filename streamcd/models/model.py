@@ -1,0 +1,481 @@
+"""A trained linear model: what it predicts, and how it is kept on disk.
+
+A model decides by ``h(x) = x W + intercept``, one column of ``W`` per vector (lane). A code matrix ``M`` (classes × vectors,
+entries −1, 0, +1) says what the vectors tell apart: of two classes there is one vector, positive for the larger class; of
+several, the class with the largest ``h(x)·M_r`` is predicted. A twin model has a plane per class, and predicts the class
+whose plane is nearest: the smallest ``|h_r(x)| / ‖w_r‖``, the norm without the bias's entry.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.atomic_files import replacing, sync
+from ..core.errors import ModelError
+from ..core.memory_budget import parse_size, require
+from ..core.metadata import Count, Kind, Structure, read_metadata, write_metadata
+from ..dataset.scaling import Scaling
+
+
+class ModelScaling(Structure):
+    """Transformation of the values that the model was trained on; the checksum is that of ``scaling.npy``."""
+
+    scale: str
+    normalize: str
+    digest: str
+    checksum: str = ""
+
+
+class ModelFile(Structure):
+    """``model.json``; fields as those of `Model`."""
+
+    loss: str
+    method: str
+    C: float | None
+    n_features: Count
+    bias: float
+    intercept: list[float]
+    classes: list[float]
+    label_kind: str
+    code: list[list[int]]
+    tie_order: list[Count]
+    class_weight: dict[float, float]
+    index_base: int
+    fingerprint: str
+    versions: dict[str, str]
+    certificate: dict[str, Any]
+    weights_checksum: str
+    free_bias: bool = False
+    ridge: float = 1.0
+    slack: str = "hinge"
+    scaling: ModelScaling | None = None
+
+
+MODEL = Kind("streamcd-model", 1, ModelFile, ModelError, "restore it from a copy, or train again")
+
+
+@dataclass
+class Model:
+    """A linear classifier.
+
+    Attributes
+    ----------
+    weights : ndarray of float64, shape (n_features, n_vectors)
+    intercept : ndarray of float64, shape (n_vectors,)
+        Weight of the constant feature times its value, `bias`.
+    classes : ndarray of float64, shape (n_classes,)
+        Labels, ascending.
+    code : ndarray of int8, shape (n_classes, n_vectors)
+        Entries −1, 0, +1; ``[[-1], [1]]`` for two classes, the identity for Crammer–Singer.
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
+    C : float or None
+        None where it is not known (LIBLINEAR's text does not hold it).
+    method : str
+        How the model was trained; it does not change what the model is.
+    bias : float
+        Value of the constant feature; negative for none.
+    index_base : int
+        What the indices of the training text started at.
+    label_kind : {"integer", "decimal"}
+    class_weight : dict of float to float
+        Factors on the cost of a label's rows.
+    ridge, slack : float, str
+        Of twin planes (see `problem`).
+    tie_order : ndarray of int64, shape (n_classes,)
+        Classes (as places in `classes`) in the order of preference where decisions are equal: an empty row, say.
+    fingerprint : str
+        Of the dataset trained on; empty where there was none.
+    versions, certificate : dict
+        Of libraries; gap and objectives at the end of training. Carried along, not interpreted.
+    free_bias : bool
+        Whether the bias's weight was left out of ``½‖w‖²``.
+    scaling : Scaling
+        What was done to the values that the model was trained on, and has to be done to those it decides about.
+    """
+
+    weights: np.ndarray
+    intercept: np.ndarray
+    classes: np.ndarray
+    code: np.ndarray
+    loss: str
+    C: float | None
+    method: str = "dual"
+    bias: float = -1.0
+    index_base: int = 1
+    label_kind: str = "integer"
+    class_weight: dict[float, float] = field(default_factory=dict)
+    ridge: float = 1.0
+    slack: str = "hinge"
+    tie_order: np.ndarray | None = None
+    fingerprint: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    certificate: dict[str, Any] = field(default_factory=dict)
+    free_bias: bool = False
+    scaling: Scaling = field(default_factory=Scaling)
+
+    def __post_init__(self) -> None:
+        self.weights = np.ascontiguousarray(self.weights, dtype=np.float64)
+        self.intercept = np.asarray(self.intercept, dtype=np.float64)
+        self.classes = np.asarray(self.classes, dtype=np.float64)
+        self.code = np.asarray(self.code, dtype=np.int8)
+        if self.tie_order is None:
+            self.tie_order = np.arange(self.n_classes)
+        self.tie_order = np.asarray(self.tie_order, dtype=np.int64)
+        n_vectors = self.weights.shape[1] if self.weights.ndim == 2 else -1
+        expected = {"weights": self.weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
+        expected["code"] = self.code.shape == (self.n_classes, n_vectors)
+        expected["tie_order"] = np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes))
+        expected["classes"] = self.classes.ndim == 1 and bool((np.diff(self.classes) > 0).all())
+        wrong = [name for name, fits in expected.items() if not fits]
+        if wrong:
+            raise ModelError(
+                f"a model's {' and '.join(wrong)} do not fit together: expected weights (features, vectors), "
+                "an intercept per vector, ascending classes, and a code (classes, vectors)"
+            )
+
+    @property
+    def n_features(self) -> int:
+        """Width of the model."""
+        return int(self.weights.shape[0])
+
+    @property
+    def n_vectors(self) -> int:
+        """Number of weight vectors."""
+        return int(self.weights.shape[1])
+
+    @property
+    def n_classes(self) -> int:
+        """Number of labels."""
+        return int(self.classes.size)
+
+    @property
+    def is_binary(self) -> bool:
+        """True where one vector tells two classes apart."""
+        return self.n_classes == 2 and self.n_vectors == 1
+
+    @property
+    def bias_weight(self) -> np.ndarray:
+        """Weights of the constant feature, shape (n_vectors,); zero where there is none."""
+        return self.intercept / self.bias if self.bias > 0 else np.zeros(self.n_vectors)
+
+    def squared_norm(self) -> np.ndarray:
+        """``‖w‖²`` of every vector, the constant feature's weight included; shape (n_vectors,)."""
+        return np.einsum("ij,ij->j", self.weights, self.weights) + (
+            0.0 if self.free_bias else self.bias_weight**2
+        )
+
+    def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
+        """``h(x)`` of a block of sparse rows.
+
+        Parameters
+        ----------
+        indptr : ndarray of int64, shape (rows + 1,)
+        feature, value : ndarray, shape (entries,)
+            Features are 0-based.
+
+        Returns
+        -------
+        decisions : ndarray of float64, shape (rows, n_vectors)
+        n_ignored : int
+            Entries of features beyond the model's width.
+        """
+        from ..kernels.rows import margins  # numba: only where rows are met
+
+        out = np.empty((indptr.size - 1, self.n_vectors))
+        n_ignored = int(margins(indptr, feature, value, self.weights, out))
+        out += self.intercept
+        return out, n_ignored
+
+    def scores(self, decisions: np.ndarray) -> np.ndarray:
+        """``h(x)·M_r`` of every class ``r``, up to a constant that is the same for all; shape (rows, n_classes).
+
+        Of twin planes, minus the distance to each class's plane.
+        """
+        if self.loss == "twin":
+            return -plane_distances(decisions, self._plane_norms)
+        return decisions @ self.score_code()
+
+    def places(self, decisions: np.ndarray) -> np.ndarray:
+        """The predicted classes, as places in `classes`; shape (rows,)."""
+        assert self.tie_order is not None
+        if self.is_binary:
+            positive = decisions[:, 0] >= 0 if self.tie_order[0] == 1 else decisions[:, 0] > 0
+            return positive.astype(np.int64)
+        return self.tie_order[self.scores(decisions)[:, self.tie_order].argmax(axis=1)]
+
+    def labels(self, decisions: np.ndarray) -> np.ndarray:
+        """The predicted labels, float64; shape (rows,)."""
+        return self.classes[self.places(decisions)]
+
+    @cached_property
+    def _plane_norms(self) -> np.ndarray:
+        return np.sqrt(np.einsum("ij,ij->j", self.weights, self.weights))
+
+    @property
+    def has_probabilities(self) -> bool:
+        """True where decisions are log-odds: logistic regression with one vector per class, or one for two classes."""
+        return self.loss == "log_loss" and (self.is_binary or self._one_vector_per_class())
+
+    def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
+        """Logarithms of the classes' probabilities under logistic regression; shape (rows, n_classes).
+
+        Of several classes each one's ``σ(h)`` is divided by their sum, as LIBLINEAR does.
+
+        Raises
+        ------
+        ModelError
+            Where the model has none.
+        """
+        if self.loss != "log_loss":
+            raise ModelError(
+                f"probabilities need a model trained with --loss log_loss; this one was trained with {self.loss}"
+            )
+        if not self.has_probabilities:
+            raise ModelError(
+                "probabilities need one vector per class; this model was trained with another code matrix"
+            )
+        if self.is_binary:
+            return -np.logaddexp(0.0, decisions * np.array([1.0, -1.0]))
+        log_sigmoid = -np.logaddexp(0.0, -decisions)
+        return log_sigmoid - np.logaddexp.reduce(log_sigmoid, axis=1, keepdims=True)
+
+    def label_text(self, label: float) -> str:
+        """A label as in the source: integers without a point."""
+        return str(int(label)) if self.label_kind == "integer" else repr(float(label))
+
+    def label_texts(self) -> list[str]:
+        """All labels, ascending, as in the source."""
+        return [self.label_text(label) for label in self.classes]
+
+    def label_numbers(self) -> list[int] | list[float]:
+        """All labels, ascending; integers where the source had integers."""
+        return (
+            [int(label) for label in self.classes] if self.label_kind == "integer" else self.classes.tolist()
+        )
+
+    def class_costs(self) -> np.ndarray:
+        """``C`` times the class weight, shape (n_classes,).
+
+        Raises
+        ------
+        ModelError
+            Where C is not known.
+        """
+        if self.C is None:
+            raise ModelError("the model does not say which C it was trained with")
+        return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
+
+    def save(self, path: str | os.PathLike[str], rows: Iterable[np.ndarray] | None = None) -> None:
+        """Write the model into a directory: ``weights.npy``, and ``model.json`` last; each is there whole or not at all.
+
+        Parameters
+        ----------
+        path : path
+        rows : iterable of ndarray, optional
+            The rows of `weights` in blocks, where they are too many to be in memory; `weights` then gives the shape only.
+        """
+        from ..dataset.parquet import file_checksum  # pyarrow: not for a bare import
+
+        directory = Path(path)
+        directory.mkdir(parents=True, exist_ok=True)
+        description = self._description()
+        with ExitStack() as files:
+            weights = files.enter_context(replacing(directory / "weights.npy"))
+            _write_array(weights, self.weights.shape, (self.weights,) if rows is None else rows)
+            description["weights_checksum"] = file_checksum(weights)
+            if self.scaling.scales is not None:
+                scales = files.enter_context(replacing(directory / "scaling.npy"))
+                _write_array(scales, self.scaling.scales.shape, (self.scaling.scales,))
+                description["scaling"]["checksum"] = file_checksum(scales)
+            # A kill between the files must leave no model rather than one whose halves do not belong together.
+            (directory / "model.json").unlink(missing_ok=True)
+        if self.scaling.scales is None:
+            (directory / "scaling.npy").unlink(missing_ok=True)  # of a model that was here before
+        write_metadata(directory / "model.json", MODEL, description, allow_nan=False)
+        sync(directory.parent)
+
+    def _description(self) -> dict[str, Any]:
+        assert self.tie_order is not None
+        return {
+            "loss": self.loss,
+            "method": self.method,
+            "C": self.C,
+            "n_features": self.n_features,
+            "bias": self.bias,
+            "free_bias": self.free_bias,
+            "intercept": self.intercept.tolist(),
+            "classes": self.classes.tolist(),
+            "label_kind": self.label_kind,
+            "code": self.code.tolist(),
+            "tie_order": self.tie_order.tolist(),
+            **({"ridge": self.ridge, "slack": self.slack} if self.loss == "twin" else {}),
+            "class_weight": {self.label_text(label): weight for label, weight in self.class_weight.items()},
+            "index_base": self.index_base,
+            "fingerprint": self.fingerprint,
+            "versions": self.versions,
+            "certificate": self.certificate,
+            "scaling": self.scaling.to_json() if self.scaling.changes_values else None,
+        }
+
+    def score_code(self) -> np.ndarray:
+        """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
+        if self.is_binary:
+            return np.array([[-1.0, 1.0]])
+        # Adding a constant to a vector's column adds the same to every class's score. (M + 1)/2 makes the one-vs-rest code
+        # the identity, and its scores the decisions themselves, to the last bit.
+        code = self.code if (self.code == 0).any() else (self.code + 1) // 2
+        return code.T.astype(np.float64)
+
+    def _one_vector_per_class(self) -> bool:
+        return self.n_classes == self.n_vectors and np.array_equal(self.score_code(), np.eye(self.n_classes))
+
+
+def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
+    """Write a ``.npy`` file of float64, block of rows by block."""
+    with open(path, "wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            np.ascontiguousarray(block, dtype="<f8").tofile(file)
+
+
+def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """``|h_k| / ‖w_k‖`` of rows and planes; a plane with ``‖w‖ = 0`` is infinitely far."""
+    distances = np.full(h.shape, np.inf)
+    return np.divide(np.abs(h), norms, out=distances, where=norms > 0)
+
+
+def path_directory(model_path: Path, C: float) -> Path:
+    """Directory of the model of one C of a path, inside a run's ``model``."""
+    return model_path / f"C={C!r}"
+
+
+def models_of_path(path: str | os.PathLike[str]) -> dict[float, Path]:
+    """The models of a path over C, by C ascending; empty where a run or model has but one."""
+    found = {}
+    for inside in (Path(path) / "model", Path(path)):
+        for directory in inside.glob("C=*"):
+            if (directory / "model.json").exists():
+                found[float(directory.name.removeprefix("C="))] = directory
+    return dict(sorted(found.items()))
+
+
+def load_model(
+    path: str | os.PathLike[str], C: float | None = None, *, memory: int | str | None = None
+) -> Model:
+    """Read a model, or the model of a run.
+
+    Parameters
+    ----------
+    path : path
+        A directory with ``model.json``, or a run.
+    C : float, optional
+        Which model of a path over C; needed where the run has several and no best one.
+    memory : int or str, optional
+        Bound on the process's resident memory, which the weights have to respect.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    ModelError
+        Where there is none, or it is damaged.
+    UsageError
+        Where it does not fit in `memory`.
+    """
+    directory = _model_directory(path, C)
+    if memory is not None and (directory / "weights.npy").exists():
+        files = [directory / name for name in ("weights.npy", "scaling.npy")]
+        require(
+            parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
+        )
+    description_path = directory / "model.json"
+    try:
+        _, description = read_metadata(description_path, MODEL)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(_missing(Path(path))) from None
+    try:
+        checksum, n_features = description.weights_checksum, description.n_features
+        weights = _read_array(directory / "weights.npy", checksum, n_features, 2)
+        model = _model_from(description, weights, _read_scaling(directory / "scaling.npy", description))
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ModelError(f"{description_path}: damaged ({error})") from None
+    if C is not None and model.C != C:
+        raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
+    return model
+
+
+def stored_certificate(path: Path) -> dict[str, Any] | None:
+    """Read the certificate of the model in a directory; None where there is no whole model."""
+    try:
+        _, description = read_metadata(path / "model.json", MODEL)
+    except (OSError, ModelError):
+        return None
+    return description.certificate if description.certificate and (path / "weights.npy").exists() else None
+
+
+def _model_directory(path: str | os.PathLike[str], C: float | None = None) -> Path:
+    inside = Path(path) / "model"
+    directory = inside if (inside / "model.json").exists() else Path(path)
+    single = (directory / "model.json").exists()
+    models = models_of_path(path)
+    if not models or (C is None and single):
+        return directory
+    if C in models:
+        return models[C]
+    known = ", ".join(f"{value:g}" for value in models)
+    if C is None:
+        raise ModelError(f"{path} holds a model for each C of {known}: name one with -C")
+    raise ModelError(f"{path} holds no model for C = {C:g}; it has {known}")
+
+
+def _missing(path: Path) -> str:
+    if (path / "config.json").exists():
+        return f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it"
+    if path.is_file():
+        return f"{path} is a file; expected a run or a model ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
+    found = "no model.json in it" if path.exists() else "nothing there"
+    return f"{path}: expected a run or a model, found {found}"
+
+
+def _read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
+    from ..dataset.parquet import file_checksum
+
+    if not path.exists():
+        raise ModelError(f"{path}: the file is missing")
+    if file_checksum(path) != checksum:
+        raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
+    array: np.ndarray = np.load(path, allow_pickle=False)
+    if array.ndim != n_dimensions or array.shape[0] != n_features:
+        raise ModelError(
+            f"{path}: expected {n_features} rows in {n_dimensions} dimensions, found shape {array.shape}"
+        )
+    return array
+
+
+def _read_scaling(path: Path, description: ModelFile) -> Scaling:
+    found = description.scaling
+    if found is None:
+        return Scaling()
+    scales = None if found.scale == "none" else _read_array(path, found.checksum, description.n_features, 1)
+    return Scaling(found.scale, found.normalize, scales, found.digest)
+
+
+def _model_from(description: ModelFile, weights: np.ndarray, scaling: Scaling) -> Model:
+    # every field of the same name, as it is or as the array that `Model` makes of it
+    same = {name: getattr(description, name) for name in _SAME_FIELDS}
+    code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
+    return Model(weights=weights, code=code, scaling=scaling, **same)
+
+
+_SAME_FIELDS = {item.name for item in fields(Model)} - {"weights", "code", "scaling"}

@@ -1,0 +1,164 @@
+"""Comparison of a model's predictions with the labels of the data, streamed as predictions are."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from ..core.memory_budget import parse_size
+from ..core.progress import Listener
+from ..dataset.dataset import Dataset
+from ..models.model import Model, load_model
+from ..solvers.problem import crammer_singer_losses, row_loss, twin_losses
+from .predict import DecidedRows, Decisions, positive_scores
+from .roc_auc import RocArea
+from .sums import ExactSum
+
+MAX_CONFUSION_LABELS = 1000
+"""Number of labels above which there is no confusion matrix."""
+
+
+class _Evaluation:
+    """Sums over the rows seen so far."""
+
+    def __init__(self, model: Model, roc: RocArea) -> None:
+        self.model, self.roc = model, roc
+        self.n_rows = self.n_correct = self.n_unknown = 0
+        # exact, so that they do not depend on the blocks in which rows come
+        self.loss, self.log_loss = ExactSum(), ExactSum()
+        self.costs = None if model.C is None else model.class_costs()
+        k = model.n_classes
+        self.confusion = np.zeros((k, k), dtype=np.int64) if k <= MAX_CONFUSION_LABELS else None
+        self.unknown: dict[float, np.ndarray] = {}
+
+    def add(self, rows: DecidedRows) -> None:
+        model, decisions, label = self.model, rows.decisions, rows.label
+        predicted = model.places(decisions)
+        place = np.minimum(np.searchsorted(model.classes, label), model.n_classes - 1)
+        known = model.classes[place] == label
+        self.n_rows += label.size
+        self.n_correct += int((known & (place == predicted)).sum())
+        if not known.all():
+            self._add_unknown(label[~known], predicted[~known])
+            place, predicted, decisions = place[known], predicted[known], decisions[known]
+        weight = rows.weight[known]
+        if self.confusion is not None:
+            k = model.n_classes
+            self.confusion += np.bincount(place * k + predicted, minlength=k * k).reshape(k, k)
+        if self.costs is not None:
+            self.loss.add(_row_terms(model, place, decisions, self.costs[place] * weight, weight))
+        if model.has_probabilities:
+            self.log_loss.add(-model.log_probabilities(decisions)[np.arange(place.size), place])
+        if model.n_classes == 2:
+            self.roc.add(positive_scores(model, decisions), place == 1)
+
+    def _add_unknown(self, label: np.ndarray, predicted: np.ndarray) -> None:
+        self.n_unknown += label.size
+        if self.confusion is None:
+            return
+        for value in np.unique(label):
+            counts = np.bincount(predicted[label == value], minlength=self.model.n_classes)
+            self.unknown[float(value)] = self.unknown.get(float(value), 0) + counts
+            if len(self.unknown) + self.model.n_classes > MAX_CONFUSION_LABELS:
+                self.confusion = None
+                return
+
+    def result(self) -> dict[str, Any]:
+        model = self.model
+        objective = None
+        if self.costs is not None and not self.n_unknown:
+            ridge = model.ridge if model.loss == "twin" else 1.0
+            objective = 0.5 * ridge * float(model.squared_norm().sum()) + self.loss.value()
+        result: dict[str, Any] = {
+            "n_rows": self.n_rows,
+            "accuracy": self.n_correct / self.n_rows,
+            "primal_objective": objective,
+        }
+        area = self.roc.value()
+        if area is not None:
+            result["auc"] = area
+        n_known = self.n_rows - self.n_unknown
+        if model.has_probabilities and n_known:
+            result["log_loss"] = self.log_loss.value() / n_known
+        if self.confusion is not None:
+            result |= self._confusion(self.confusion)
+        return result
+
+    def _confusion(self, counts_of_known: np.ndarray) -> dict[str, Any]:
+        model = self.model
+        labels = np.union1d(model.classes, np.array(list(self.unknown)))
+        table = np.zeros((labels.size, labels.size), dtype=np.int64)
+        known = np.searchsorted(labels, model.classes)
+        table[np.ix_(known, known)] = counts_of_known
+        for label, counts in self.unknown.items():
+            table[np.searchsorted(labels, label), known] = counts
+        as_integer = model.label_kind == "integer"
+        numbers = [int(x) if as_integer and x == int(x) else float(x) for x in labels]
+        return {"labels": numbers, "confusion": table.tolist()}
+
+
+def _row_terms(
+    model: Model, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
+    """``cost_i loss_i`` of every row, over its vectors; `place` is each row's class."""
+    if model.loss == "twin":
+        return twin_losses(decisions, place, cost, weight, model.slack)
+    if model.loss == "crammer_singer":
+        return cost * crammer_singer_losses(decisions, place)
+    sign = model.code[place].astype(np.float64)
+    losses: np.ndarray = (row_loss(model.loss, sign * decisions) * (sign != 0)).sum(axis=1)
+    return cost * losses
+
+
+def evaluate(
+    data: Dataset | str | os.PathLike[str],
+    model: Model | str | os.PathLike[str],
+    *,
+    C: float | None = None,
+    memory: int | str = "1GB",
+    workers: int = 1,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Compare a model's predictions with the labels of the data.
+
+    Parameters
+    ----------
+    data : Dataset or path
+        As for `predict`. Rows with a label that the model does not know count as errors.
+    model : Model or path
+        A path names a model or a run.
+    C : float, optional
+        Which model of a run that was trained with several.
+    memory : int or str
+        Bound on the process's resident memory; with several workers, on the sum of all.
+    workers : int
+        Processes that decide. The result does not depend on their number.
+    listener : Listener, optional
+
+    Returns
+    -------
+    dict
+        ``n_rows``, ``accuracy``, ``primal_objective`` (the model's own problem on this data; None where the model does not
+        know its C, or not all labels); for two classes ``auc``; for the logistic loss ``log_loss`` (mean over the rows);
+        ``labels`` and ``confusion`` (rows true, columns predicted).
+
+    Raises
+    ------
+    ModelError, DatasetError, DataError, UsageError
+    """
+    listener = listener or Listener()
+    budget = parse_size(memory)
+    model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
+    decisions = Decisions(data, model, budget, listener, workers)
+    with RocArea(decisions.left) as roc:
+        evaluation = _Evaluation(model, roc)
+        for rows in decisions.blocks("evaluate"):
+            evaluation.add(rows)
+        if evaluation.n_unknown:
+            listener.warning(
+                f"{evaluation.n_unknown:,} rows have labels that the model does not know "
+                f"({', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''}); they count as errors"
+            )
+        return evaluation.result()

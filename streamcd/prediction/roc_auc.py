@@ -1,0 +1,140 @@
+"""The exact area under the ROC curve of more scores than fit in memory: ranges of scores on disk, each sorted in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, take
+
+_LAYOUT = Layout((np.dtype(np.float64), np.dtype(np.bool_)))
+_BYTES_PER_SCORE = 67
+"""At the worst moment: scores and classes as taken, joined and sorted, their order, four numbers for each group of ties."""
+_N_BOUNDS = 127
+_LEAST_SCORES = 1024
+
+
+class RocArea:
+    """Takes scores in any order and any number of blocks; a context, which removes what is on disk.
+
+    Scores beyond the memory are dealt out by bounds that are scores themselves: a bucket for each bound and one for what
+    lies between two of them. A bound's own are ties, and only counted; what lies between is sorted, or where it does not fit
+    dealt out again, by bounds of its own.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        What scores may take.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._capacity = max(_LEAST_SCORES, memory_bytes // _BYTES_PER_SCORE)
+        self._memory_bytes = self._capacity * _LAYOUT.record_bytes
+        self._held: list[Records] = []
+        self._n_held = 0
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> RocArea:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def add(self, score: np.ndarray, positive: np.ndarray) -> None:
+        """Take notice of rows: their scores, and whether they are of the positive class."""
+        for start in range(0, score.size, self._capacity):
+            stop = min(start + self._capacity, score.size)
+            # -0 is a tie with 0; copied, since the caller uses its memory again
+            block = Records((score[start:stop] + 0.0, positive[start:stop].astype(np.bool_)))
+            if self._scratch is None and self._n_held + block.size > self._capacity:
+                self._spill()
+            if self._scratch is None:
+                self._held.append(block)
+                self._n_held += block.size
+            else:
+                self._writer.append(_number(block, self._bounds), block)
+
+    def _spill(self) -> None:
+        """Deal out what is held, from now on by its quantiles."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="streamcd-scores-")
+        held, self._held = _join(self._held), []
+        self._bounds = _quantiles(held.fields[0])
+        self._path = Path(self._scratch.name) / "run"
+        self._writer = self._write(self._path, self._bounds)
+        self._writer.append(_number(held, self._bounds), held)
+
+    def _write(self, path: Path, bounds: np.ndarray) -> PartitionWriter:
+        return PartitionWriter(path, _LAYOUT, 2 * bounds.size + 1, self._memory_bytes)
+
+    def value(self) -> float | None:
+        """The area: the chance that a positive row scores above a negative one, ties counted half; None for one class."""
+        n_positive = n_negative = doubled = 0
+        for positives, negatives in self._ties():
+            below = np.cumsum(negatives) - negatives
+            n_more = int(positives.sum())
+            doubled += int((positives * (2 * below + negatives)).sum()) + 2 * n_more * n_negative
+            n_positive += n_more
+            n_negative += int(negatives.sum())
+        if not n_positive or not n_negative:
+            return None
+        return doubled / (2 * n_positive * n_negative)
+
+    def _ties(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Positives and negatives of every score, ascending by score, many scores at a time."""
+        if self._scratch is None:
+            if self._held:
+                yield _count_ties(_join(self._held))
+            return
+        self._writer.close()
+        del self._writer  # its memory
+        yield from self._ties_of_run(self._path, self._bounds.size)
+
+    def _ties_of_run(self, path: Path, n_bounds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        block_bytes = self._memory_bytes // 4
+        with PartitionReader([path], _LAYOUT) as reader:
+            for bucket in range(2 * n_bounds + 1):
+                n_scores, _ = reader.size(bucket)
+                if bucket % 2:
+                    positives = sum(
+                        int(block.fields[1].sum()) for block in reader.blocks(bucket, block_bytes)
+                    )
+                    yield np.array([positives]), np.array([n_scores - positives])
+                elif n_scores > self._capacity:
+                    first = next(reader.blocks(bucket, block_bytes))
+                    bounds, again = _quantiles(first.fields[0]), path.with_name(path.name + "-again")
+                    with self._write(again, bounds) as writer:
+                        for block in reader.blocks(bucket, block_bytes):
+                            writer.append(_number(block, bounds), block)
+                    del writer
+                    yield from self._ties_of_run(again, bounds.size)
+                elif n_scores:
+                    yield _count_ties(reader.read(bucket))
+
+
+def _join(blocks: list[Records]) -> Records:
+    return Records([np.concatenate([block.fields[k] for block in blocks]) for k in range(2)])
+
+
+def _quantiles(score: np.ndarray) -> np.ndarray:
+    """Distinct scores that cut all into parts of about the same size."""
+    return np.unique(np.sort(score)[np.linspace(0, score.size - 1, _N_BOUNDS).astype(np.int64)])
+
+
+def _number(scores: Records, bounds: np.ndarray) -> np.ndarray:
+    """Number buckets: 2 i + 1 for the scores equal to bound i, 2 i for those below it and above the one before."""
+    score = scores.fields[0]
+    number = np.searchsorted(bounds, score, side="left") + np.searchsorted(bounds, score, side="right")
+    return number.astype(np.uint16)
+
+
+def _count_ties(scores: Records) -> tuple[np.ndarray, np.ndarray]:
+    """Positives and negatives of every distinct score, ascending."""
+    order = np.argsort(scores.fields[0])
+    score, positive = (take(field, order) for field in scores.fields)
+    group = np.flatnonzero(np.concatenate([[True], score[1:] != score[:-1]]))
+    positives = np.add.reduceat(positive, group, dtype=np.int64)
+    return positives, np.diff(group, append=score.size) - positives

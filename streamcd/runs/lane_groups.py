@@ -1,0 +1,156 @@
+"""Groups of lanes: as many lanes are trained in the same reads as the memory budget has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..cluster.partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
+from ..core.errors import UsageError
+from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..core.process_pool import memory_per_worker
+from ..core.progress import Listener
+from ..dataset.column_layout import open_columns
+from ..dataset.dataset import Dataset
+from ..solvers.problem import Problem
+from ..solvers.protocol import Solver
+from ..solvers.registry import reads_columns
+from ..stream.memory_plan import Plan, describe_plan, make_plan
+from ..training.stopping import StopRule
+from .config import ResolvedRun, RunConfig, Search, lanes_together, versions
+from .options import TrainOptions
+
+_LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
+
+
+def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
+    """Plan a new run, and tell the listener how its memory is used."""
+    options = asked.problem
+    problem = options.make_problem(dataset)
+    n_groups, plan, memory = group_lanes(dataset, problem, asked)
+    listener.message(
+        describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
+    )
+    if n_groups > 1:
+        listener.message(
+            f"{problem.n_lanes} lanes of {problem.n_features} features do not fit in {format_size(memory)}: "
+            f"they are trained in {n_groups} groups, one after another, each reading the data by itself"
+        )
+    config = RunConfig(
+        dataset=str(dataset.path.resolve()),
+        fingerprint=dataset.fingerprint,
+        options=options,
+        memory=memory,
+        plan=plan,
+        n_groups=n_groups,
+        rule=StopRule(asked.tol, asked.eps, asked.max_passes),
+        checkpoint_every=float(asked.checkpoint_every),
+        versions=versions(),
+        rounds=asked.rounds,
+        columns=open_columns(dataset).fingerprint if reads_columns(options.method) else None,
+        start_from=asked.start_from,
+        tune=Search(options.folds) if asked.search else None,
+    )
+    return ResolvedRun(config, dataset, problem)
+
+
+def describe_worker_budget(n_bytes: int) -> str:
+    """One line for the user: the budget of every worker."""
+    return f"every worker streams its own shards within {format_size(n_bytes)}"
+
+
+def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tuple[int, Plan, int]:
+    """The number of groups, the plan of the largest (or the one given), and the bytes that it is for.
+
+    On workers that is a worker's, as if it had all shards.
+    """
+    if asked.plan is not None:
+        asked.problem.make_solver(problem, dataset)  # refuses what does not go together
+        return 1, asked.plan, asked.memory
+    block = lanes_together(problem)
+    n_blocks = problem.n_lanes // block
+    refusal: UsageError | None = None
+    # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
+    for paged in (False, True):
+        for n_groups, size in _group_sizes(n_blocks):
+            solver = asked.problem.make_solver(problem.subset(range(size * block)), dataset)
+            if paged and solver.paging is None:
+                break
+            try:
+                found, share = _plan_group(dataset, solver, asked, paged=paged)
+            except UsageError as error:
+                refusal = error
+                continue
+            mixed = found.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
+            if found.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
+                return n_groups, found, share
+    assert refusal is not None
+    raise refusal
+
+
+def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
+    """Numbers of groups, ascending, and the blocks of lanes of the largest of each."""
+    tried = 0
+    for n_groups in range(1, n_blocks + 1):
+        size = -(-n_blocks // n_groups)
+        if size != tried:
+            tried = size
+            yield n_groups, size
+
+
+def _plan_group(dataset: Dataset, solver: Solver, asked: TrainOptions, *, paged: bool) -> tuple[Plan, int]:
+    """The plan for a group of lanes, and the bytes that it is for."""
+    if asked.rounds is not None:
+        return _plan_worker(dataset, solver, asked)
+    more = dict(solver.more_memory)
+    needs = {
+        "weights": solver.state_bytes + saving_bytes(solver),
+        "scores of all rows": 0 if paged else solver.rows_bytes,
+        **more.pop("needs", {}),
+    }
+    paging = solver.paging if paged else None
+    plan = make_plan(dataset, asked.memory, solver.layout, needs, paging=paging, **more)
+    return plan, asked.memory
+
+
+def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple[Plan, int]:
+    """The plan of a worker that has all shards, and its bytes."""
+    weights = model_bytes(solver)
+    each, refusal = asked.memory, None
+    if asked.local_workers:
+        each = worker_memory(asked.memory, asked.local_workers, weights)
+        refusal = (
+            f"--memory {format_size(asked.memory)} is too small for {asked.local_workers} workers: it leaves each "
+            f"{format_size(each - DASK_BYTES)}, where"
+        )
+    layout, needs = paired_layout(solver.layout), {"weights": weights}
+    plan = make_plan(dataset, each - DASK_BYTES, layout, needs, refusal=refusal)
+    return plan, each
+
+
+def worker_memory(
+    shared: int,
+    n_workers: int,
+    weights_bytes: int,
+    advice: str = "give a larger --memory or fewer --workers",
+) -> int:
+    """What each of some workers on this machine may take of a budget that they share with this process.
+
+    `weights_bytes` is of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
+    """
+    weights = {"weights": weights_bytes}
+    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
+    return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
+
+
+def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:
+    """Return what each of other workers of this machine may take of the budget that the run was begun with."""
+    assert run.config.rounds is not None
+    assert run.config.rounds.shared_memory is not None
+    return worker_memory(
+        run.config.rounds.shared_memory,
+        n_workers,
+        model_bytes(run.make_solver(run.problem.subset(run.groups[0].lanes))),
+        "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
+    )

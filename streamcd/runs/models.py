@@ -1,0 +1,111 @@
+"""The models of a run, written from the states of its groups of lanes, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..models.model import Model, path_directory, stored_certificate
+from ..solvers.problem import Problem
+from ..training import checkpoint
+from ..training.result import Result
+from .config import ResolvedRun, versions
+
+_BLOCK_BYTES = 1 << 23  # of weights at a time, where a model is written
+
+
+def save_models(model_path: Path, directory: Path, run: ResolvedRun, result: Result) -> bool:
+    """Write the models of every C, unless those on disk are of this very end of the training; returns whether it did.
+
+    A kill may have come after the last checkpoint and before its models: then those on disk are of an older state.
+    """
+    models = _planned_models(model_path, run.problem, result)
+    if all(stored_certificate(path) == certificate for path, _, certificate in models):
+        return False
+    for path, lanes, certificate in models:
+        _save_model(path, directory, run, lanes, certificate)
+    return True
+
+
+def _planned_models(
+    model_path: Path, problem: Problem, result: Result
+) -> list[tuple[Path, range, dict[str, Any]]]:
+    """Directory, lanes and certificate of the model of every C; one C alone is the run's model."""
+    per_model = problem.block_lanes
+    blocks = [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
+    single = len(blocks) == 1
+    return [
+        (
+            model_path if single else path_directory(model_path, problem.lanes[lanes.start].C),
+            lanes,
+            _certificate(result, lanes),
+        )
+        for lanes in blocks
+    ]
+
+
+def _save_model(
+    path: Path, directory: Path, run: ResolvedRun, lanes: range, certificate: dict[str, Any]
+) -> None:
+    """Write the model of some lanes from the states in a run's directory."""
+    path.parent.mkdir(exist_ok=True)
+    problem, options, dataset = run.problem, run.options, run.dataset
+    factors = problem.class_factors(lanes)
+    intercept = np.concatenate([block[-1:] for block in _weight_rows(directory, run, lanes, last=True)])[0]
+    Model(
+        # never touched: the rows are written from the state
+        weights=np.zeros((problem.n_features, intercept.size)),
+        intercept=intercept * problem.bias,
+        classes=problem.classes,
+        code=problem.code,
+        loss=problem.loss,
+        C=problem.lanes[lanes.start].C,
+        method=options.method,
+        ridge=problem.ridge,
+        slack=problem.slack,
+        bias=options.bias if options.bias >= 0 else -1.0,
+        free_bias=problem.free_bias,
+        index_base=dataset.index_base,
+        label_kind=dataset.label_kind,
+        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},
+        fingerprint=dataset.fingerprint,
+        versions=versions(),
+        certificate=certificate,
+        scaling=dataset.read_scaling(),
+    ).save(path, rows=_weight_rows(directory, run, lanes, last=False))
+
+
+def _certificate(result: Result, lanes: range) -> dict[str, Any]:
+    mine = [result.lanes[lane] for lane in lanes]
+    return {
+        "primal_objective": sum(lane["primal_objective"] for lane in mine),
+        "dual_objective": sum(lane["dual_objective"] for lane in mine),
+        "gap": max(lane["gap"] for lane in mine),
+        "converged": all(lane["converged"] for lane in mine),
+        "passes": [lane["passes"] for lane in mine],
+    }
+
+
+def _weight_rows(directory: Path, run: ResolvedRun, lanes: range, *, last: bool) -> Iterator[np.ndarray]:
+    """Rows of w of some lanes, gathered from the groups' states: those of the features, or the last one, the bias's."""
+    problem = run.problem
+    vectors = problem.lane_vectors
+    block_rows = max(1, _BLOCK_BYTES // (8 * problem.n_lanes * vectors))
+    sources, columns = [], []
+    for group in run.groups:
+        mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
+        if mine:
+            columns.append(np.concatenate([np.arange(lane * vectors, (lane + 1) * vectors) for lane in mine]))
+            state = directory / group.directory / "state.npz"
+            sources.append(checkpoint.read_array_rows(state, "w", block_rows))
+    start = 0
+    for blocks in zip(*sources, strict=True):
+        rows = np.hstack([block[:, chosen] for block, chosen in zip(blocks, columns, strict=True)])
+        start += rows.shape[0]
+        if last and start > problem.n_features:
+            yield rows
+        elif not last:
+            yield rows[: problem.n_features - start + rows.shape[0]]

@@ -1,0 +1,70 @@
+"""An earlier run from which another begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..core.errors import UsageError
+from ..solvers.problem import Problem
+from ..solvers.registry import reads_columns
+from ..training.warm_start import WarmStart, combination
+from .config import ResolvedRun, RunConfig, read_config, reopen
+
+
+class PreviousRun:
+    """The lanes of an earlier run, in the directory `path`, as the beginning of a new one's."""
+
+    def __init__(self, path: Path, run: ResolvedRun, new: ResolvedRun) -> None:
+        self._path, self._run = path, run
+        self._matrix = combination(run.problem, new.problem, dual=_needs_alpha(new))
+
+    def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
+        """The beginning of some of the new run's lanes, of which `numbers` are the places among all."""
+        run = self._run
+        solvers = [run.make_solver(run.problem.subset(group.lanes)) for group in run.groups]
+        parts = [
+            (self._path / group.directory, solver, list(group.lanes))
+            for group, solver in zip(run.groups, solvers, strict=True)
+        ]
+        return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts)
+
+
+def previous_run(new: ResolvedRun) -> PreviousRun | None:
+    """Open the run that a run begins from, if any; refused where it is no beginning."""
+    source = new.config.start_from
+    if source is None:
+        return None
+    path = Path(source)
+    config = read_config(path)
+    if config.tune is not None:
+        path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
+        config = read_config(path)
+    _check(source, config, new)
+    return PreviousRun(path, reopen(config, new.dataset), new)
+
+
+def _needs_alpha(new: ResolvedRun) -> bool:
+    return not reads_columns(new.options.method)
+
+
+def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
+    """Refuse a run whose dual variables or weights are no beginning of the new one's."""
+    if config.fingerprint != new.dataset.fingerprint:
+        raise UsageError(
+            f"{source} was trained on another dataset (fingerprint {config.fingerprint}, this one has "
+            f"{new.dataset.fingerprint}); dual variables belong to rows, so a warm start needs the same dataset"
+        )
+    if config.rounds is not None:
+        raise UsageError(
+            f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
+        )
+    method, wanted = config.options.method, new.options.method
+    if _needs_alpha(new) and method not in ("dual", "sor"):
+        raise UsageError(
+            f"{source} was not trained by a dual method; there are no dual variables to start from"
+        )
+    if method == "sor" and wanted == "dual":
+        raise UsageError(
+            f"{source} was trained by --method sor, which keeps no dual variables of a plane's own rows: only "
+            f"--method sor can start from it, found {wanted}"
+        )

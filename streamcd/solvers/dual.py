@@ -1,0 +1,267 @@
+"""Dual coordinate descent over rows: ``w = w(alpha)`` is in memory, alpha on disk with its rows.
+
+`RowSolver` is what all dual solvers share; `DualSolver` trains hinge, squared hinge, logistic loss and twin planes. The
+mathematics of a visit is in `dual_kernels`; here are the start, the shrinking thresholds, and the certificate.
+Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ..kernels import dual as dual_kernels
+from ..kernels import primitives
+from ..kernels.primitives import (
+    DUAL,
+    GAP,
+    LOSS,
+    N_STEPS,
+    N_VISITED,
+    VIOLATION_MAX,
+    VIOLATION_MIN,
+    Costs,
+    Lanes,
+    Rows,
+    Steering,
+    Variables,
+)
+from ..stream.arenas import RowArena, RowLayout
+from ..stream.stream import Window
+from . import over_relaxation
+from .problem import Problem
+from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, new_lanes, new_totals
+
+
+class RowSolver:
+    """Base of the solvers over rows.
+
+    Parameters
+    ----------
+    problem : Problem
+    alpha_vectors : int
+        Dual variables of a row for each weight vector.
+    """
+
+    rows_bytes = 0
+    more_memory: Mapping[str, Any] = MappingProxyType({})
+    paging = None
+    warm_start: Start = "alpha and w"
+
+    def __init__(self, problem: Problem, alpha_vectors: int = 1) -> None:
+        self.problem = problem
+        self.n_vectors = problem.n_lanes * problem.lane_vectors
+        self.layout = RowLayout(alpha_width=alpha_vectors * self.n_vectors, n_flags=self.n_vectors)
+        self.state_bytes = 2 * 8 * (problem.n_features + 1) * self.n_vectors
+
+    def page_rows(self, folder: Path, page_rows: int) -> None:
+        """Nothing is kept of all rows."""
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Set alpha = 0."""
+        arena.alpha[start:stop] = 0.0
+        arena.active[start:stop] = 1
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """See `protocol.Solver`."""
+        for lane in np.flatnonzero(state.lanes["restore"]).tolist():
+            arena.active[start:stop, self.columns(lane)] = 1
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Certify lanes at their fixed w, then train the others."""
+        certifying = state.phase(START, CERTIFY)
+        if certifying.size:
+            self.certify(window, state, all_rows(window, order), certifying)
+        training = state.phase(TRAIN)
+        if training.size:
+            self.train(window, state, shuffled_active_rows(window, training, order, key), training)
+
+    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        """Add up the terms of a window's rows in some lanes, in the given order of rows."""
+        raise NotImplementedError
+
+    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        """Visit rows of a window once in some lanes, in the given order of rows."""
+        raise NotImplementedError
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Return objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`).
+
+        With ``w`` as it stands and ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``: exact even where
+        `w` has drifted from `v`.
+        """
+        totals = state.totals
+        squared = np.einsum("ij,ij->j", state.w, state.w)
+        squared_alpha = np.einsum("ij,ij->j", state.w_alpha, state.w_alpha)
+        drift = np.array(
+            [_squared_distance(state.w[:, lane], state.w_alpha[:, lane]) for lane in range(state.w.shape[1])]
+        )
+        per_lane = state.w.shape[1] // totals.shape[0]  # Crammer–Singer has all its vectors in one lane
+        squared, squared_alpha, drift = (
+            x.reshape(-1, per_lane).sum(axis=1) for x in (squared, squared_alpha, drift)
+        )
+        return {
+            "primal": 0.5 * squared + totals[:, LOSS],
+            "dual": totals[:, DUAL] - 0.5 * squared_alpha,
+            "gap": np.maximum(totals[:, GAP], 0.0) + 0.5 * drift,
+            "violation": violation(totals),
+        }
+
+    def violation(self, state: State) -> np.ndarray:
+        """See `violation`."""
+        return violation(state.totals)
+
+    def adopt_certified_w(self, state: State, lane: int) -> None:
+        """Go on from the w that alpha gives."""
+        columns = self.columns(lane)
+        state.w[:, columns] = state.w_alpha[:, columns]
+        state.w_alpha[:, columns] = 0.0
+
+    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+        """Add the estimate of the gap to the dual objective, which is known exactly."""
+        w = state.w[:, self.columns(lane)]
+        dual = state.lanes["dual_sum"][lane] - 0.5 * float(np.einsum("ij,ij->", w, w))
+        return float(dual + estimate)
+
+    def columns(self, lane: int) -> slice:
+        """Return the weight vectors of a lane."""
+        width = self.problem.lane_vectors
+        return slice(lane * width, (lane + 1) * width)
+
+    @property
+    def costs(self) -> Costs:
+        """The problem as kernels take it."""
+        problem = self.problem
+        return Costs(problem.loss_code, problem.bias, problem.sign, problem.cost, problem.lane_fold)
+
+    def start_state(self, lanes: Mapping[str, np.ndarray], phase: int) -> State:
+        """Return a state of zeros that keeps `lanes` beside what every solver keeps per lane."""
+        shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
+        kept = new_lanes(n_lanes, phase) | dict(lanes)
+        return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), kept)
+
+
+class DualSolver(RowSolver):
+    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`dual_kernels.dual_visit`).
+
+    Parameters
+    ----------
+    problem : Problem
+    omega : float or "auto"
+        Over-relaxation of the closed-form steps (see `over_relaxation`).
+    """
+
+    def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
+        self._logistic = problem.loss == "log_loss"
+        # C - alpha is kept beside alpha: subtracting would lose digits
+        super().__init__(problem, alpha_vectors=2 if self._logistic else 1)
+        self.omega = omega
+        self._scratch = np.empty(problem.n_lanes), np.empty(problem.n_lanes, dtype=np.int64)
+
+    def new_state(self) -> State:
+        """Return the state before the first read; the logistic loss starts from alpha > 0, whose w is summed up first."""
+        n_lanes = self.problem.n_lanes
+        lanes = {"inner_tolerance": np.full(n_lanes, 1e-2)}
+        lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
+        return self.start_state(lanes, START if self._logistic else TRAIN)
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Set alpha = 0, or as close to it as the logistic loss may start."""
+        super().new_rows(arena, start, stop)
+        if not self._logistic:
+            return
+        n_lanes = self.problem.n_lanes
+        cost = self.problem.cost[arena.code[start:stop]] * arena.weight[start:stop, None]
+        cost[arena.fold[start:stop, None] == self.problem.lane_fold] = 0.0
+        alpha = np.minimum(1e-3 * cost, 1e-8)
+        arena.alpha[start:stop, :n_lanes] = alpha
+        arena.alpha[start:stop, n_lanes : 2 * n_lanes] = cost - alpha
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Set the shrinking thresholds of the next read, the inner tolerance of Newton's method, and omega."""
+        kept, totals = state.lanes, state.totals
+        set_thresholds(state, trained)
+        for lane in trained:
+            if totals[lane, N_STEPS] <= 0.1 * totals[lane, N_VISITED]:
+                kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
+        over_relaxation.update_omega(kept, state.w, trained)
+
+    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        steering = steering_of(state, state.lanes["inner_tolerance"])
+        rows = (order, rows_of(window), self.costs, variables_of(window, state), steering, state.totals)
+        if self.problem.n_lanes == 1:
+            dual_kernels.dual_visit(*rows)
+        else:
+            dual_kernels.dual_visit_lanes(*rows, Lanes(lanes, *self._scratch))
+
+    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        rows = (order, rows_of(window), self.costs, variables_of(window, state))
+        sums = (state.w_alpha.reshape(-1), state.totals)
+        if self.problem.n_lanes == 1:
+            dual_kernels.dual_certify(*rows, *sums)
+        else:
+            dual_kernels.dual_certify_lanes(*rows, *sums, Lanes(lanes, *self._scratch))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments of the kernels
+
+
+def rows_of(window: Window) -> Rows:
+    """Return the rows of a window's arena."""
+    arena = window.arena
+    feature = primitives.unsigned(arena.feature)
+    return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold)
+
+
+def variables_of(window: Window, state: State) -> Variables:
+    """Return the dual variables of a window's arena, and w."""
+    return Variables(window.arena.alpha, window.arena.active, state.w.reshape(-1))
+
+
+def steering_of(state: State, tolerance: np.ndarray) -> Steering:
+    """Return the numbers by which lanes make their steps."""
+    kept = state.lanes
+    return Steering(kept["high"], kept["low"], tolerance, kept["omega"])
+
+
+def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Write the rows with any of these flags to the front of `order`, in a random order that is a function of `key`."""
+    n = primitives.active_rows(window.start, window.stop, window.arena.active, flags, order)
+    primitives.shuffle(order[:n], key)
+    return order[:n]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Conclusions from the sums of a read
+
+
+def set_thresholds(state: State, trained: np.ndarray) -> None:
+    """Set the shrinking thresholds of the next read, from the projected gradients that lanes met while training."""
+    kept, totals = state.lanes, state.totals
+    for lane in trained[~kept["restore"][trained]]:
+        largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
+        kept["high"][lane] = largest if largest > 0 else np.inf
+        kept["low"][lane] = smallest if smallest < 0 else -np.inf
+
+
+def _squared_distance(u: np.ndarray, v: np.ndarray) -> float:
+    """Return ‖u - v‖², in blocks so that no array of the size of `u` is made."""
+    total = 0.0
+    for start in range(0, u.size, 1 << 16):
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            difference = u[start : start + (1 << 16)] - v[start : start + (1 << 16)]
+            total += float(difference @ difference)
+    return total
+
+
+def violation(totals: np.ndarray) -> np.ndarray:
+    """Return LIBLINEAR's measure per lane: the largest of M - m, |M| and |m|; 0 where no row was visited."""
+    largest, smallest = totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN]
+    seen = np.isfinite(largest) & np.isfinite(smallest)
+    largest, smallest = np.where(seen, largest, 0.0), np.where(seen, smallest, 0.0)
+    return np.maximum.reduce([largest - smallest, np.abs(largest), np.abs(smallest)])

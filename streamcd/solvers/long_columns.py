@@ -1,0 +1,129 @@
+"""Visits of a column that is not in memory as a whole, or whose rows are not: sweep after sweep, segment after segment.
+
+The step is that of `primal_kernels.primal_visit`, with the same sums in the same order, so with the same bits. It costs a
+read of the column (and of its rows' pages) for the derivatives, one for every trial that a step needs, and one for the move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..kernels import primal as primal_kernels
+from ..kernels.primal import ColumnCosts, Columns, Span
+from ..kernels.primitives import N_STEPS, N_VISITED
+from ..stream.arenas import ColumnArena
+from .row_scores import PagedRows, Rows, RowsInMemory, count_before
+
+
+@dataclass(frozen=True)
+class LongColumn:
+    """A column, and what a visit of it needs.
+
+    Attributes
+    ----------
+    arena : ColumnArena
+    sweep : callable, or None
+        `stream.Window.sweep`; None for the bias, which has the value ``costs.bias`` in every row.
+    rows : RowsInMemory or PagedRows
+    costs : ColumnCosts
+    ridge : float
+        1, or 0 where the column's weight is not penalised.
+    w : ndarray of float64, shape (lanes,)
+        The column's weights; changed in place.
+    totals
+        See `primal_kernels`.
+    """
+
+    arena: ColumnArena
+    sweep: Callable[[], Iterator[int]] | None  # `stream.Window.sweep`; None for the bias
+    rows: RowsInMemory | PagedRows
+    costs: ColumnCosts
+    ridge: float
+    w: np.ndarray
+    totals: np.ndarray
+
+    @property
+    def columns(self) -> Columns:
+        """The arena as kernels take it."""
+        arena = self.arena
+        return Columns(arena.indptr, arena.feature, arena.row, arena.value)
+
+    def segments(self, *, fresh: bool = False, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Span]]:
+        """Yield all segments in order, each with its rows."""
+        row = self.arena.row
+        if self.sweep is None:
+            for rows in self.rows.iter_blocks(fresh=fresh, saved=saved):
+                yield rows, Span(0, rows.score.shape[0], True)
+            return
+        for n in self.sweep():
+            start = 0
+            for rows in self.rows.iter_blocks(int(row[0]), int(row[n - 1]) + 1, fresh=fresh, saved=saved):
+                stop = start + count_before(row[start:n], rows.first + rows.score.shape[0])
+                row[start:stop] -= rows.first  # the next sweep decodes them again
+                yield rows, Span(start, stop, False)
+                start = stop
+
+
+def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
+    """Make one step along the column in every lane of `lanes`; changes w, scores and totals as `primal_visit` does."""
+    n_lanes = column.w.size
+    sums = np.zeros((n_lanes, 4))
+    for rows, span in column.segments():
+        primal_kernels.segment_slopes(span, column.columns, rows.arrays, column.costs, begins, lanes, sums)
+    steps = np.zeros((n_lanes, 3))
+    own = column.ridge * column.w
+    primal_kernels.begin_steps(
+        sums, own, column.ridge, column.costs.loss, begins, lanes, column.totals, steps
+    )
+    chosen = _line_search(column, own, lanes[steps[lanes, 1] != 0.0], steps)
+    moving = np.flatnonzero(chosen)
+    if moving.size:
+        column.w[moving] += chosen[moving]
+        for rows, span in column.segments(saved=("score",)):
+            score = rows.score.reshape(-1)
+            primal_kernels.segment_moves(span, column.columns, column.costs, score, moving, chosen)
+
+
+def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Search the step of each lane, 0 for none; shape (lanes,)."""
+    chosen = np.zeros(column.w.size)
+    gradient, step, free = steps[:, 0], steps[:, 1].copy(), steps[:, 2]
+    share = 1.0
+    for _ in range(primal_kernels.HALVINGS):
+        accepted = share <= free[lanes]
+        trying = lanes[~accepted]
+        if trying.size:
+            changes = np.zeros(column.w.size)
+            for rows, span in column.segments():
+                primal_kernels.segment_changes(
+                    span, column.columns, rows.arrays, column.costs, trying, step, changes
+                )
+            column.totals[trying, N_STEPS] += 1
+            accepted = accepted | [
+                primal_kernels.is_sufficient(
+                    changes[lane], own[lane], column.ridge, gradient[lane], step[lane], column.costs.loss
+                )
+                for lane in lanes
+            ]
+        chosen[lanes[accepted]] = step[lanes[accepted]]
+        lanes = lanes[~accepted]
+        if not lanes.size:
+            break
+        share *= 0.5
+        step *= 0.5
+    return chosen
+
+
+def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
+    """Sum up the column as `primal_kernels.primal_certify` does; changes the fresh scores and totals."""
+    sums = np.zeros(column.w.size)
+    for rows, span in column.segments(fresh=True, saved=("fresh",)):
+        primal_kernels.segment_dual_sums(span, column.columns, rows.arrays, column.costs, side, lanes, sums)
+        fresh = rows.fresh.reshape(-1)
+        primal_kernels.segment_moves(span, column.columns, column.costs, fresh, lanes, column.w)
+    column.totals[lanes, N_VISITED] += 1
+    if column.ridge:
+        primal_kernels.accumulate_gap(column.w, sums, lanes, column.totals)

@@ -1,0 +1,304 @@
+"""Primal coordinate descent over the column layout: Algorithms 1 and 3 of Chang, Hsieh, Lin (2008), and CDN.
+
+The state is w, and beside it the score ``z = w·x`` of every row and lane, kept up to date with every step; from it follow
+residuals and margins. alpha = ``-C ξ'`` at the rows' margins is a point of the dual, so ``½‖∇f(w)‖²`` is the duality gap:
+summed up as a pass meets the coordinates it is the estimate, and in a read at fixed w, which recomputes the scores, the
+certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ..core.randomness import random_key
+from ..dataset.dataset import Dataset
+from ..kernels import primal as primal_kernels
+from ..kernels import primitives
+from ..kernels.primal import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM, ColumnCosts, Columns
+from ..kernels.primitives import DUAL, GAP, VIOLATION_MAX
+from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
+from ..stream.memory_plan import Paging
+from ..stream.stream import Window
+from . import long_columns
+from .problem import Problem
+from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
+from .row_scores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
+
+_BIAS = -1  # stands for the bias in an order of columns
+_BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one that the bias is visited in
+
+
+class PrimalSolver:
+    """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss.
+
+    Parameters
+    ----------
+    problem : Problem
+    dataset : Dataset
+    seed : int
+    """
+
+    with_replacement = False
+    more_memory: Mapping[str, Any] = MappingProxyType({})
+    warm_start: Start = "w"
+
+    def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
+        self.problem, self._dataset, self._seed = problem, dataset, seed
+        # in one window that holds all of them, independent draws are Algorithm 3 itself
+        whole = max(dataset.n_entries, 1)
+        self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
+        per_row = 2 * 8 * problem.n_lanes + constant_bytes(problem, dataset)
+        self.state_bytes = 2 * 8 * (problem.n_features + 1) * problem.n_lanes
+        self.rows_bytes = dataset.n_rows * per_row
+        entry_bytes, fixed_bytes, page_rows = paging_bytes(problem, dataset)
+        self.paging = Paging(entry_bytes, 8, fixed_bytes, page_rows)
+        self._paged: PagedRows | None = None
+        self._constants: tuple[np.ndarray, np.ndarray] | None = None
+        self._losses: np.ndarray | None = None
+        self._costs = ColumnCosts(_signed_costs(problem), problem.loss_code, problem.bias, problem.free_bias)
+
+    def page_rows(self, folder: Path, page_rows: int) -> PagedRows | None:
+        """Keep what there is of all rows in a file, from before `new_state` on; in memory where `page_rows` is 0."""
+        if not page_rows:
+            return None
+        self._paged = PagedRows(folder, self._dataset, self.problem, self._seed, page_rows)
+        return self._paged
+
+    def new_state(self) -> State:
+        """w = 0, and so are the scores."""
+        n_lanes = self.problem.n_lanes
+        lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
+        lanes |= {"side_minus": np.ones(n_lanes), "side_plus": np.ones(n_lanes)}
+        state = State(
+            np.zeros((self.problem.n_features + 1, n_lanes)),
+            np.zeros((0, n_lanes)),
+            new_totals(n_lanes),
+            lanes,
+        )
+        if self._paged is None:
+            state.rows["score"] = np.zeros((self._dataset.n_rows, n_lanes))
+        return state
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Nothing is kept by chunk."""
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """Nothing shrinks."""
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Certify lanes at their fixed w, then train the others."""
+        certifying, training = state.phase(CERTIFY), state.phase(TRAIN)
+        self._losses = None
+        if certifying.size:
+            if window.number == 0:
+                self._begin_certificates(state, certifying)
+            self._certify(window, state, self.columns(window, order), certifying)
+        if training.size:
+            self._train(window, state, self.visits(window, order, key), training)
+
+    def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        side, rows = _sides(state), self._rows(state)
+        for columns, column in self._columns(window, state, order, "fresh"):
+            if column is not None:
+                long_columns.certify(column, side, lanes)
+            else:
+                primal_kernels.primal_certify(*columns, side, lanes, state.totals)
+        rows.store(("fresh",))
+
+    def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        begins, rows = np.isnan(state.lanes["start_norm"]), self._rows(state)
+        for columns, column in self._columns(window, state, order, "score"):
+            if column is not None:
+                long_columns.train(column, begins, lanes)
+            else:
+                primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
+        rows.store(("score",))
+
+    def columns(self, window: Window, order: np.ndarray) -> np.ndarray:
+        """Write the offsets of all columns of a window, the bias in one window of a read, to the front of `order`."""
+        chosen = all_rows(window, order)
+        if self.problem.bias and self._bias_window(window) == window.number:
+            order[chosen.size] = _BIAS
+            return order[: chosen.size + 1]
+        return chosen
+
+    def visits(self, window: Window, order: np.ndarray, key: np.uint64) -> np.ndarray:
+        """Write the offsets of the columns in the order of their visits, a function of `key`, to the front of `order`."""
+        chosen = self.columns(window, order)
+        if self.with_replacement:
+            primitives.draw(chosen.copy(), key, chosen)
+        else:
+            primitives.shuffle(chosen, key)
+        return chosen
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """The first pass has summed up the gradient at w = 0; the scores of a read at fixed w have served."""
+        self._rows(state).end_read()
+        norm = state.lanes["start_norm"]
+        norm[trained] = np.where(np.isnan(norm[trained]), _start_norm(state)[trained], norm[trained])
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, where alpha comes from the kept scores and margins from the fresh ones.
+
+        For the squared hinge alpha is scaled to the best point on its ray, which is free; alpha = 0 is a point of any dual.
+        """
+        lanes = state.phase(CERTIFY)
+        sums = np.zeros((self.problem.n_lanes, 5))
+        for rows in self._rows(state).iter_blocks(fresh=True) if lanes.size else ():
+            primal_kernels.row_terms(rows.arrays, self._costs, _sides(state), lanes, sums)
+        totals = state.totals
+        squared = np.einsum("ij,ij->j", state.w, state.w)
+        if self.problem.free_bias:
+            squared -= state.w[-1] ** 2
+        primal = 0.5 * squared + sums[:, LOSS_SUM]
+        gap = np.maximum(totals[:, GAP], 0.0) + np.maximum(sums[:, PHI], 0.0)
+        if self.problem.loss == "squared_hinge":
+            curvature = sums[:, QUADRATIC_SUM] - 2.0 * totals[:, DUAL]  # ‖v‖² + Σ D alpha²
+            gap = _gap_on_the_ray(primal, gap, sums[:, ALPHA_SUM], curvature)
+        gap = np.fmin(gap, primal)
+        return {"primal": primal, "dual": primal - gap, "gap": gap, "violation": self.violation(state)}
+
+    def violation(self, state: State) -> np.ndarray:
+        """``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``: what LIBLINEAR's primal solvers compare with eps."""
+        start = np.where(np.isnan(state.lanes["start_norm"]), _start_norm(state), state.lanes["start_norm"])
+        norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
+        seen = np.isfinite(state.totals[:, VIOLATION_MAX])
+        scale = start * self._smaller_side()
+        return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
+
+    def adopt_certified_w(self, state: State, lane: int) -> None:
+        """Go on from the scores that the read at fixed w has computed."""
+        for rows in self._rows(state).iter_blocks(fresh=True, saved=("score",)):
+            rows.score[:, lane] = rows.fresh[:, lane]
+
+    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+        """From the scores; exact but for their drift."""
+        if self._losses is None:  # of all lanes in one walk; until scores change
+            n_lanes = self.problem.n_lanes
+            sums, side, lanes = np.zeros((n_lanes, 5)), np.ones((2, n_lanes)), np.arange(n_lanes)
+            for rows in self._rows(state).iter_blocks():
+                scores = rows.arrays
+                scores = scores._replace(fresh=scores.score)
+                primal_kernels.row_terms(scores, self._costs, side, lanes, sums)
+            self._losses = sums[:, LOSS_SUM].copy()
+        w = state.w[: -1 if self.problem.free_bias else None, lane]
+        return 0.5 * float(w @ w) + float(self._losses[lane])
+
+    # -- inside
+
+    def _bias_window(self, window: Window) -> int:
+        return int(random_key(self._seed, window.read, _BIAS_WINDOW)) % window.count
+
+    def _begin_certificates(self, state: State, lanes: np.ndarray) -> None:
+        kept = self._rows(state)
+        kept.begin_certificates()
+        sums = np.zeros((2, self.problem.n_lanes))
+        for rows in kept.iter_blocks(saved=("fresh",)):
+            rows.fresh[:, lanes] = 0.0
+            primal_kernels.side_sums(rows.arrays, self._costs, lanes, sums)
+        if not self.problem.free_bias:
+            return
+        # the multiplier of a free bias asks for Σ y alpha = 0: the heavier side is scaled down to the lighter one
+        least = sums.min(axis=0)
+        for name, side in (("side_minus", sums[0]), ("side_plus", sums[1])):
+            factor = np.divide(least, side, out=np.ones_like(least), where=side > 0)
+            state.lanes[name][lanes] = factor[lanes]
+
+    def _columns(
+        self, window: Window, state: State, order: np.ndarray, changed: str
+    ) -> Iterator[tuple[Any, long_columns.LongColumn | None]]:
+        """Yield the arguments for runs of an order of columns, or, alone, a column that has to be visited in segments.
+
+        `changed` names the scores that are changed: those of the rows at hand are stored before a column of the latter kind.
+        """
+        rows = self._rows(state)
+        alone = (
+            np.flatnonzero((order == _BIAS) & rows.paged) if window.sweep is None else np.arange(order.size)
+        )
+        start = 0
+        for stop in [*alone.tolist(), order.size]:
+            if stop > start:
+                held = rows.load(window, fresh=changed == "fresh")
+                w = state.w.reshape(-1)
+                yield (order[start:stop], columns_of(window), held.arrays, self._costs, w), None
+            if stop < order.size:
+                rows.store((changed,))
+                yield None, self._long_column(window, state, int(order[stop]))
+            start = stop + 1
+
+    def _long_column(self, window: Window, state: State, offset: int) -> long_columns.LongColumn:
+        is_bias = offset == _BIAS
+        return long_columns.LongColumn(
+            arena=window.arena,
+            sweep=None if is_bias else window.sweep,
+            rows=self._rows(state),
+            costs=self._costs,
+            ridge=0.0 if is_bias and self.problem.free_bias else 1.0,
+            w=state.w[-1 if is_bias else window.arena.feature[offset]],
+            totals=state.totals,
+        )
+
+    def _rows(self, state: State) -> RowsInMemory | PagedRows:
+        if self._paged is not None:
+            return self._paged
+        if self._constants is None:
+            chunks = list(read_rows(self._dataset, self.problem, self._seed))
+            kinds, weights = zip(*chunks, strict=True) if chunks else ((), ())
+            self._constants = np.concatenate(kinds), np.concatenate(weights)
+        return RowsInMemory(state.rows, *self._constants)
+
+    def _smaller_side(self) -> np.ndarray:
+        """Share of the rows of a lane that are on its smaller side."""
+        counts = self._dataset.class_counts
+        assert counts is not None
+        plus, minus = (counts @ (side * self.problem.sign > 0) for side in (1, -1))
+        return np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
+
+
+class OnlineSolver(PrimalSolver):
+    """Coordinates drawn uniformly at random with replacement, as many as there are (Algorithm 3).
+
+    A window makes one draw for each feature that it holds: each has one expected visit a pass, whatever the chunks' sizes.
+    """
+
+    with_replacement = True
+
+
+def _gap_on_the_ray(
+    primal: np.ndarray, gap: np.ndarray, alpha_sum: np.ndarray, curvature: np.ndarray
+) -> np.ndarray:
+    """The gap of ``s alpha`` for the best s, given that of alpha, Σ alpha and ``‖v‖² + Σ D alpha²``."""
+    some = curvature > 0
+    slope = alpha_sum - curvature
+    gain = 0.5 * slope * np.divide(slope, curvature, out=np.zeros_like(slope), where=some)
+    best = 0.5 * alpha_sum * np.divide(alpha_sum, curvature, out=np.zeros_like(slope), where=some)
+    # far from the optimum gap and gain agree in more digits than there are: their difference was 0 for data of size 1e7
+    return np.maximum(np.where(gap > primal, primal - best, gap - gain), 0.0)
+
+
+def columns_of(window: Window) -> Columns:
+    """Return the columns of a window's arena."""
+    arena = window.arena
+    return Columns(arena.indptr, arena.feature, primitives.unsigned(arena.row), arena.value)
+
+
+def _sides(state: State) -> np.ndarray:
+    return np.array([state.lanes["side_minus"], state.lanes["side_plus"]])
+
+
+def _start_norm(state: State) -> np.ndarray:
+    return np.sqrt(np.maximum(state.totals[:, DUAL], 0.0))
+
+
+def _signed_costs(problem: Problem) -> np.ndarray:
+    """y C of a row by ``class * folds + fold`` and lane; 0 where the lane leaves the row out."""
+    signed = problem.sign * problem.cost
+    if not problem.n_folds:
+        return np.ascontiguousarray(signed)
+    kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
+    return np.ascontiguousarray((signed[:, None, :] * kept).reshape(-1, problem.n_lanes))

@@ -1,0 +1,404 @@
+"""The objective: losses, costs, signs, bias; and its value in plain numpy, by which solvers are judged.
+
+Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
+A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
+
+A twin plane of class k is a lane too. It is fitted to the rows of k and keeps the others at a distance:
+``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``. Divided by r it has the form above, with the loss ``½ t²``
+for rows of k (whose y is -1) and costs divided by r. So everything here and in the solvers is of that form, dual variables
+too; what users see is multiplied by r, `Problem.scale`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..kernels import primitives
+
+LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
+"""C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of what they make
+together are numbers still, and so is the least dual variable of the logistic loss divided by it."""
+
+LOSSES = {
+    "squared_hinge": primitives.SQUARED_HINGE,
+    "hinge": primitives.HINGE,
+    "log_loss": primitives.LOG_LOSS,
+    "crammer_singer": primitives.CRAMMER_SINGER,
+    "twin": primitives.TWIN_HINGE,
+}
+
+SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUARED_HINGE}
+"""Losses of the rows that a twin plane keeps at a distance."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One binary problem.
+
+    Attributes
+    ----------
+    label : float or None
+        The class on the positive side; None where there is no single one.
+    C : float
+    fold : int
+        The fold that is left out; -1 for none.
+    """
+
+    label: float | None
+    C: float
+    fold: int = -1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All lanes of a run.
+
+    Attributes
+    ----------
+    loss : str
+        A key of `LOSSES`.
+    classes : ndarray of float64, shape (k,)
+    lanes : tuple of Lane
+    code : ndarray of int8, shape (k, vectors)
+        Sign of each class for each weight vector of one (C, fold); 0 leaves the class out.
+    sign, cost : ndarray of float64, shape (k, lanes)
+        y and C times the class weight, of a row of that class in that lane.
+    lane_fold : ndarray of int64, shape (lanes,)
+    bias : float
+        Value of the constant feature appended to every row; 0 for none.
+    n_features : int
+    free_bias : bool
+        Whether the bias's weight is not penalised; for primal methods only.
+    ridge : float
+        r of the twin planes.
+    slack : str
+        Loss of the rows that a twin plane keeps at a distance, a key of `SLACKS`.
+    """
+
+    loss: str
+    classes: np.ndarray
+    lanes: tuple[Lane, ...]
+    code: np.ndarray
+    sign: np.ndarray
+    cost: np.ndarray
+    lane_fold: np.ndarray
+    bias: float
+    n_features: int
+    free_bias: bool = False
+    ridge: float = 1.0
+    slack: str = "hinge"
+
+    @property
+    def n_lanes(self) -> int:
+        return len(self.lanes)
+
+    @property
+    def n_folds(self) -> int:
+        """Number of folds that rows are assigned to; 0 for none."""
+        return int(self.lane_fold.max(initial=-1)) + 1
+
+    @property
+    def lane_vectors(self) -> int:
+        """Weight vectors of a lane: one, or one per class for Crammer–Singer."""
+        return int(self.classes.size) if self.loss == "crammer_singer" else 1
+
+    @property
+    def block_lanes(self) -> int:
+        """Lanes that make one classifier: those of one C and fold."""
+        return 1 if self.loss == "crammer_singer" else int(self.code.shape[1])
+
+    def subset(self, lanes: Sequence[int] | np.ndarray) -> Problem:
+        """The same problem with some of its lanes."""
+        chosen = np.asarray(lanes, dtype=np.int64)
+        return replace(
+            self,
+            lanes=tuple(self.lanes[lane] for lane in chosen),
+            sign=np.ascontiguousarray(self.sign[:, chosen]),
+            cost=np.ascontiguousarray(self.cost[:, chosen]),
+            lane_fold=self.lane_fold[chosen],
+        )
+
+    @property
+    def loss_code(self) -> int:
+        """The loss as the kernels' constant."""
+        return SLACKS[self.slack] if self.loss == "twin" else LOSSES[self.loss]
+
+    @property
+    def scale(self) -> float:
+        """Factor that makes the user's objectives of the lanes'."""
+        return self.ridge if self.loss == "twin" else 1.0
+
+    def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
+        """Factor of C for each class, as lanes of one C have it; 0 where none of them has the class."""
+        cost = self.cost[:, list(lanes)]
+        if self.loss == "twin":  # C is of the rows that are kept at a distance
+            cost = np.where(self.sign[:, list(lanes)] > 0, cost * self.ridge, 0.0)
+        return cost.max(axis=1) / self.lanes[lanes[0]].C
+
+
+def one_vs_rest_code(n_classes: int) -> np.ndarray:
+    """Code matrix of one-vs-rest; of two classes the larger is the positive one, in a single lane."""
+    if n_classes == 2:
+        return np.array([[-1], [1]], dtype=np.int8)
+    return (2 * np.eye(n_classes, dtype=np.int8) - 1).astype(np.int8)
+
+
+def class_costs(
+    classes: np.ndarray, counts: np.ndarray, class_weight: Mapping[float, float] | str | None
+) -> np.ndarray:
+    """Factor of C for each class.
+
+    Parameters
+    ----------
+    classes, counts : ndarray, shape (k,)
+    class_weight : mapping of label to factor, ``"balanced"`` (rows / (k · rows of the class)), or None
+
+    Raises
+    ------
+    UsageError
+        Where a label is not in the data, or a weight is negative or not finite.
+    """
+    if class_weight is None:
+        return np.ones(classes.size)
+    if isinstance(class_weight, str):
+        if class_weight != "balanced":
+            raise UsageError(
+                f"expected class weights as 'balanced' or LABEL=WEIGHT,…, found {class_weight!r}"
+            )
+        return counts.sum() / (classes.size * np.maximum(counts, 1))
+    factors = np.ones(classes.size)
+    for label, factor in class_weight.items():
+        found = np.flatnonzero(classes == label)
+        if found.size == 0:
+            raise UsageError(
+                f"class weight for label {label:g}: no such label; the data has {_listed(classes)}"
+            )
+        if not (np.isfinite(factor) and factor >= 0):
+            raise UsageError(f"class weight for label {label:g}: expected a number >= 0, found {factor}")
+        factors[found] = factor
+    return factors
+
+
+def make_problem(
+    *,
+    loss: str,
+    classes: np.ndarray,
+    class_counts: np.ndarray,
+    n_features: int,
+    C: Sequence[float] = (1.0,),
+    bias: float = -1.0,
+    class_weight: Mapping[float, float] | str | None = None,
+    code: np.ndarray | None = None,
+    folds: int = 0,
+    free_bias: bool = False,
+    ridge: float = 1.0,
+    slack: str = "hinge",
+) -> Problem:
+    """Lay out the lanes: for every C, for every fold left out (or none), one lane per column of the code matrix.
+
+    Parameters
+    ----------
+    loss : str
+    classes, class_counts : ndarray, shape (k,)
+    n_features : int
+    C : sequence of float
+    bias : float
+        Negative for none, as in LIBLINEAR.
+    class_weight : mapping, ``"balanced"`` or None
+    code : ndarray of int8, shape (k, vectors), optional
+        One-vs-rest by default.
+    folds : int
+        0 trains on all rows; f > 0 makes f lanes of each, each leaving one fold out.
+    free_bias : bool
+        Whether the bias's weight is not penalised.
+    ridge, slack
+        Of twin planes.
+
+    Raises
+    ------
+    UsageError
+    """
+    _check(loss, classes, C, bias)
+    if free_bias and bias <= 0:
+        raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
+    _check_twin(ridge, slack)
+    if code is None:
+        identity = np.eye(classes.size, dtype=np.int8)
+        code = identity if loss in ("crammer_singer", "twin") else one_vs_rest_code(classes.size)
+    else:
+        _check_code(code, loss, classes)
+    factors = class_costs(classes, class_counts, class_weight)
+    lanes, signs, costs = [], [], []
+    for c in C:
+        for fold in range(folds) if folds else (-1,):
+            for column in code.T if loss != "crammer_singer" else code.T[:1]:
+                positive = np.flatnonzero(column > 0)
+                label = (
+                    float(classes[positive[0]]) if positive.size == 1 and loss != "crammer_singer" else None
+                )
+                lanes.append(Lane(label, float(c), fold))
+                if loss == "twin":
+                    signs.append(1 - 2 * column)
+                    costs.append(np.where(column > 0, 1.0, c * factors) / ridge)
+                    continue
+                signs.append(column)
+                costs.append(c * factors * (1.0 if loss == "crammer_singer" else np.abs(column)))
+    _check_costs(np.array(costs), loss)
+    return Problem(
+        loss=loss,
+        classes=classes,
+        lanes=tuple(lanes),
+        code=code,
+        sign=np.ascontiguousarray(np.array(signs, dtype=np.float64).T),
+        cost=np.ascontiguousarray(np.array(costs, dtype=np.float64).T),
+        lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
+        bias=max(float(bias), 0.0),
+        n_features=n_features,
+        free_bias=bool(free_bias),
+        ridge=float(ridge),
+        slack=slack,
+    )
+
+
+def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> None:
+    if loss not in LOSSES:
+        raise UsageError(f"expected a loss among {', '.join(LOSSES)}, found {loss!r}")
+    if classes.size < 2:
+        raise UsageError(
+            f"expected at least two classes, found only label {_listed(classes)}; nothing to separate"
+        )
+    if not len(C):
+        raise UsageError("expected at least one value of C, found none")
+    for c in C:
+        if not c > 0:
+            raise UsageError(f"expected C > 0, found {c}")
+    if not bias <= 1 / LEAST_COST:
+        raise UsageError(f"expected a bias up to {1 / LEAST_COST:g} (negative for none), found {bias}")
+
+
+def _check_costs(costs: np.ndarray, loss: str) -> None:
+    wrong = costs[(costs != 0) & ~((costs >= LEAST_COST) & (costs <= 1 / LEAST_COST))]
+    if wrong.size:
+        what = "1 / ridge and C times class weight / ridge" if loss == "twin" else "C times class weight"
+        raise UsageError(
+            f"expected {what} 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}; give others"
+        )
+
+
+def _check_twin(ridge: float, slack: str) -> None:
+    if not (np.isfinite(ridge) and ridge > 0):
+        raise UsageError(f"ridge: expected a number > 0, found {ridge}")
+    if slack not in SLACKS:
+        raise UsageError(f"expected a slack among {', '.join(SLACKS)}, found {slack!r}")
+
+
+def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
+    if loss == "crammer_singer":
+        raise UsageError("crammer_singer tells all classes apart at once; a code matrix does not apply to it")
+    if loss == "twin":
+        raise UsageError("twin has one plane per class; a code matrix does not apply to it")
+    if code.ndim != 2 or code.shape[0] != classes.size:
+        raise UsageError(
+            f"expected a code matrix with a row for each of {classes.size} classes, found shape {code.shape}"
+        )
+    for column in range(code.shape[1]):
+        if not ((code[:, column] > 0).any() and (code[:, column] < 0).any()):
+            raise UsageError(
+                f"column {column + 1} of the code matrix: expected a +1 and a -1 at least, found one side only"
+            )
+    for row in np.flatnonzero((code == 0).all(axis=1)):
+        raise UsageError(
+            f"row {row + 1} of the code matrix (label {classes[row]:g}) is all zeros; it could not be predicted"
+        )
+
+
+def _listed(labels: np.ndarray) -> str:
+    shown = ", ".join(f"{label:g}" for label in labels[:10])
+    return shown + (", …" if labels.size > 10 else "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The truth, in plain numpy; slow, and used by tests and reports alone
+
+
+def row_loss(loss: str, t: np.ndarray) -> np.ndarray:
+    """Loss of rows with margins ``t = y w·x``."""
+    if loss == "hinge":
+        return np.maximum(1 - t, 0)
+    if loss == "squared_hinge":
+        return np.maximum(1 - t, 0) ** 2
+    if loss == "log_loss":
+        return np.logaddexp(0, -t)
+    if loss == "square":
+        return 0.5 * t**2
+    raise UsageError(f"no loss of single margins for {loss!r}")
+
+
+def primal_objective(loss: str, w: np.ndarray, t: np.ndarray, cost: np.ndarray) -> float:
+    """``½‖w‖² + Σ cost_i loss(t_i)``; `w` with its bias entry, rows of cost 0 without a term."""
+    used = cost > 0
+    return float(0.5 * w @ w + cost[used] @ row_loss(loss, t[used]))
+
+
+def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Rows' terms of the dual objective at `alpha`; 0 where the cost is."""
+    if loss == "hinge":
+        terms = alpha
+    elif loss == "squared_hinge":
+        terms = alpha - alpha**2 / (4 * np.where(cost > 0, cost, 1.0))
+    elif loss == "square":
+        terms = -(alpha**2) / (2 * np.where(cost > 0, cost, 1.0))
+    else:
+        terms = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(cost - alpha)
+    return np.where(cost > 0, terms, 0.0)
+
+
+def lane_dual_terms(
+    problem: Problem, lane: int, code: np.ndarray, alpha: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
+    """Rows' terms of a lane's dual objective; `code` is their classes, `weight` their weights."""
+    cost = problem.cost[code, lane] * weight
+    if problem.loss != "twin":
+        return dual_terms(problem.loss, alpha, cost)
+    own = problem.sign[code, lane] < 0
+    return np.where(own, dual_terms("square", alpha, cost), dual_terms(problem.slack, alpha, cost))
+
+
+def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
+    """Value of the dual at `alpha`, with ``w = w(alpha)``; rows of cost 0 without a term."""
+    return float(dual_terms(loss, alpha, cost).sum() - 0.5 * w @ w)
+
+
+def _x_log_x(x: np.ndarray) -> np.ndarray:
+    return x * np.log(np.where(x > 0, x, 1.0))
+
+
+def twin_losses(
+    h: np.ndarray, code: np.ndarray, cost: np.ndarray, weight: np.ndarray, slack: str
+) -> np.ndarray:
+    """Terms of every row: ``½ weight_i h_ik²`` for its own plane k and ``cost_i loss(h_ik)`` for the others.
+
+    `h` (rows, k) is ``w_k·x``, `code` the rows' classes.
+    """
+    own = code[:, None] == np.arange(h.shape[1])
+    terms = np.where(own, weight[:, None] * row_loss("square", h), cost[:, None] * row_loss(slack, h))
+    losses: np.ndarray = terms.sum(axis=1)
+    return losses
+
+
+def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
+    """``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` (rows, k), `code` the rows' classes."""
+    return float(0.5 * (w * w).sum() + cost @ crammer_singer_losses(scores, code))
+
+
+def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """``max_m(s_im - s_i,y_i + [m ≠ y_i])`` of every row; `scores` (rows, k), `code` the rows' classes."""
+    rows = np.arange(code.size)
+    margin = scores - scores[rows, code][:, None] + 1.0
+    margin[rows, code] = 0.0
+    losses: np.ndarray = margin.max(axis=1)
+    return losses

@@ -1,0 +1,197 @@
+"""The protocol of an algorithm: its state, one visit of a window, and the end of a read.
+
+A solver never loops over windows, prints, stops or saves: `loop.Loop` does. Its state is named arrays, complete whenever a
+window is done. A new algorithm is a kernel, a class that follows `Solver`, and an entry of `registry.SOLVERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
+from ..stream.arenas import RowArena
+from ..stream.memory_plan import Paging
+from ..stream.stream import Window
+
+START, TRAIN, CERTIFY, DONE = range(4)
+"""Phases of a lane in a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at fixed w, rest."""
+
+Start = Literal["alpha", "alpha and w", "w"]
+"""Content of a warm start: alpha, from which the first read makes w; alpha and the w that belongs to it; or w alone."""
+
+
+@dataclass
+class State:
+    """State of a run, all of it but the rows' dual variables.
+
+    Attributes
+    ----------
+    w : ndarray of float64, shape (n_features + 1, vectors)
+        Weights; the last row is the bias's.
+    w_alpha : ndarray like `w`
+        ``w(alpha)`` as far as the current read has summed it up, for lanes in phase `START` or `CERTIFY`.
+    totals : ndarray of float64, shape (lanes, N_TOTALS)
+        Sums of the unfinished read (see `primitives`).
+    lanes : dict of str to ndarray, each of shape (lanes,)
+        Kept per lane: phase, thresholds, sums, the last certificate.
+    rows : dict of str to ndarray
+        Kept per row by a solver over columns.
+    read, window : int
+        The next window to visit.
+    matrices : dict of str to ndarray
+        Whatever else an algorithm keeps.
+    """
+
+    w: np.ndarray
+    w_alpha: np.ndarray
+    totals: np.ndarray
+    lanes: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: dict[str, np.ndarray] = field(default_factory=dict)
+    read: int = 0
+    window: int = 0
+    matrices: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def phase(self, *phases: int) -> np.ndarray:
+        """Return the lanes in one of these phases, int64."""
+        return np.flatnonzero(np.isin(self.lanes["phase"], phases))
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return named arrays that hold all of it."""
+        arrays = {"w": self.w, "totals": self.totals, "position": np.array([self.read, self.window])}
+        if self.window and self.phase(START, CERTIFY).size:  # else the sums are not in use
+            arrays["w_alpha"] = self.w_alpha
+        arrays |= {f"row_{name}": array for name, array in self.rows.items()}
+        arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
+        return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
+
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Become the state that `to_arrays` gave; `KeyError` where some of it is missing.
+
+        Arrays of lanes, rows and matrices are taken over, not copied: there may not be room for them twice.
+        """
+        kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
+        if missing := kept.difference(arrays):
+            raise KeyError(min(missing))
+        self.w[:] = arrays["w"]
+        self.w_alpha[:] = arrays.get("w_alpha", 0.0)
+        self.totals[:] = arrays["totals"]
+        self.read, self.window = (int(number) for number in arrays["position"])
+        self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
+        self.lanes = _with_prefix(arrays, "lane_")
+        self.rows = _with_prefix(arrays, "row_")
+
+
+def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def new_totals(n_lanes: int) -> np.ndarray:
+    """Return the sums before the first row."""
+    totals = np.zeros((n_lanes, N_TOTALS))
+    totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN] = -np.inf, np.inf
+    return totals
+
+
+def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
+    """Return what every solver keeps per lane: the phase, the shrinking thresholds, the sum of the dual's terms."""
+    return {
+        "phase": np.full(n_lanes, phase, dtype=np.int64),
+        "high": np.full(n_lanes, np.inf),
+        "low": np.full(n_lanes, -np.inf),
+        "restore": np.zeros(n_lanes, dtype=bool),
+        "dual_sum": np.zeros(n_lanes),
+    }
+
+
+class Solver(Protocol):
+    """An algorithm, as `loop.Loop` uses it."""
+
+    @property
+    def layout(self) -> Any:
+        """The `memory_plan.Layout` that is read, and the sizes of what is kept of every row."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state in memory, but for what is kept of rows."""
+        ...
+
+    @property
+    def rows_bytes(self) -> int:
+        """Bytes that are kept in memory of all rows."""
+        ...
+
+    @property
+    def more_memory(self) -> Mapping[str, Any]:
+        """Further memory, as ``needs`` and ``advice`` of `memory_plan.make_plan`."""
+        ...
+
+    @property
+    def paging(self) -> Paging | None:
+        """Memory that it takes to keep in a file what is kept of all rows; None where that is nothing."""
+        ...
+
+    @property
+    def warm_start(self) -> Start:
+        """Content of a warm start."""
+        ...
+
+    def page_rows(self, folder: Path, page_rows: int) -> Any:
+        """Keep what is kept of all rows in pages of `page_rows` rows in a file, from before `new_state` on.
+
+        Returns
+        -------
+        row_scores.PagedRows or None
+            None where `page_rows` is 0: in memory, or nothing is kept.
+        """
+        ...
+
+    def new_state(self) -> State:
+        """Return the state before the first read."""
+        ...
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Set the dual variables of rows that were never visited."""
+        ...
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """Make rows active again that shrinking removed, for lanes whose `restore` mark is set during this read."""
+        ...
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Visit the rows of a window once, in a random order that is a function of `key`."""
+        ...
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Set thresholds and inner tolerances of the lanes that trained, from `state.totals`."""
+        ...
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Return objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`)."""
+        ...
+
+    def violation(self, state: State) -> np.ndarray:
+        """Return LIBLINEAR's measure of how far each lane is from the optimum, from the sums of a read that ends."""
+        ...
+
+    def adopt_certified_w(self, state: State, lane: int) -> None:
+        """Replace what drifts while a lane trains by what the read at fixed w has summed up."""
+        ...
+
+    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+        """Estimate the primal objective after a training read, given the estimate of the gap."""
+        ...
+
+
+def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
+    """Write the offsets of all rows of a window, as they lie, to the front of `order`, and return that."""
+    n = 0
+    for _, start, stop in window.chunk_ranges():
+        order[n : n + stop - start] = np.arange(start, stop)
+        n += stop - start
+    return order[:n]

@@ -1,0 +1,159 @@
+"""The registry of solvers: every (loss, method), its properties, and how it is made.
+
+Whatever depends on the solver reads it here, the command line and the tests too. Importing it loads no solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ..dataset.dataset import Dataset
+    from .problem import Problem
+    from .protocol import Solver
+
+Factory = Callable[["Problem", "Dataset", int, "float | str"], "Solver"]
+"""Makes a solver of a problem, a dataset, a seed, and omega, which is 1 where the solver does not relax."""
+
+
+@dataclass(frozen=True)
+class SolverEntry:
+    """One way to solve the problem of one loss.
+
+    Attributes
+    ----------
+    loss, method : str
+    layout : {"rows", "columns"}
+        The table that it reads.
+    factory : callable
+    liblinear : int or None
+        LIBLINEAR's ``-s`` number of the same problem and method.
+    relaxes : bool
+        Whether its steps have a closed form, which omega can stretch.
+    in_rounds : bool
+        Whether several workers can train it together: block-diagonal dual coordinate descent with a line search along the
+        dual, one lane or several. For Crammer–Singer the mathematics carries over whole: its dual is quadratic, and a step
+        along any direction keeps every row's sum of zero.
+    """
+
+    loss: str
+    method: str
+    layout: Literal["rows", "columns"]
+    factory: Factory
+    liblinear: int | None = None
+    relaxes: bool = False
+    in_rounds: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.loss} by {self.method}"
+
+
+def _dual(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+    from .dual import DualSolver
+
+    return DualSolver(problem, omega)
+
+
+def _crammer_singer(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+    from .crammer_singer import CrammerSingerSolver
+
+    return CrammerSingerSolver(problem)
+
+
+def _twin_sor(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+    from .twin_sor import TwinSorSolver
+
+    return TwinSorSolver(problem, omega)
+
+
+def _primal(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+    from .primal import PrimalSolver
+
+    return PrimalSolver(problem, dataset, seed)
+
+
+def _online(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+    from .primal import OnlineSolver
+
+    return OnlineSolver(problem, dataset, seed)
+
+
+SOLVERS = (
+    SolverEntry("squared_hinge", "dual", "rows", _dual, liblinear=1, relaxes=True, in_rounds=True),
+    SolverEntry("hinge", "dual", "rows", _dual, liblinear=3, relaxes=True, in_rounds=True),
+    SolverEntry("log_loss", "dual", "rows", _dual, liblinear=7, in_rounds=True),
+    SolverEntry("crammer_singer", "dual", "rows", _crammer_singer, liblinear=4, in_rounds=True),
+    SolverEntry("twin", "dual", "rows", _dual, relaxes=True),
+    SolverEntry("squared_hinge", "primal", "columns", _primal, liblinear=2),
+    SolverEntry("squared_hinge", "online", "columns", _online),
+    SolverEntry("log_loss", "primal", "columns", _primal, liblinear=0),
+    SolverEntry("log_loss", "online", "columns", _online),
+    SolverEntry("twin", "sor", "rows", _twin_sor, relaxes=True),
+)
+
+LOSSES = tuple(dict.fromkeys(entry.loss for entry in SOLVERS))
+METHODS = tuple(dict.fromkeys(entry.method for entry in SOLVERS))
+
+
+def find_solver(loss: str, method: str) -> SolverEntry:
+    """Return the entry of a loss and a method.
+
+    Raises
+    ------
+    UsageError
+        Where there is none; names all.
+    """
+    for entry in SOLVERS:
+        if (entry.loss, entry.method) == (loss, method):
+            return entry
+    known = ", ".join(map(str, SOLVERS))
+    raise UsageError(f"no solver for {loss} by method {method}; there are: {known}")
+
+
+def make_solver(
+    problem: Problem, method: str, dataset: Dataset, *, seed: int = 0, omega: float | str = 1.0
+) -> Solver:
+    """Make the solver of a problem.
+
+    Raises
+    ------
+    UsageError
+        Where there is none for its loss, or it penalises the bias whatever the problem says.
+    """
+    if problem.free_bias and not reads_columns(method):
+        ways = " and ".join(way for way in METHODS if reads_columns(way))
+        raise UsageError(
+            f"--unpenalized-bias is for --method {ways}, found {method}; "
+            "or give --bias a larger value, which is penalised less"
+        )
+    return find_solver(problem.loss, method).factory(problem, dataset, seed, omega)
+
+
+def reads_columns(method: str) -> bool:
+    """Return True for a method that reads the column layout."""
+    return any(entry.layout == "columns" for entry in SOLVERS if entry.method == method)
+
+
+def check_omega(omega: float | str, loss: str, method: str) -> float | str:
+    """Check over-relaxation; returns it as a number or ``"auto"``.
+
+    Raises
+    ------
+    UsageError
+        Where it is outside (0, 2), or is not 1 and the steps have no closed form.
+    """
+    from .over_relaxation import omega_number
+
+    number = omega if omega == "auto" else omega_number(omega)
+    relaxing = [(entry.loss, entry.method) for entry in SOLVERS if entry.relaxes]
+    if number != 1.0 and (loss, method) not in relaxing:
+        losses = ", ".join(sorted({loss for loss, _ in relaxing}))
+        raise UsageError(
+            f"omega applies to the closed-form steps of {losses} by method dual (of twin, by sor too); "
+            f"{loss} by method {method} has none, leave omega at 1"
+        )
+    return number

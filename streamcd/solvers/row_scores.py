@@ -1,0 +1,293 @@
+"""Scores of all rows, as the primal methods keep them: in memory, or, where that is too little, in pages of a file.
+
+In the file every page (a block of rows) has two slots, as dual variables have (`slot_store.SlotStore`): what the last
+durable checkpoint points to is never overwritten, so that a kill at any moment leaves the bits of a resumed run alone.
+
+A window of columns asks for the rows that occur in it: they are numbered anew, ascending, the window's entries are rewritten
+to these numbers, and the scores are loaded and stored in one walk through the file each. The kernel that runs over the
+window is the one that runs in memory, on the same numbers in the same order, with the same bits. A column of all rows is
+visited page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..core.randomness import assign_folds
+from ..dataset.dataset import Dataset
+from ..kernels.primal import Scores, compact_rows
+from ..stream.arenas import ColumnArena, class_codes
+from ..stream.slot_store import SlotStore
+from ..stream.stream import Window
+from .problem import Problem
+
+PAGE_BYTES = 1 << 19
+"""Bytes of scores in a page: enough for the full speed of the disk, and few beside any memory budget."""
+
+_RANK_ROWS = 1 << 19  # rows that are numbered at a time
+_SCORE, _FRESH, _CONSTANT = range(3)  # sections of the file
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Scores and constants of some rows; the arrays may be changed in place."""
+
+    first: int  # of the rows, where they are a block
+    score: np.ndarray  # (rows, lanes): w·x, updated with every step
+    fresh: np.ndarray  # the same as the read at fixed w has summed it up; empty in other reads
+    kind: np.ndarray  # see `primal_kernels`
+    weight: np.ndarray  # empty where all are 1
+
+    @property
+    def arrays(self) -> Scores:
+        """The same arrays as kernels take them, flat."""
+        return Scores(self.score.reshape(-1), self.fresh.reshape(-1), self.kind, self.weight)
+
+    def head(self, n_rows: int, first: int = 0) -> Rows:
+        """Return views of the first rows; `first` is the number of the first."""
+        arrays = (self.score, self.fresh, self.kind, self.weight)
+        return Rows(first, *(array[:n_rows] for array in arrays))
+
+
+class RowsInMemory:
+    """All rows, as one block in memory.
+
+    `arrays` are ``score``, and in a read at fixed w ``fresh``: those of a `protocol.State`, which checkpoints keep.
+    """
+
+    paged = False
+
+    def __init__(self, arrays: dict[str, np.ndarray], kind: np.ndarray, weight: np.ndarray) -> None:
+        self._arrays, self._kind, self._weight = arrays, kind, weight
+
+    def begin_certificates(self) -> None:
+        """Make room for fresh scores."""
+        score = self._arrays["score"]
+        if self._arrays.get("fresh", score[:0]).shape != score.shape:
+            self._arrays["fresh"] = np.zeros_like(score)
+
+    def end_read(self) -> None:
+        """Drop the fresh scores, which keeps checkpoints small."""
+        self._arrays.pop("fresh", None)
+
+    def iter_blocks(
+        self, start: int = 0, stop: int | None = None, *, fresh: bool = False, saved: Sequence[str] = ()
+    ) -> Iterator[Rows]:
+        """Iterate over ascending blocks of rows that hold all of ``start:stop``."""
+        yield self._rows()
+
+    def load(self, window: Window, *, fresh: bool) -> Rows:
+        """Return the rows of a window's entries, by the numbers in its arena."""
+        return self._rows()
+
+    def store(self, saved: Sequence[str]) -> None:
+        """Store what a visit has changed; here the rows were changed in place."""
+
+    def _rows(self) -> Rows:
+        score = self._arrays["score"]
+        return Rows(0, score, self._arrays.get("fresh", score[:0]), self._kind, self._weight)
+
+
+class PagedRows:
+    """All rows, in a file of pages of `page_rows` each, in a folder of the run; `seed` is that of the folds.
+
+    The loop makes `slots` durable. Pages that were never saved are zero.
+    """
+
+    paged = True
+
+    def __init__(self, folder: Path, dataset: Dataset, problem: Problem, seed: int, page_rows: int) -> None:
+        self._dataset, self._problem, self._seed, self._page_rows = dataset, problem, seed, page_rows
+        self._n_rows, n_lanes = dataset.n_rows, problem.n_lanes
+        starts = np.arange(0, max(dataset.n_rows, 1), page_rows)
+        self._n_pages = starts.size
+        sizes = np.diff(np.append(starts, dataset.n_rows))
+        kind = kind_dtype(problem.classes.size, problem.n_folds)
+        widths = [8 * n_lanes, 8 * n_lanes, constant_bytes(problem, dataset)]
+        self.slots = SlotStore(
+            folder,
+            np.repeat(np.arange(3), starts.size),
+            np.concatenate([sizes * width for width in widths]),
+            1,
+        )
+        self._page = _new_rows(page_rows, n_lanes, kind, dataset.weighted)
+        self._loaded: Rows | None = None
+        self._room: Rows | None = None
+        self._listed: np.ndarray = np.zeros(0, dtype=np.int64)
+        self._compacted: Window | None = None
+
+    def write_constants(self) -> None:
+        """Write kind and weight of all rows of a new run; reads the rows, not their entries."""
+        page, filled, number = self._page, 0, 0
+        kind: np.ndarray
+        for kind, weight in read_rows(self._dataset, self._problem, self._seed):
+            start = 0
+            while start < kind.size:
+                stop = min(start + self._page_rows - filled, kind.size)
+                page.kind[filled : filled + stop - start] = kind[start:stop]
+                page.weight[filled : filled + stop - start] = weight[start:stop]
+                filled, start = filled + stop - start, stop
+                if filled == self._page_of(number).kind.size:
+                    self._write_page(number, "constant")
+                    number, filled = number + 1, 0
+
+    def begin_certificates(self) -> None:
+        """Do nothing: the file has room for fresh scores."""
+
+    def end_read(self) -> None:
+        """Do nothing: fresh scores stay in the file until they are overwritten."""
+
+    def iter_blocks(
+        self, start: int = 0, stop: int | None = None, *, fresh: bool = False, saved: Sequence[str] = ()
+    ) -> Iterator[Rows]:
+        """Iterate over ascending pages that hold all of ``start:stop``; stores the arrays named in `saved` of each."""
+        assert self._loaded is None, "loaded rows are stale once a page changes"
+        stop = self._n_rows if stop is None else stop
+        for number in range(start // self._page_rows, -(-stop // self._page_rows)):
+            yield self._read_page(number, fresh=fresh or "fresh" in saved)
+            for name in saved:
+                self._write_page(number, name)
+
+    def load(self, window: Window, *, fresh: bool) -> Rows:
+        """Load the rows of a window's entries, which the arena has by new numbers from now on."""
+        if self._loaded is None:
+            self._compact(window)
+            assert self._room is not None
+            self._loaded = self._room.head(self._listed.size)
+            for number, listed, offset in self._pages_of_listed():
+                page = self._read_page(number, fresh=fresh)
+                for name in ("score", "kind", "weight") + (("fresh",) if fresh else ()):
+                    target, source = getattr(self._loaded, name), getattr(page, name)
+                    if source.size:
+                        target[listed] = source[offset]
+        return self._loaded
+
+    def store(self, saved: Sequence[str]) -> None:
+        """Write the named arrays of the loaded rows back to their pages, and release the rows."""
+        rows, self._loaded = self._loaded, None
+        if rows is None or not saved:
+            return
+        for number, listed, offset in self._pages_of_listed():
+            page = self._read_page(number, fresh="fresh" in saved)
+            for name in saved:
+                getattr(page, name)[offset] = getattr(rows, name)[listed]
+                self._write_page(number, name)
+
+    # -- inside
+
+    def _compact(self, window: Window) -> None:
+        if self._compacted is window:
+            return
+        arena: ColumnArena = window.arena
+        if self._room is None:
+            most = min(arena.row.size, self._n_rows)
+            page = self._page
+            self._room = _new_rows(most, page.score.shape[1], page.kind.dtype, page.weight.size > 0)
+            self._all_listed = np.empty(most, dtype=arena.row.dtype)
+            self._following = np.empty(arena.feature.size, dtype=np.int64)
+            self._rank = np.empty(min(_RANK_ROWS, max(self._n_rows, 1)), dtype=np.int64)
+        n_columns = int(window.stop.max(initial=0))
+        n = compact_rows(
+            arena.indptr, arena.row, n_columns, self._n_rows, self._following, self._rank, self._all_listed
+        )
+        self._listed = self._all_listed[:n]
+        self._compacted = window
+
+    def _pages_of_listed(self) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """Iterate over the pages with rows of the window: number, range of the loaded rows, their offsets in the page."""
+        start = 0
+        while start < self._listed.size:
+            number = int(self._listed[start]) // self._page_rows
+            first = number * self._page_rows
+            stop = count_before(self._listed, min(first + self._page_rows, self._n_rows))
+            yield number, slice(start, stop), self._listed[start:stop] - first
+            start = stop
+
+    def _page_of(self, number: int) -> Rows:
+        """Return the page in memory, as long as page `number`."""
+        first = number * self._page_rows
+        return self._page.head(min(self._page_rows, self._n_rows - first), first)
+
+    def _read_page(self, number: int, *, fresh: bool) -> Rows:
+        page = self._page_of(number)
+        for section, arrays in (
+            (_SCORE, [page.score]),
+            (_CONSTANT, _constants(page)),
+            (_FRESH, [page.fresh]),
+        ):
+            if (section != _FRESH or fresh) and not self.slots.load(section * self._n_pages + number, arrays):
+                for array in arrays:
+                    array[:] = 0
+        return page
+
+    def _write_page(self, number: int, name: str) -> None:
+        page = self._page_of(number)
+        section = {"score": _SCORE, "fresh": _FRESH, "constant": _CONSTANT}[name]
+        arrays = _constants(page) if section == _CONSTANT else [getattr(page, name)]
+        self.slots.save(section * self._n_pages + number, arrays)
+
+
+def count_before(rows: np.ndarray, row: int) -> int:
+    """Count the ascending `rows` that are less than `row`."""
+    # a row of another type would have all of `rows` converted
+    return int(np.searchsorted(rows, rows.dtype.type(row)))
+
+
+def _constants(page: Rows) -> list[np.ndarray]:
+    return [page.kind, *([page.weight] if page.weight.size else [])]
+
+
+def _new_rows(n_rows: int, n_lanes: int, kind: np.dtype, weighted: bool) -> Rows:
+    shape = (n_rows, n_lanes)
+    return Rows(
+        0, np.empty(shape), np.empty(shape), np.empty(n_rows, kind), np.empty(n_rows if weighted else 0)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kinds and weights; arithmetic
+
+
+def kind_dtype(n_classes: int, n_folds: int) -> np.dtype:
+    """Choose the integer type of ``class * folds + fold``."""
+    return np.dtype(np.uint16 if n_classes * max(n_folds, 1) <= 1 << 16 else np.uint32)
+
+
+def constant_bytes(problem: Problem, dataset: Dataset) -> int:
+    """Compute the bytes of a row's kind and weight."""
+    return kind_dtype(problem.classes.size, problem.n_folds).itemsize + 8 * dataset.weighted
+
+
+def paging_bytes(problem: Problem, dataset: Dataset) -> tuple[int, int, int]:
+    """Compute the memory of pages: bytes for each entry of a window, bytes beside, and the rows of a page.
+
+    In the worst case every entry of a window is of another row.
+    """
+    row_bytes = 16 * problem.n_lanes + constant_bytes(problem, dataset)
+    page_rows = max(PAGE_BYTES // (8 * problem.n_lanes), 1)
+    n_pages = -(-dataset.n_rows // page_rows)
+    # a page, its bytes as they are read, and temporary copies of both; of every page three times two slots in tables
+    fixed = 4 * page_rows * row_bytes + 8 * _RANK_ROWS + 200 * n_pages
+    return row_bytes + 8, fixed, page_rows
+
+
+def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Read kind and weight (the latter empty where all are 1) of all rows, chunk by chunk.
+
+    Raises
+    ------
+    DatasetError
+        Where the manifest does not list a label.
+    """
+    n_folds = problem.n_folds
+    dtype = kind_dtype(problem.classes.size, n_folds)
+    for chunk in range(dataset.n_chunks):
+        label, weight, source = dataset.read_rows(chunk, ("label", "weight", "source"))
+        code = class_codes(dataset, chunk, label)
+        if n_folds:
+            code = code * n_folds + assign_folds(source, seed, n_folds)
+        yield code.astype(dtype), weight if dataset.weighted else weight[:0]

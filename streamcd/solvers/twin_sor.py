@@ -1,0 +1,135 @@
+"""Twin planes by SOR, with the inverse of a matrix of features × features.
+
+``min ½ aᵀBH⁻¹Bᵀa + ½ aᵀDa - Σ a`` over ``0 <= a_i <= U_i``, B the rows of the other classes, ``H = I + Σ C_i x_i x_iᵀ`` over
+those of the plane's own; a visit (`twin_kernels.twin_sor_visit`) keeps ``w = H⁻¹Bᵀa``.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..kernels import twin as twin_kernels
+from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
+from ..kernels.twin import Elimination
+from ..stream.stream import Window
+from . import over_relaxation
+from .dual import (
+    RowSolver,
+    rows_of,
+    set_thresholds,
+    steering_of,
+    variables_of,
+)
+from .problem import Problem
+from .protocol import CERTIFY, START, Start, State, all_rows
+
+_SCIPY_BYTES = 60_000_000  # scipy.linalg and its buffers, which no other solver loads: 45 MB were seen
+
+
+class TwinSorSolver(RowSolver):
+    """Twin planes by SOR with the inverse of a matrix of features × features (`twin_kernels.twin_sor_visit`).
+
+    The first read sums up H, and Bᵀa of the dual variables that a warm start brings. The inverse of H is kept, and the
+    visits change the dual variables of the other classes' rows alone. It is the problem that `DualSolver` solves for twin
+    planes, with half of the variables eliminated: it converges well where that one does not (a small ridge).
+
+    Parameters
+    ----------
+    problem : Problem
+    omega : float or "auto"
+    """
+
+    warm_start: Start = "alpha"
+
+    def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
+        super().__init__(problem)
+        n_lanes, self.size, self.omega = problem.n_lanes, problem.n_features + 1, omega
+        self.state_bytes = 3 * 8 * self.size * n_lanes
+        matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {self.size:,} x {self.size:,}"
+        self.more_memory = {
+            "needs": {matrices: 8 * self.size**2 * n_lanes, "scipy": _SCIPY_BYTES},
+            "advice": "give a larger --memory, or take --method dual, which needs no matrix",
+        }
+        self._column = np.empty(self.size)
+
+    def new_state(self) -> State:
+        """Return the state before the first read, which sums up the matrices."""
+        n_lanes = self.problem.n_lanes
+        lanes = over_relaxation.new_lane_arrays(n_lanes, self.omega)
+        lanes["seen_phase"] = np.full(n_lanes, START, dtype=np.int64)
+        state = self.start_state(lanes, START)
+        # zeros that are never touched take no memory: on resume they are replaced
+        state.matrices["inverse"] = np.zeros((n_lanes, self.size, self.size))
+        state.matrices["pulled"] = np.zeros((self.size, n_lanes))
+        return state
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Certify lanes at their fixed w (at 0 at the start, for `pulled` and DUAL), train others; sum up matrices."""
+        state.lanes["seen_phase"][:] = state.lanes["phase"]
+        super().visit(window, state, order, key)
+        starting = state.phase(START)
+        if starting.size:
+            self._sum_up(window, state, all_rows(window, order), starting)
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Invert what was summed up; renew w from alpha where a certificate was made; thresholds, omega."""
+        seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
+        for lane in np.flatnonzero(seen == START):
+            _invert(state.matrices["inverse"][lane], self.problem.ridge)
+        for lane in np.flatnonzero((seen == START) | (seen == CERTIFY)):
+            # not w(alpha) as the certificate has it: there a rounding error of w is multiplied by H
+            w = state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
+            if seen[lane] == START:
+                # `stopping` takes ½‖w‖² off this sum, and the quadratic term is ½ aᵀBH⁻¹Bᵀa
+                state.lanes["dual_sum"][lane] += 0.5 * float(w @ w - w @ pulled[:, lane])
+            pulled[:, lane] = 0.0
+        set_thresholds(state, trained)
+        over_relaxation.update_omega(state.lanes, state.w, trained)
+
+    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        sums = (state.w_alpha.reshape(-1), state.totals, lanes, state.matrices["pulled"])
+        twin_kernels.twin_sor_certify(order, rows_of(window), self.costs, variables_of(window, state), *sums)
+
+    def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        n_parts = min(4, os.cpu_count() or 1)
+        rows = (order, rows_of(window), self.costs, lanes)
+
+        def part(number: int) -> None:
+            twin_kernels.gram_visit(*rows, number, n_parts, state.matrices["inverse"])
+
+        with ThreadPoolExecutor(n_parts) as pool:
+            list(pool.map(part, range(n_parts)))
+        state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
+
+    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        before = _half_squares(state.w)
+        steering = steering_of(state, np.zeros(self.problem.n_lanes))  # no step of these losses is Newton's
+        elimination = Elimination(state.matrices["inverse"], self._column)
+        rows = (order, rows_of(window), self.costs, variables_of(window, state))
+        twin_kernels.twin_sor_visit(*rows, steering, state.totals, lanes, elimination)
+        # `stopping` takes ½‖w‖² off the sum of DUAL; here the quadratic term is in that sum already
+        state.totals[lanes, DUAL] += (_half_squares(state.w) - before)[lanes]
+
+
+def _half_squares(w: np.ndarray) -> np.ndarray:
+    return 0.5 * np.einsum("ij,ij->j", w, w)
+
+
+def _invert(matrix: np.ndarray, ridge: float) -> None:
+    """Replace a Gram matrix G by ``(I + G)⁻¹``, in place."""
+    from scipy.linalg import lapack  # tens of MB that no other training needs
+
+    matrix[np.diag_indices_from(matrix)] += 1.0
+    # LAPACK sees the transpose, whose columns are contiguous: its upper triangle is the lower one here
+    _, failed = lapack.dpotrf(matrix.T, lower=0, clean=0, overwrite_a=1)
+    if not failed:
+        _, failed = lapack.dpotri(matrix.T, lower=0, overwrite_c=1)
+    if failed:
+        raise UsageError(
+            f"ridge {ridge:g} is too small for these rows: their matrix is singular in double precision; give a larger one"
+        )
+    twin_kernels.mirror(matrix)

@@ -1,0 +1,218 @@
+"""The memory plan: the size of a read's windows, and whether all of the data stays in memory.
+
+The same for both layouts: an item is a row of the row layout or a feature of the column layout, and a `Layout` says how
+large an item is and how chunks are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..core.memory_budget import RESERVED_BYTES, format_size, require
+from ..dataset.chunked_table import MAX_OPEN_PARTS
+from ..dataset.dataset import Dataset
+from ..dataset.read_ahead import AHEAD_BYTES
+
+_FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
+_ORDER_BYTES = 8  # of an item's number in the order of visit
+_ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
+
+
+class Table(Protocol):
+    """Interface that `Dataset` and `Columns` share: chunks of entries, in shards, each entry of one item."""
+
+    @property
+    def n_items(self) -> int: ...
+    @property
+    def entry_bytes(self) -> int: ...
+    @property
+    def item_start(self) -> np.ndarray: ...  # (chunks + 1,): the first item that a chunk begins
+    @property
+    def unit_start(
+        self,
+    ) -> np.ndarray | None: ...  # first chunks of units, never separated; None: every chunk is one
+
+    n_chunks: int
+    n_shards: int
+    n_entries: int
+    chunk_part: np.ndarray  # the shard of every chunk
+    entry_start: np.ndarray  # (chunks + 1,)
+
+    def expect(self, chunk: int) -> None: ...
+    def read_directly(self) -> None: ...
+    def chunk_bytes(self, chunk: int) -> int: ...
+    def bytes_on_disk(self) -> int: ...
+    def close(self) -> None: ...
+
+
+Decoder = Callable[[Any, int, int, int, bool], None]
+"""Decodes a chunk into an arena, its items and entries from the given offsets on, verified or not. Refuses indices that are
+out of range, which kernels do not check."""
+
+
+class Layout(Protocol):
+    """One of the two sort orders, as a solver reads it."""
+
+    @property
+    def state_bytes(self) -> int: ...  # of an item between visits, on disk; 0 for none
+    @property
+    def item_bytes(self) -> int: ...  # of an item in an arena, beside its entries
+    @property
+    def resident_window(self) -> int: ...  # entries of a window where all data is in memory
+
+    def open(self, dataset: Dataset) -> Any:
+        """Open the table of chunks to read."""
+        ...
+
+    def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any: ...
+    def decoder(self, table: Any, seed: int, n_folds: int) -> Decoder: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Use of memory by a run; part of its configuration, so that a resumed run visits the same rows in the same order.
+
+    No window holds more, but for a single chunk that does. Unless all data is resident, a feature of several chunks and
+    more entries is a window by itself, and is read in segments.
+    """
+
+    window_entries: int
+    window_rows: int  # of a column layout, features
+    resident: bool  # whether all chunks are kept in memory; does not change the order
+    page_rows: int = (
+        0  # rows of a page, where the scores of all rows are in a file; 0 where they are in memory
+    )
+
+
+@dataclass(frozen=True)
+class Paging:
+    """Memory for keeping the scores of all rows in a file."""
+
+    entry_bytes: int  # for each entry of a window
+    item_bytes: int  # for each item of a window
+    fixed_bytes: int  # in addition
+    page_rows: int
+
+
+def make_plan(
+    dataset: Dataset,
+    budget: int,
+    layout: Layout,
+    needs: Mapping[str, int],
+    *,
+    advice: str = _ADVICE,
+    paging: Paging | None = None,
+    refusal: str | None = None,
+) -> Plan:
+    """Divide the memory budget.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    budget : int
+        Bound on peak resident memory, bytes.
+    layout : Layout
+    needs : mapping of str to int
+        Bytes that the solver takes beside the windows, by name: weights, scores of all rows and the like.
+    advice : str
+        Advice to the user where they do not fit.
+    paging : Paging, optional
+        Plan for the solver to keep the scores of all rows in a file.
+    refusal : str, optional
+        See `memory_budget.require`.
+
+    Raises
+    ------
+    UsageError
+        Where the model and two windows of one chunk do not fit; with the arithmetic.
+    """
+    table = layout.open(dataset)
+    item_bytes = layout.item_bytes + _ORDER_BYTES
+    overhead = {
+        **needs,
+        "pages of scores": paging.fixed_bytes if paging else 0,
+        "reading": _reading_bytes(table),
+        "chunk table": 40 * table.n_chunks,
+    }
+    whole = table.n_entries * table.entry_bytes + table.n_items * item_bytes
+    if not paging and RESERVED_BYTES + sum(overhead.values()) + whole <= budget:
+        entries = min(max(layout.resident_window, _largest_unit(table)[0]), max(table.n_entries, 1))
+        return Plan(entries, table.n_items, resident=True)
+    # two windows, one being read and one in work; the order of visit, and the rows of one window that are paged
+    each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
+    each_item = 2 * layout.item_bytes + _ORDER_BYTES + (paging.item_bytes if paging else 0)
+    chunk_entries, chunk_items = _largest_chunk(table)
+    smallest = chunk_entries * each_entry + chunk_items * each_item
+    left = require(budget, {**overhead, "two windows of one chunk": smallest}, advice, refusal)
+    # the rest is divided in the proportion of an average chunk
+    entries = max(table.n_entries, 1)
+    more_entries = int(left / (each_entry + table.n_items / entries * each_item))
+    return Plan(
+        chunk_entries + more_entries,
+        chunk_items + int(more_entries * table.n_items / entries),
+        resident=False,
+        page_rows=paging.page_rows if paging else 0,
+    )
+
+
+def describe_plan(plan: Plan, dataset: Dataset, budget: int) -> str:
+    """Describe a plan to the user in one line."""
+    entries = format_size(dataset.n_entries * dataset.entry_bytes)
+    if plan.resident:
+        return f"{entries} of entries fit in {format_size(budget)}: kept in memory"
+    share = plan.window_entries / max(dataset.n_entries, 1)
+    where = "; what is kept of all rows does not fit and is paged from a file" if plan.page_rows else ""
+    return (
+        f"{entries} of entries are streamed within {format_size(budget)}: "
+        f"windows of {format_size(plan.window_entries * dataset.entry_bytes)} ({share:.0%} of the data), two at a time"
+        f"{where}"
+    )
+
+
+def unit_start(table: Table) -> np.ndarray:
+    """Return the first chunk of every unit; int64, shape (units + 1,)."""
+    return np.arange(table.n_chunks + 1) if table.unit_start is None else table.unit_start
+
+
+def _largest_unit(table: Table) -> tuple[int, int]:
+    """Count the entries and items of the largest unit of chunks."""
+    if table.n_chunks == 0:
+        return 1, 1
+    entries, items = (np.diff(start[unit_start(table)]) for start in (table.entry_start, table.item_start))
+    return max(1, int(entries.max())), max(1, int(items.max()))
+
+
+def _largest_chunk(table: Table) -> tuple[int, int]:
+    """Count the entries and items of the largest chunk."""
+    return int(np.diff(table.entry_start).max(initial=1)), int(np.diff(table.item_start).max(initial=1))
+
+
+def long_units(table: Table, plan: Plan) -> np.ndarray:
+    """Mark the units that are not in memory as a whole, but read in segments; bool, shape (units,)."""
+    start = unit_start(table)
+    if plan.resident:
+        return np.zeros(start.size - 1, dtype=bool)
+    return (np.diff(start) > 1) & (np.diff(table.entry_start[start]) > plan.window_entries)
+
+
+def window_size(table: Table, plan: Plan) -> tuple[int, int]:
+    """Count the items and entries of the largest window, or of the largest segment of one that is read in segments."""
+    items, entries = (np.diff(start[unit_start(table)]) for start in (table.item_start, table.entry_start))
+    whole = ~long_units(table, plan)
+    chunk_entries, chunk_items = _largest_chunk(table)
+    return (
+        max(plan.window_rows, int(items[whole].max(initial=chunk_items))),
+        max(plan.window_entries, int(entries[whole].max(initial=chunk_entries))),
+    )
+
+
+def _reading_bytes(table: Table) -> int:
+    """Estimate the memory of reading: a chunk encoded and decoded, as much in Arrow's allocator, and the read-ahead."""
+    footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
+    entries, items = _largest_chunk(table)
+    ahead = min(AHEAD_BYTES, table.n_entries * table.entry_bytes)
+    return 4 * (entries * table.entry_bytes + items * 40) + ahead + footers

@@ -1,0 +1,383 @@
+"""The loop that all solvers share: reads, windows, stopping, logging, checkpoints; and the base of all training loops."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import CheckpointError, Interrupted
+from ..core.progress import Listener, Progress
+from ..core.randomness import random_key
+from ..dataset.dataset import Dataset
+from ..solvers.problem import Problem
+from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
+from ..stream.memory_plan import Plan
+from ..stream.slot_store import SlotStore
+from ..stream.stream import Stream, Window
+from .checkpoint import Run
+from .result import Outcome
+from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
+from .warm_start import WarmStart
+
+StopRequested = Callable[[], int | None]
+"""Asked after every window; returns the number of a signal that asks the run to stop, or None."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything a loop needs to know of a training."""
+
+    dataset: Dataset
+    problem: Problem  # the lanes to train
+    solver: Solver
+    plan: Plan  # not used on workers, which make their own
+    rule: StopRule
+    seed: int
+    checkpoint_every: float  # seconds
+    run: str  # the run directory, for messages
+    name: str = ""  # precedes the phase in progress; empty where there is one task only
+    warm_start: WarmStart | None = None
+
+
+class TrainingLoop(ABC):
+    """One session of a task, from the last checkpoint in a directory to the end or to an interruption.
+
+    A subclass carries out the reads, and adds to a checkpoint what it keeps beside the state.
+
+    Parameters
+    ----------
+    directory : Run
+        Holds the state, the dual variables and the log.
+    task : Task
+    listener : Listener
+    stop_requested : callable or None
+    """
+
+    def __init__(
+        self, directory: Run, task: Task, listener: Listener, stop_requested: StopRequested | None
+    ) -> None:
+        self.directory, self.task, self.listener = directory, task, listener
+        self.stop_requested = stop_requested or (lambda: None)
+        self.started = time.monotonic()
+        self.seconds_before, self.bytes_before = 0.0, 0
+        self.state = task.solver.new_state()
+        self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
+
+    def run(self) -> Outcome:
+        """Train until every lane is done."""
+        if self.state.window == 0:
+            reopen(self.state, self.task.rule)
+        try:
+            if self._has_open_lanes():
+                self._train()
+        finally:
+            self._close()
+        return Outcome(self.state.lanes, self._seconds(), self._bytes_read())
+
+    @abstractmethod
+    def _train(self) -> None:
+        """Read the data until no lane is open."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close files and connections."""
+
+    def _has_open_lanes(self) -> bool:
+        return bool(self.state.phase(START, TRAIN, CERTIFY).size)
+
+    def _conclude_read(self, trained: np.ndarray, certified: np.ndarray) -> None:
+        """Decide what each lane does next, from the totals of the read that ended."""
+        state, task = self.state, self.task
+        state.lanes["restore"][:] = False
+        update_lane_phases(state, task.rule, task.solver, str(task.dataset.path))
+        self._review_certificates(certified)
+        task.solver.end_read(state, trained)
+        reopen(state, task.rule)
+        state.totals[:] = new_totals(task.problem.n_lanes)
+
+    def _review_certificates(self, certified: np.ndarray) -> None:  # noqa: B027
+        """Correct what the rules of a single process have decided; nothing by default."""
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Prepare a new run and write its first checkpoint: a kill at any later moment leaves something to resume."""
+
+    @abstractmethod
+    def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        """Add what is kept beside the state."""
+
+    @abstractmethod
+    def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        """Remove and restore what `_add_to_checkpoint` added."""
+
+    def _write_state(self) -> None:
+        """Replace the state on disk, which also records the length of the log."""
+        arrays = self.state.to_arrays()
+        self._add_to_checkpoint(arrays)
+        arrays["seconds"] = np.array(self._seconds())
+        arrays["bytes_read"] = np.array(self._bytes_read())
+        self.directory.write_state(arrays)
+
+    def _restore_checkpoint(self) -> None:
+        """Continue from the last checkpoint, or begin a new run."""
+        arrays = self.directory.read_state()
+        if arrays is None:
+            self._begin()
+            return
+        try:
+            self._take_from_checkpoint(arrays)
+            self.seconds_before = float(arrays.pop("seconds"))
+            self.bytes_before = int(arrays.pop("bytes_read"))
+            self.state.load_arrays(arrays)
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"
+            ) from None
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _bytes_read(self) -> int:
+        """Bytes read in all sessions."""
+
+    @abstractmethod
+    def _before_stop(self) -> str:
+        """Save what is not saved yet; returns where a resumed run continues, for the message."""
+
+    def _stop_if_requested(self) -> None:
+        signum = self.stop_requested()
+        if signum is not None:
+            where = self._before_stop()
+            raise Interrupted(f"stopped by a signal; 'streamcd resume {self.task.run}' {where}", signum)
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def _report(self, phase: str, done: int, total: int, step: str = "") -> None:
+        gap = relative_estimate(self.state)
+        note = "" if np.isnan(gap) else f"gap about {gap:.1e}{step}"
+        self.listener.progress(Progress(self.task.name + phase, done, total, "entries", note))
+
+    def _lane_figures(self) -> dict[str, Any]:
+        """Summary of all lanes for a line of the log."""
+        lanes, scale = self.state.lanes, self.task.problem.scale
+        return {
+            "passes": int(lanes["passes"].max()),
+            "open_lanes": int((lanes["phase"] != DONE).sum()),
+            "objective_estimate": _finite(scale * lanes["estimated_primal"].sum()),
+            "gap_estimate": _finite(scale * lanes["estimate"].sum()),
+            "primal": _finite(scale * lanes["primal"].sum()),
+            "dual": _finite(scale * lanes["dual"].sum()),
+            "gap": _finite(scale * lanes["gap"].sum()),
+            "violation": _finite(lanes["seen_violation"].max()),
+            "active_rows": int(lanes["n_active"].sum()),
+        }
+
+
+class Loop(TrainingLoop):
+    """Training in this process, window after window; see `TrainingLoop`."""
+
+    def __init__(
+        self, directory: Run, task: Task, listener: Listener, stop_requested: StopRequested | None
+    ) -> None:
+        self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)  # before `new_state`
+        super().__init__(directory, task, listener, stop_requested)
+        self.last_checkpoint = self.started
+        self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
+        self.slots = self.paged.slots if self.paged else _chunk_slots(task, directory.path / "dual")
+        self.rows = _RowStates(self.slots, task.solver, task.dataset, task.plan.resident)
+        self.stream: Stream | None = None
+        self._restore_checkpoint()
+
+    def _train(self) -> None:
+        task, folds = self.task, self.task.problem.n_folds
+        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
+            self.stream = stream
+            self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
+            while self._has_open_lanes():
+                self._read(stream)
+            self._checkpoint()
+
+    def _close(self) -> None:
+        self.slots.close()
+
+    def _read(self, stream: Stream) -> None:
+        """Go through the rest of the current read."""
+        state = self.state
+        before = self._figures()
+        certifying_only = not state.phase(TRAIN).size
+        windows = stream.windows(state.read, state.window)
+        n_windows = stream.n_windows(state.read)
+        while True:
+            started = time.monotonic()
+            window = next(windows, None)
+            self.meter["wait"] += time.monotonic() - started
+            if window is not None:
+                self._visit(window)
+                state.window += 1
+                self._report_read(n_windows, certifying_only)
+            if state.window >= n_windows:
+                self._end_read(before, certifying_only)
+            self._pause()
+            if state.window == 0:
+                return
+
+    def _visit(self, window: Window) -> None:
+        state, started = self.state, time.monotonic()
+        training = bool(state.phase(TRAIN).size)
+        self.rows.load(window, state)
+        loaded = time.monotonic()
+        key = random_key(self.task.seed, window.read, window.number)
+        self.task.solver.visit(window, state, self.order, key)
+        visited = time.monotonic()
+        if training:
+            self.rows.save(window)
+        self.meter["train"] += visited - loaded
+        self.meter["state"] += loaded - started + time.monotonic() - visited
+
+    def _end_read(self, before: Mapping[str, float], certifying_only: bool) -> None:
+        state = self.state
+        self._conclude_read(state.phase(TRAIN), state.phase(START, CERTIFY))
+        self.directory.append_log(self._log_record(before, certifying_only))
+        state.read, state.window = state.read + 1, 0
+
+    def _pause(self) -> None:
+        """Between windows: stop where that was requested, save a checkpoint where one is due."""
+        self._stop_if_requested()
+        if time.monotonic() - self.last_checkpoint >= self.task.checkpoint_every:
+            self._checkpoint()
+
+    def _before_stop(self) -> str:
+        self._checkpoint()
+        return "goes on from here"
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _checkpoint(self) -> None:
+        self.rows.flush()
+        self.slots.sync()
+        self._write_state()
+        self.slots.mark_durable()
+        self.last_checkpoint = time.monotonic()
+
+    def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        arrays["slots"] = self.slots.current
+
+    def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        self.slots.restore(arrays.pop("slots"))
+
+    def _begin(self) -> None:
+        self.slots.allocate()
+        if self.paged:
+            self.paged.write_constants()
+        if self.task.warm_start is not None:
+            self._warm_start(self.task.warm_start)
+        self._checkpoint()
+
+    def _warm_start(self, start: WarmStart) -> None:
+        """Take over from another run what the solver asks for."""
+        state, solver = self.state, self.task.solver
+        if solver.warm_start != "alpha":
+            start.fill_weights(state.w)
+        if solver.warm_start == "w":
+            # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
+            state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
+            return
+        dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
+        if solver.warm_start == "alpha and w":
+            state.lanes["dual_sum"] += dual_sum
+            state.lanes["phase"][:] = TRAIN
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def _bytes_read(self) -> int:
+        of_dataset = self.stream.bytes_read if self.stream else 0
+        return self.bytes_before + of_dataset + self.slots.bytes_read
+
+    def _figures(self) -> dict[str, float]:
+        """Running sums, of which a log record has the differences."""
+        read = self.stream.read_seconds if self.stream else 0.0
+        return {"total": time.monotonic(), "read": read, "bytes_read": self._bytes_read(), **self.meter}
+
+    def _report_read(self, n_windows: int, certifying_only: bool) -> None:
+        number = int(self.state.lanes["passes"].max()) + (0 if certifying_only else 1)
+        phase = f"certify after pass {number}" if certifying_only else f"pass {number}"
+        n_entries = self.task.dataset.n_entries
+        self._report(phase, int(self.state.window / max(n_windows, 1) * n_entries), n_entries)
+
+    def _log_record(self, before: Mapping[str, float], certifying_only: bool) -> dict[str, Any]:
+        spent = {name: figure - before[name] for name, figure in self._figures().items()}
+        bytes_read = int(spent.pop("bytes_read"))
+        return {
+            "read": self.state.read,
+            "kind": "certify" if certifying_only else "train",
+            **self._lane_figures(),
+            "bytes_read": bytes_read,
+            "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
+        }
+
+
+def _chunk_slots(task: Task, folder: Path) -> SlotStore:
+    """The store of the rows' dual variables."""
+    layout, dataset = task.solver.layout, task.dataset
+    n_chunks = dataset.n_chunks if layout.state_bytes else 0  # no slots where nothing is kept by chunk
+    n_rows = np.diff(dataset.row_start)[:n_chunks]
+    return SlotStore(folder, dataset.chunk_part[:n_chunks], n_rows, layout.state_bytes)
+
+
+def relative_estimate(state: State) -> float:
+    """Estimate the largest relative gap of an open lane; nan where a lane has no estimate yet."""
+    lanes = state.lanes
+    open_lanes = lanes["phase"] != DONE
+    if not open_lanes.any() or np.isnan(lanes["estimate"][open_lanes]).any():
+        return float("nan")
+    primal = np.maximum(lanes["estimated_primal"][open_lanes], 1e-300)
+    return float((lanes["estimate"][open_lanes] / primal).max())
+
+
+def _finite(number: float) -> float | None:
+    return float(number) if np.isfinite(number) else None
+
+
+class _RowStates:
+    """Load the rows' dual variables of a window from the slots, and save them there.
+
+    Those of a resident dataset stay in the arena, and `flush` writes what changed; others are written after every visit.
+    """
+
+    def __init__(self, slots: SlotStore, solver: Solver, dataset: Dataset, resident: bool) -> None:
+        self._slots, self._solver, self._resident = slots, solver, resident
+        self._is_empty = solver.layout.state_bytes == 0
+        self._present = np.zeros(dataset.n_chunks, dtype=bool)
+        self._changed: dict[int, list[np.ndarray]] = {}
+
+    def load(self, window: Window, state: State) -> None:
+        arena = window.arena
+        for chunk, start, stop in () if self._is_empty else window.chunk_ranges():
+            if not self._present[chunk]:
+                if not self._slots.load(chunk, [arena.alpha[start:stop], arena.active[start:stop]]):
+                    self._solver.new_rows(arena, start, stop)
+                self._present[chunk] = self._resident
+            self._solver.restore_rows(state, arena, start, stop)
+
+    def save(self, window: Window) -> None:
+        arena = window.arena
+        for chunk, start, stop in () if self._is_empty else window.chunk_ranges():
+            arrays: list[np.ndarray] = [arena.alpha[start:stop], arena.active[start:stop]]
+            if self._resident:
+                self._changed[chunk] = arrays
+            else:
+                self._slots.save(chunk, arrays)
+
+    def flush(self) -> None:
+        for chunk, arrays in self._changed.items():
+            self._slots.save(chunk, arrays)
+        self._changed.clear()

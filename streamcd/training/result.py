@@ -1,0 +1,156 @@
+"""Result of a training: the object that ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.memory_budget import peak_memory_bytes
+from ..solvers import over_relaxation
+from ..solvers.problem import Lane
+from .stopping import REASONS
+
+
+@dataclass
+class Result:
+    """Result of a training; its fields are those of ``train --json``.
+
+    Attributes
+    ----------
+    run : str
+        The run directory.
+    primal_objective, dual_objective : float
+        Sums over lanes.
+    gap : float
+        Largest (primal - dual) / primal of a lane.
+    violation : float
+        Largest violation of the optimality conditions at the certified weights (LIBLINEAR's measure).
+    converged : bool
+        Whether all lanes converged.
+    stop_reason : {"gap", "violation", "max_passes"}
+        Of the lane that ended worst.
+    passes : int
+        Training passes of the slowest lane.
+    seconds : float
+        Of all sessions of the run.
+    bytes_read : int
+        Read from the files of the dataset and of the dual variables, in all sessions of the run.
+    peak_memory_bytes : int
+        Peak resident memory of this process.
+    n_features, n_rows, n_lanes : int
+    lanes : list of dict
+        ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega than 1, ``omega``
+        too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`).
+    """
+
+    run: str
+    primal_objective: float
+    dual_objective: float
+    gap: float
+    violation: float
+    converged: bool
+    stop_reason: str
+    passes: int
+    seconds: float
+    bytes_read: int
+    peak_memory_bytes: int
+    n_features: int
+    n_rows: int
+    n_lanes: int
+    lanes: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints."""
+        return asdict(self)
+
+    @property
+    def model(self) -> Any:
+        """The trained model, loaded from the run."""
+        from ..models.model import load_model
+
+        return load_model(self.run)
+
+
+@dataclass
+class TuneResult(Result):
+    """Result of a search over C: the fields of `Result` for the training on all rows, and the scores.
+
+    Attributes
+    ----------
+    scores : dict of str to dict
+        For each C, as given, ``{"folds": [accuracy of each fold], "mean": their mean}``.
+    best_C : float
+        The C of the highest mean, the smallest of equal ones.
+    folds : dict
+        Cost of training the folds: ``passes``, ``bytes_read``, ``seconds``, ``converged``, ``gap``, ``n_lanes``.
+    """
+
+    scores: dict[str, dict[str, Any]]
+    best_C: float
+    folds: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Final state of a loop over some lanes."""
+
+    lanes: dict[str, np.ndarray]  # the per-lane arrays of the last state
+    seconds: float
+    bytes_read: int
+
+
+def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
+    """Join the outcomes of loops over groups of lanes."""
+    names = outcomes[0].lanes
+    return Outcome(
+        {name: np.concatenate([outcome.lanes[name] for outcome in outcomes]) for name in names},
+        sum(outcome.seconds for outcome in outcomes),
+        sum(outcome.bytes_read for outcome in outcomes),
+    )
+
+
+def relative_gaps(lanes: dict[str, np.ndarray]) -> np.ndarray:
+    """Compute (primal - dual) / primal of every lane; 0 where the primal is 0."""
+    primal = np.abs(lanes["primal"])
+    return np.divide(lanes["gap"], primal, out=np.zeros_like(primal), where=primal != 0)
+
+
+def make_result(
+    run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: int, n_rows: int, scale: float = 1.0
+) -> Result:
+    """Sum up lanes; `scale` turns their objectives into the user's (`Problem.scale`)."""
+    kept = outcome.lanes | {name: scale * outcome.lanes[name] for name in ("primal", "dual", "gap")}
+    gaps = relative_gaps(kept)
+    return Result(
+        run=run,
+        primal_objective=float(kept["primal"].sum()),
+        dual_objective=float(kept["dual"].sum()),
+        gap=float(gaps.max()),
+        violation=float(kept["violation"].max()),
+        converged=bool(kept["converged"].all()),
+        stop_reason=REASONS[int(kept["reason"].max())],
+        passes=int(kept["passes"].max()),
+        seconds=outcome.seconds,
+        bytes_read=outcome.bytes_read,
+        peak_memory_bytes=peak_memory_bytes(),
+        n_features=n_features,
+        n_rows=n_rows,
+        n_lanes=len(lanes),
+        lanes=[
+            {
+                "label": lane.label,
+                "C": lane.C,
+                "fold": None if lane.fold < 0 else lane.fold,
+                "primal_objective": float(kept["primal"][number]),
+                "dual_objective": float(kept["dual"][number]),
+                "gap": float(gaps[number]),
+                "passes": int(kept["passes"][number]),
+                "converged": bool(kept["converged"][number]),
+                **over_relaxation.report(kept, number),
+            }
+            for number, lane in enumerate(lanes)
+        ],
+    )
