@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
 
 if TYPE_CHECKING:
     from .box_qp.solve import BoxQPResult as BoxQPResult
@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from .runs.tune import tune as tune
     from .training.result import Result as Result
 
-__version__ = "0.1.0"
-
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
 _PUBLIC = {
     "BoxQPResult": ("box_qp.solve", "BoxQPResult"),
     "Dataset": ("dataset.dataset", "Dataset"),
     "Listener": ("core.progress", "Listener"),
     "Model": ("models.model", "Model"),
-    "Result": ("runs.train", "Result"),
+    "Result": ("training.result", "Result"),
     "StreamcdError": ("core.errors", "StreamcdError"),
     "convert": ("conversion.convert", "convert"),
     "evaluate": ("prediction.evaluate", "evaluate"),
@@ -59,14 +57,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """Keeps `streamcd.train` the function: importing the submodule `train` would bind the module over it."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -1,137 +1,304 @@
-"""The shape of the code: imports point downwards, each dependency has its door, training stays light."""
+"""The shape of the code: rooms that import downwards, a door for each dependency, short ways, modules and functions."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from small_datasets import random_rows, write_dataset
 
 PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 
-# The package's own name and version come from the top.
-VERSION = {"__version__"}
+BELOW = {
+    "kernels": "",
+    "core": "kernels",
+    "dataset": "kernels core",
+    "models": "kernels core dataset",
+    "stream": "kernels core dataset",
+    "solvers": "kernels core dataset stream",
+    "box_qp": "kernels core solvers",
+    "conversion": "kernels core dataset models solvers",
+    "training": "kernels core dataset models stream solvers",
+    "prediction": "kernels core dataset models solvers conversion",
+    "cluster": "kernels core dataset stream solvers training",
+    "runs": "kernels core dataset models stream solvers training cluster",
+    "cli": "core dataset models solvers box_qp conversion prediction cluster runs",
+}
+"""The rooms, from the lowest up, each with those that its modules may import from."""
+
+TOP = {"__init__", "__main__"}
+"""The modules that may import from every room."""
+
+BELOW_ALL = {"_version"}
+"""The modules that every room may import."""
 
 DOORS = {
-    "numba": {
-        "compiling",
-        "kernels",
-        "dual_kernels",
-        "crammer_singer_kernels",
-        "primal_kernels",
-        "margin_kernels",
-        "scaling_kernels",
-        "boxqp_kernels",
-        "decimals",
-        "feature_sums",
-        "rows",
-        "scatter",
-    },
-    "llvmlite": {"kernels", "decimals"},
-    "pyarrow": {"parquet", "byte_sources", "libsvm"},
-    "rich": {"console"},
-    "click": {"cli", "options"},
-    "scipy": {"solvers"},
-    "sklearn": set(),
-    "dask": {"process_pool"},
-    "distributed": {"cluster"},
-    "pandas": set(),
+    "numba": "kernels/ conversion/decimals conversion/libsvm",
+    "llvmlite": "kernels/primitives conversion/decimals",
+    "pyarrow": "dataset/ conversion/ models/encoding",
+    "scipy": "solvers/twin_sor conversion/tables dataset/",
+    "msgspec": "core/metadata runs/config",
+    "dask": "core/process_pool cluster/dask_engine",
+    "distributed": "cluster/dask_engine cluster/dask_worker",
+    "click": "cli/",
+    "rich": "cli/",
 }
-# The versions that a run records are asked of the libraries themselves.
-ASKS_VERSIONS = {"configuration"}
+"""The modules, or rooms, that may import a dependency; all may import numpy."""
+
+ASK_VERSIONS = {"runs/config"}
+"""The modules that may import any dependency, for the versions that a run records."""
+
+LONGEST_CHAIN = 14
+MODULE_LINES = 600
+PACKAGE_LINES = 20_500
+BODY_LINES_MEDIAN, BODY_LINES_90_PERCENT, BODY_LINES = 8, 22, 60
 
 
-def modules() -> list[str]:
-    return sorted(path.stem for path in PACKAGE.glob("*.py"))
+class Import(NamedTuple):
+    """One imported module: "room/module" where it is the package's own, else the name of a dependency."""
+
+    line: int
+    target: str
+    own: bool
+    at_call: bool
+
+
+class Function(NamedTuple):
+    module: str
+    line: int
+    name: str
+    body_lines: int
+
+    def __str__(self) -> str:
+        return f"{self.module}.py:{self.line} {self.name} ({self.body_lines} lines)"
+
+
+def name_of(path: Path) -> str:
+    """The name of a module: "room/module", or "module" at the top; a room's `__init__` counts as a module of it."""
+    return path.relative_to(PACKAGE).with_suffix("").as_posix()
+
+
+MODULES = sorted(name_of(path) for path in PACKAGE.rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    return module.rpartition("/")[0]
 
 
 @functools.cache
-def imports(module: str) -> frozenset[tuple[str, bool]]:
-    """Names that a module imports, in functions too; with True where they are of this package."""
-    return frozenset(_imports(module))
+def source(module: str) -> str:
+    return (PACKAGE / f"{module}.py").read_text()
 
 
-def _imports(module: str) -> Iterator[tuple[str, bool]]:
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name.split(".")[0], False) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield str(node.module).split(".")[0], False
-        elif isinstance(node, ast.ImportFrom):
-            yield from (
-                (name, True) for name in ([node.module] if node.module else [a.name for a in node.names])
-            )
+@functools.cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(source(module))
 
 
-def own_imports() -> dict[str, set[str]]:
-    """Modules of this package that each module imports, in functions too."""
-    return {module: {name for name, ours in imports(module) if ours} - VERSION for module in modules()}
+@functools.cache
+def imports(module: str) -> tuple[Import, ...]:
+    """All imports of a module, those inside functions too."""
+    at_call = {
+        id(node)
+        for function in ast.walk(tree(module))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    return tuple(
+        Import(node.lineno, target, own, id(node) in at_call)
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for target, own in _targets(module, node)
+    )
 
 
-def reached(module: str, graph: dict[str, set[str]]) -> set[str]:
-    """All modules that come with one."""
-    found: set[str] = set()
-    waiting = [module]
-    while waiting:
-        for name in graph[waiting.pop()] - found:
-            found.add(name)
-            waiting.append(name)
-    return found
+def _targets(module: str, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, bool]]:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif node.level:
+        package = ["streamcd", *module.split("/")[:-1]]
+        start = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+        names = [".".join([*start, alias.name]) for alias in node.names]
+    else:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    for name in dict.fromkeys(names):
+        first, *parts = name.split(".")
+        if first != "streamcd":
+            yield first, False
+            continue
+        while parts and "/".join(parts) not in MODULES and "/".join([*parts, "__init__"]) not in MODULES:
+            parts.pop()  # a name of that module
+        found = "/".join(parts)
+        yield found if found in MODULES else f"{found}/__init__".lstrip("/"), True
 
 
-@pytest.mark.parametrize("module", modules())
+def may_pass(module: str, doors: str) -> bool:
+    return any(module == door or (door.endswith("/") and module.startswith(door)) for door in doors.split())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rooms and doors
+
+
+def test_every_module_is_in_a_room() -> None:
+    homeless = [
+        module for module in MODULES if room_of(module) not in BELOW and module not in TOP | BELOW_ALL
+    ]
+    assert not homeless, f"modules in no room of BELOW: {homeless}"
+    assert {room_of(module) for module in MODULES} >= set(BELOW), "BELOW has rooms that are empty"
+
+
+def test_rooms_stand_on_floors() -> None:
+    """Each room may use only those listed before it: no two use each other."""
+    rooms = list(BELOW)
+    for number, below in enumerate(BELOW.values()):
+        assert set(below.split()) <= set(rooms[:number])
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_imports_point_downwards(module: str) -> None:
-    """No module comes back to itself, in functions neither: there is an order in which each needs only those before."""
-    assert module not in reached(module, own_imports())
+    if module in TOP:
+        return
+    allowed = {room_of(module), *BELOW.get(room_of(module), "").split()}
+    wrong = [
+        f"{module}.py:{line} imports {target}; {room_of(module) or module} may import from {sorted(allowed)}"
+        for line, target, own, _ in imports(module)
+        if own and target not in BELOW_ALL and room_of(target) not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", ["errors", "progress", "randomness", "compiling", "kernels"])
-def test_the_lowest_layer_stands_by_itself(module: str) -> None:
-    assert not own_imports()[module]
+@pytest.mark.parametrize("module", MODULES)
+def test_one_dependency_one_door(module: str) -> None:
+    wrong = [
+        f"{module}.py:{line} imports {target}; its doors: {DOORS.get(target, 'none')}"
+        for line, target, own, _ in imports(module)
+        if not own and target not in sys.stdlib_module_names | {"numpy"}
+        if not may_pass(module, DOORS.get(target, "")) and module not in ASK_VERSIONS
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", ["solvers", "stopping", "stream", "loop", "train"])
-def test_training_knows_nothing_of_text_and_terminals(module: str) -> None:
-    above = {
-        "__main__",
-        "cli",
-        "console",
-        "convert",
-        "demo",
-        "export_libsvm",
-        "options",
-        "predict",
-        "byte_sources",
-        "libsvm",
+# ---------------------------------------------------------------------------------------------------------------------
+# The way of an import
+
+
+def test_no_module_comes_back_to_itself() -> None:
+    """By imports inside functions neither."""
+    graph = {
+        module: {target: line for line, target, own, _ in imports(module) if own and target != module}
+        for module in MODULES
     }
-    assert not reached(module, own_imports()) & above
+    settled: set[str] = set()
+
+    def visit(module: str, way: list[str]) -> None:
+        if module in way:
+            circle = [*way[way.index(module) :], module]
+            steps = [f"{a}.py:{graph[a][b]} imports {b}" for a, b in itertools.pairwise(circle)]
+            pytest.fail("a circle of imports:\n" + "\n".join(steps))
+        if module not in settled:
+            for target in graph[module]:
+                visit(target, [*way, module])
+            settled.add(module)
+
+    for module in MODULES:
+        visit(module, [])
 
 
-def test_a_solver_knows_nothing_of_the_loop() -> None:
-    """It owns a visit; what stops, logs and saves is written once, above it."""
-    assert not reached("solvers", own_imports()) & {"checkpoint", "loop", "rowscores", "stopping", "train"}
+def test_the_longest_chain_of_imports_is_short() -> None:
+    """By imports of modules, for type checks too; those inside functions do not count."""
+
+    @functools.cache
+    def longest(module: str) -> tuple[str, ...]:
+        below = [
+            (f"{module}.py:{line}", *longest(target))
+            for line, target, own, at_call in imports(module)
+            if own and not at_call and target != module
+        ]
+        return max(below, key=len, default=(f"{module}.py",))
+
+    chain = max(map(longest, MODULES), key=len)
+    assert len(chain) <= LONGEST_CHAIN, f"{len(chain)} modules, each imports the next:\n" + "\n".join(chain)
 
 
-@pytest.mark.parametrize("dependency", DOORS)
-def test_one_dependency_one_door(dependency: str) -> None:
-    used = {module for module in modules() if (dependency, False) in imports(module)}
-    assert used - ASKS_VERSIONS <= DOORS[dependency]
+# ---------------------------------------------------------------------------------------------------------------------
+# Sizes
 
 
-def test_only_the_console_prints() -> None:
-    printing = {
-        module
-        for module in modules()
-        for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text()))
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_fewer_than_six_hundred_lines(module: str) -> None:
+    n_lines = len(source(module).splitlines())
+    assert n_lines < MODULE_LINES, f"{module}.py:{n_lines} is past line {MODULE_LINES}"
+
+
+def test_the_package_stays_small() -> None:
+    sizes = {module: len(source(module).splitlines()) for module in MODULES}
+    largest = [f"{module}.py:{sizes[module]}" for module in sorted(sizes, key=sizes.__getitem__)[:-11:-1]]
+    assert sum(sizes.values()) <= PACKAGE_LINES, (
+        f"{sum(sizes.values())} lines; the most: {', '.join(largest)}"
+    )
+
+
+def functions() -> list[Function]:
+    """All functions but kernels, with the lines of their bodies, counted after the docstring."""
+    return [
+        Function(module, node.lineno, node.name, _body_lines(node))
+        for module in MODULES
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if room_of(module) != "kernels" and not _is_compiled(node)
+    ]
+
+
+def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def _is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    names = {
+        node.id
+        for decorator in function.decorator_list
+        for node in ast.walk(decorator)
+        if isinstance(node, ast.Name)
+    }
+    return bool(names & {"njit", "kernel", "inlined", "intrinsic"})
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = [str(function) for function in functions() if function.body_lines > BODY_LINES]
+    assert not long, f"bodies of more than {BODY_LINES} lines:\n" + "\n".join(long)
+
+
+def test_functions_are_short() -> None:
+    found = sorted(functions(), key=lambda function: function.body_lines)
+    longest = "\n".join(map(str, found[:-11:-1]))
+    assert statistics.median(function.body_lines for function in found) <= BODY_LINES_MEDIAN, longest
+    assert found[int(0.9 * len(found))].body_lines <= BODY_LINES_90_PERCENT, longest
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What comes with training
+
+
+def test_only_the_command_line_prints() -> None:
+    printing = [
+        f"{module}.py:{node.lineno} prints"
+        for module in MODULES
+        for node in ast.walk(tree(module))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    }
-    assert printing <= {"console", "cli", "demo"}
+        if room_of(module) != "cli"
+    ]
+    assert not printing, "\n".join(printing)
 
 
 def test_training_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:

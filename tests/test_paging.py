@@ -30,7 +30,6 @@ from streamcd.runs.options import ProblemOptions, TrainOptions
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.solvers.primal import PrimalSolver
-from streamcd.solvers.registry import make_solver
 from streamcd.stream.arenas import ColumnLayout
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
@@ -230,7 +229,7 @@ def planned(dataset: Dataset, budget: int, **options: Any) -> Plan:
     """The plan that a training would have."""
     problem = ProblemOptions(**{"method": "primal", **options})
     asked = TrainOptions(problem, budget, checkpoint_every=60.0)
-    return resolve(dataset, asked, make_solver, Listener()).config.plan
+    return resolve(dataset, asked, Listener()).config.plan
 
 
 def test_scores_are_paged_where_they_do_not_fit(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from .. import __version__
+from .._version import __version__
 from ..core.errors import DatasetError, UsageError
 from ..core.memory_budget import format_size
 from . import console
@@ -515,9 +515,15 @@ def import_model(file: str, model: str, as_json: bool) -> None:
     metavar="DIR",
     help="Work in this directory, and leave all files there.",
 )
+@click.option(
+    "--example",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Only write two small made files, train.txt and test.txt, to a new directory: data for first steps.",
+)
 @quiet_option
 @json_option
-def demo(keep: str | None, quiet: bool, as_json: bool) -> None:
+def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> None:
     """Show it at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
 
     Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
@@ -526,10 +532,16 @@ def demo(keep: str | None, quiet: bool, as_json: bool) -> None:
     \b
     Example:
       streamcd demo
+      streamcd demo --example reviews
     """
-    from .demo import run_demo
+    from .demo import run_demo, write_example
 
     with console.Console(quiet) as listener:
+        if example is not None:
+            written = write_example(example, listener)
+            if as_json:
+                console.print_json(written)
+            return
         result = run_demo(keep, listener)
     if as_json:
         console.print_json(result.to_json())

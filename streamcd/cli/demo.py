@@ -132,6 +132,19 @@ class DemoResult:
         ]
 
 
+def write_example(folder: str, listener: Listener) -> dict[str, Any]:
+    """Write two small files of made, text-like libsvm data to a new directory, for first steps."""
+    path = Path(folder)
+    if path.exists():
+        raise UsageError(f"{path} exists; name another directory")
+    path.mkdir()
+    made = {"n_features": 5_000, "entries_per_row": 40, "seed": 0}
+    for name, first_row, n_rows in (("train.txt", 0, 8_000), ("test.txt", 8_000, 2_000)):
+        write_text_like(path / name, first_row=first_row, n_rows=n_rows, **made)
+        listener.message(f"{path / name}: {n_rows:,} rows")
+    return {"train": str(path / "train.txt"), "test": str(path / "test.txt")}
+
+
 def run_demo(
     keep: str | None = None, listener: Listener | None = None, size: DemoSize | None = None
 ) -> DemoResult:

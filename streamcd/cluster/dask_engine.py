@@ -316,7 +316,7 @@ class DaskEngine:
         return admitted, pending
 
     def _ask_newcomers(self) -> None:
-        from .. import __version__
+        from .._version import __version__
 
         live = self._live()
         for name in [name for name in self._admissions if name not in live]:

@@ -166,7 +166,7 @@ def without_change(response: RoundResponse) -> RoundResponse:
 
 def admit(spec: WorkerSpec, version: str) -> str:
     """Return why this worker cannot take part; empty where it can."""
-    from .. import __version__
+    from .._version import __version__
 
     if __version__ != version:
         return f"it has streamcd {__version__}, the coordinating process {version}"

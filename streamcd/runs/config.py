@@ -120,7 +120,7 @@ def versions() -> dict[str, str]:
     import numba
     import pyarrow
 
-    from .. import __version__
+    from .._version import __version__
 
     return {
         "streamcd": __version__,
