@@ -18,9 +18,9 @@ from small_datasets import NAMED, feature_statistics, multiclass, random_rows, w
 
 from streamcd.core.errors import DatasetError, StreamcdError
 from streamcd.core.progress import Listener, Progress
+from streamcd.dataset.chunked_table import manifest_fingerprint
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.parquet import file_checksum
-from streamcd.dataset.schema import manifest_fingerprint
 from streamcd.dataset.writer import DatasetWriter
 from streamcd.runs.train import train
 

@@ -17,9 +17,9 @@ from streamcd.conversion.transpose import make_columns
 from streamcd.core.atomic_files import put_directory, replacing, restore_directory
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError, StreamcdError
 from streamcd.core.metadata import Kind, parse_json
+from streamcd.dataset.chunked_table import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.dataset.column_layout import open_columns
 from streamcd.dataset.dataset import open_dataset
-from streamcd.dataset.schema import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model import MODEL, Model, load_model, stored_certificate
 from streamcd.training import checkpoint
 

@@ -10,10 +10,12 @@ import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
 from streamcd.core.errors import DatasetError
-from streamcd.dataset.dataset import open_dataset, parquet, read_ahead
+from streamcd.dataset import parquet, read_ahead
+from streamcd.dataset.dataset import open_dataset
 from streamcd.dataset.read_ahead import ReadAhead
+from streamcd.stream import stream
 from streamcd.stream.arenas import RowLayout
-from streamcd.stream.stream import Stream, stream
+from streamcd.stream.stream import Stream
 
 SIZE = 3_000_001
 

@@ -16,31 +16,16 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
-from .chunked_table import ChunkedTable, PartFiles, starts_of, write_chunk_table, write_manifest
-from .row_layout import RowTable
-from .schema import COLUMN_CHUNKS, COLUMN_LAYOUT, column_schemas
+from .chunked_table import COLUMN_LAYOUT, ChunkedTable, RowTable, starts_of
+from .schema import COLUMN_CHUNKS, column_schemas
+from .table_writer import PartFiles, write_chunk_table, write_manifest
 
 FOLDER = "columns"
 AGAIN = COLUMN_LAYOUT.remedy
 
 
 class Columns(ChunkedTable):
-    """The column layout of a dataset, open for reading; see `ChunkedTable`; made by `open_columns`.
-
-    Attributes
-    ----------
-    dataset : RowTable
-        Whose columns these are; its fingerprint is in the manifest.
-    row_dtype : dtype
-    n_items : int
-        Features that occur.
-    first_feature : ndarray of int64, shape (n_chunks,)
-    item_start : ndarray of int64, shape (n_chunks + 1,)
-        Chunk ``c`` begins the features ``item_start[c]:item_start[c + 1]`` of those that occur: none where it goes on with
-        a feature.
-    unit_start : ndarray of int64, shape (units + 1,)
-        Chunks ``unit_start[u]:unit_start[u + 1]`` belong together: one chunk, or all pieces of a feature.
-    """
+    """The column layout of a dataset, open for reading; made by `open_columns`. Its items are the features that occur."""
 
     KIND = COLUMN_LAYOUT
     TABLES: ClassVar = {"entries": 1, "index": 0}  # row and value; feature and n_entries
@@ -55,17 +40,13 @@ class Columns(ChunkedTable):
         self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
         self.first_feature, self.n_listed = chunk_table["first_feature"], chunk_table["n_features"]
         begins = chunk_table["piece"] == 0
+        # chunk c begins the items item_start[c]:item_start[c + 1]: none where it goes on with a feature
         self.item_start = starts_of(np.where(begins, self.n_listed, 0))
+        # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Read the features of a chunk, ascending, and the number of entries that each has in it.
-
-        Raises
-        ------
-        DatasetError
-            Where the file is missing or damaged; names it.
-        """
+        """Read the features of a chunk, ascending, and the number of entries that each has in it."""
         n_listed = int(self.n_listed[chunk])
         feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
         expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
@@ -143,7 +124,7 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
 
 
 class ColumnsWriter:
-    """Writes a column layout into a directory: features ascending, cut into chunks by their sizes and nothing else.
+    """Writer of a column layout into a directory: features ascending, cut into chunks by their sizes and nothing else.
 
     Parameters
     ----------
@@ -189,12 +170,8 @@ class ColumnsWriter:
         if n_parts < 1 or not later:
             return None
         done = [chunk for chunk in self._table if chunk[0] < n_parts]
-        return {
-            "parts": self._parts[:n_parts],
-            "chunks": done,
-            "feature": later[0][1],
-            "piece": later[0][4],
-        }
+        _, feature, _, _, piece = later[0]
+        return {"parts": self._parts[:n_parts], "chunks": done, "feature": feature, "piece": piece}
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         """Append whole features, ascending, with their entries one feature after another."""
@@ -324,23 +301,15 @@ class ColumnsWriter:
 
 
 class ColumnsOutline(ColumnsWriter):
-    """Finds the features at which a layout's parts begin, from the numbers of entries alone; writes nothing.
-
-    Attributes
-    ----------
-    starts : list of (int, int)
-        The first feature of every part, and the piece of it with which the part begins.
-    """
+    """Finder of the features at which a layout's parts begin, from the numbers of entries alone; writes nothing."""
 
     def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
-            dataset.path,
-            dataset,
-            chunk_bytes=chunk_bytes,
-            shard_bytes=shard_bytes,
-            compression="none",
+            dataset.path, dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
         )
-        self.starts: list[tuple[int, int]] = []
+        self.starts: list[
+            tuple[int, int]
+        ] = []  # the first feature of every part, and the piece that begins it
 
     def add_counts(self, feature: np.ndarray, n_entries: np.ndarray) -> None:
         """Append whole features, ascending."""

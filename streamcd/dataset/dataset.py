@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.progress import Listener
+from .chunked_table import RowTable
 from .parquet import read_groups, reading
-from .row_layout import RowTable
 from .scaling import Scaling
 
 

@@ -1,4 +1,4 @@
-"""Parquet files: row groups read one at a time, and tables written with checksums."""
+"""Parquet files read a row group at a time, and the checksums of files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import Schema as Schema  # for those who describe tables: the door to pyarrow is here
 
 from ..core.errors import DatasetError, EnvironmentFailure
-from .direct_writer import DirectWriter
 from .read_ahead import ReadAhead
 
 # Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
@@ -25,37 +23,10 @@ from .read_ahead import ReadAhead
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ and "jemalloc" in pa.supported_memory_backends():
     pa.set_memory_pool(pa.jemalloc_memory_pool())
 
-_PAGE_BYTES = 1 << 20
 _COPY_BYTES = 1 << 22
 
-
-def schema(**columns: Any) -> Schema:
-    """Describe columns without nulls by their names and numpy types."""
-    return pa.schema(
-        [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in columns.items()]
-    )
-
-
-class ChecksumFile(DirectWriter):
-    """A file being written, with the checksum of its bytes; what pyarrow asks of a file."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._digest = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        return super().write(data)
-
-    def flush(self) -> None:
-        pass
-
-    def tell(self) -> int:
-        return self.n_bytes
-
-    @property
-    def checksum(self) -> str:
-        return "sha256:" + self._digest.hexdigest()
+_ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES)
+"""Failures that say nothing of the file's content."""
 
 
 def file_checksum(path: Path) -> str:
@@ -81,12 +52,7 @@ class reading:
             raise DatasetError(
                 f"{self._location}: the file is missing; restore it or convert the data again"
             ) from None
-        if isinstance(error, OSError) and error.errno in (
-            errno.EIO,
-            errno.EMFILE,
-            errno.ENFILE,
-            errno.EACCES,
-        ):
+        if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
             raise EnvironmentFailure(f"{self._location}: {error.strerror}") from None
         if isinstance(error, (OSError, pa.ArrowException, KeyError, ValueError, IndexError)):
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -130,20 +96,14 @@ def read_groups(
 
 
 class _Source:
-    """A file as Arrow reads it, some of whose bytes may have been read already.
-
-    Attributes
-    ----------
-    ahead : (int, memoryview) or None
-        Bytes in memory and their offset in the file; handed out without a copy.
-    """
+    """A file as Arrow reads it, some of whose bytes may have been read already."""
 
     closed = False
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._offset = descriptor, 0
         self._size = os.fstat(descriptor).st_size
-        self.ahead: tuple[int, memoryview] | None = None
+        self.ahead: tuple[int, memoryview] | None = None  # offset, and bytes handed out without a copy
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
@@ -221,15 +181,7 @@ class PartReader:
 
 
 class OpenParts:
-    """The parts of a directory that are open, the latest ones used, up to a number.
-
-    Parameters
-    ----------
-    path : Path
-        The directory.
-    limit : int
-        Footers kept in memory at most.
-    """
+    """Open parts of a directory, the latest ones used: at most `limit`, whose footers are in memory."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self._path, self._limit = path, limit
@@ -280,31 +232,3 @@ class OpenParts:
             self._ahead = None
         while self._parts:
             self._parts.popitem()[1].close()
-
-
-class TableWriter:
-    """One Parquet file being written, a row group a call."""
-
-    def __init__(self, path: Path, schema: pa.Schema, compression: str) -> None:
-        self.schema = schema
-        self.file = ChecksumFile(path)
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self.file, mode="w"),
-            schema,
-            compression=compression,
-            use_dictionary=False,
-            write_statistics=False,
-            write_page_checksum=True,
-            data_page_size=_PAGE_BYTES,
-            store_schema=False,
-        )
-
-    def write(self, **columns: np.ndarray) -> None:
-        arrays = [pa.array(columns[field.name], type=field.type) for field in self.schema]
-        table = pa.table(arrays, schema=self.schema)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-
-    def close(self) -> dict[str, Any]:
-        self._writer.close()
-        self.file.close()
-        return {"bytes": self.file.n_bytes, "checksum": self.file.checksum}

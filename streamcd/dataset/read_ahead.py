@@ -49,19 +49,14 @@ class _Range:
 
 
 class ReadAhead:
-    """Reads ranges in the order in which they are announced; they are taken in that order.
+    """Reader of ranges in the order in which they are announced; they are taken in that order.
 
     A range that cannot be read in this way (a file system without direct reads, a file that is too short or gone) is
     left to the caller's own reading, which says what is wrong.
-
-    Attributes
-    ----------
-    possible : bool
-        False once the file system has refused a direct read.
     """
 
     def __init__(self) -> None:
-        self.possible = bool(_DIRECT)
+        self.possible = bool(_DIRECT)  # false once the file system has refused a direct read
         self._change = threading.Condition()
         self._coming: deque[_Range] = deque()  # announced, and not taken yet
         self._announced: Counter[tuple[Path, int]] = Counter()  # their keys
@@ -173,7 +168,7 @@ class ReadAhead:
 
 
 def _read(wanted: _Range) -> bool:
-    """Read the blocks of a range; whether all of the range is there."""
+    """Read the blocks of a range; true where all of the range is there."""
     buffer = wanted.buffer
     assert buffer is not None
     descriptor = os.open(wanted.path, os.O_RDONLY | _DIRECT)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..core.errors import DatasetError
-from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares
+from ..core.process_pool import (
+    TASKS_PER_WORKER,
+    InProcess,
+    Pool,
+    Workers,
+    checked_workers,
+    in_shares,
+    open_pool,
+)
 from ..core.progress import Listener, Progress
 from ..kernels import primitives
-from .chunked_table import ChunkedTable, file_problems
+from .chunked_table import ChunkedTable, RowTable, file_problems
 from .column_layout import AGAIN, FOLDER, Columns, open_columns
 from .parquet import file_checksum, read_groups
-from .row_layout import RowTable
 from .schema import ChunkData
 
 _SHARES = 1000
@@ -29,24 +36,13 @@ Table = TypeVar("Table", bound=ChunkedTable)
 
 
 def verify(dataset: RowTable, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
-    """Check a dataset and, where there is one, its column layout against it.
+    """Check a dataset and, where there is one, its column layout against it; see `Dataset.verify`.
 
     The entries of both layouts are compared by sums of a hash of (row, feature, value) over all of them: equal for the
     same entries in any order, and for others with a chance of 2⁻¹²⁸ only.
-
-    Parameters
-    ----------
-    dataset : RowTable
-    listener : Listener, optional
-    workers : int
-        Processes that share the work.
-
-    Returns
-    -------
-    list of str
-        What is wrong, a line each, naming the file; empty where all is well.
     """
-    with _task_runner(workers, listener or Listener()) as tasks:
+    with open_pool(checked_workers(workers), listener or Listener(), __name__) as pool:
+        tasks = _Tasks(pool)
         problems = list(_row_problems(dataset, tasks))
         if (dataset.path / FOLDER).exists():
             problems += _column_problems(dataset, tasks, compare=not problems)
@@ -58,10 +54,10 @@ def verify(dataset: RowTable, listener: Listener | None = None, *, workers: int 
 
 
 class _Tasks:
-    """Runs the long readings in this process, or in `workers`."""
+    """Runner of the long readings in a pool."""
 
-    def __init__(self, listener: Listener, workers: Workers | None = None) -> None:
-        self._listener, self._workers = listener, workers
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
 
     def changed_files(
         self, path: Path, files: Sequence[tuple[str, int, str]], phase: str
@@ -86,37 +82,22 @@ class _Tasks:
 
         Workers open the table by `reopen`. Before chunk ``c``, ``starts[c]`` of `unit` are done.
         """
-        n_shares = TASKS_PER_WORKER * self._workers.n_workers if self._workers else _SHARES
+        alone = isinstance(self._pool, InProcess)
+        n_shares = _SHARES if alone else TASKS_PER_WORKER * self._pool.n_workers
         shares = in_shares(np.diff(table.entry_start).tolist(), n_shares)
         sizes = [int(starts[stop] - starts[start]) for start, stop in shares]
-        if self._workers is None:
-            return self._run(partial(check, table), shares, phase, unit, sizes)
-        return self._run(partial(_check_reopened, check, reopen), shares, phase, unit, sizes)
+        run = partial(check, table) if alone else partial(_check_reopened, check, reopen)
+        return self._run(run, shares, phase, unit, sizes)
 
     def _run(
         self, function: Callable[..., Any], tasks: Sequence[Any], phase: str, unit: str, sizes: Sequence[int]
-    ) -> Iterable[Any]:
-        if self._workers is not None:
-            return self._workers.run(function, tasks, phase=phase, unit=unit, sizes=sizes)
-        return self._run_here(function, tasks, phase, unit, sizes)
-
-    def _run_here(
-        self, function: Callable[..., Any], tasks: Sequence[Any], phase: str, unit: str, sizes: Sequence[int]
     ) -> Iterator[Any]:
-        total, done = sum(sizes), 0
-        for task, size in zip(tasks, sizes, strict=True):
+        if isinstance(self._pool, Workers):
+            yield from self._pool.run(function, tasks, phase=phase, unit=unit, sizes=sizes)
+            return
+        for task, done in zip(tasks, accumulate(sizes), strict=True):
             yield function(*task)
-            done += size
-            self._listener.progress(Progress(phase, done, total, unit))
-
-
-@contextmanager
-def _task_runner(workers: int, listener: Listener) -> Iterator[_Tasks]:
-    if checked_workers(workers) == 1:
-        yield _Tasks(listener)
-    else:
-        with Workers(workers, listener, __name__) as processes:
-            yield _Tasks(listener, processes)
+            self._pool.listener.progress(Progress(phase, done, sum(sizes), unit))
 
 
 def _is_changed(path: Path, checksum: str) -> bool:
@@ -281,25 +262,14 @@ def _hash_sum(numbers: np.ndarray) -> int:
 
 @dataclass
 class _ColumnFindings:
-    """Findings in consecutive chunks of columns, up to the first thing wrong.
-
-    Attributes
-    ----------
-    problem : str
-        The first thing wrong, or nothing.
-    first, last : int or None
-        Feature and row of the first and of the last entry, as one number; None where they could not be told.
-    place : str
-        Of the first chunk.
-    sums : ndarray of uint64, shape (2,)
-        Of a hash of every entry.
-    """
+    """Findings in consecutive chunks of columns, up to the first thing wrong."""
 
     problem: str = ""
+    # feature and row of the first and of the last entry, as one number; None where they could not be told
     first: int | None = None
     last: int | None = None
-    place: str = ""
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.uint64))
+    place: str = ""  # of the first chunk
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.uint64))  # of the entries' hashes
 
     def join(self, later: _ColumnFindings) -> None:
         """Take in the findings in the chunks that follow."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class ModelScaling(Structure):
     checksum: str = ""
 
 
-class ModelFile(Structure):
+class ModelFile(Structure, kw_only=True):
     """``model.json``; fields as those of `Model`."""
 
     loss: str
@@ -42,22 +42,24 @@ class ModelFile(Structure):
     C: float | None
     n_features: Count
     bias: float
+    free_bias: bool = False
     intercept: list[float]
     classes: list[float]
     label_kind: str
     code: list[list[int]]
     tie_order: list[Count]
+    ridge: float = 1.0
+    slack: str = "hinge"
     class_weight: dict[float, float]
     index_base: int
     fingerprint: str
     versions: dict[str, str]
     certificate: dict[str, Any]
-    weights_checksum: str
-    free_bias: bool = False
-    ridge: float = 1.0
-    slack: str = "hinge"
     scaling: ModelScaling | None = None
+    weights_checksum: str
 
+
+_STORED_FIELDS = [name for name in ModelFile.__struct_fields__ if name not in ("scaling", "weights_checksum")]
 
 MODEL = Kind("streamcd-model", 1, ModelFile, ModelError, "restore it from a copy, or train again")
 
@@ -303,27 +305,17 @@ class Model:
         sync(directory.parent)
 
     def _description(self) -> dict[str, Any]:
-        assert self.tie_order is not None
-        return {
-            "loss": self.loss,
-            "method": self.method,
-            "C": self.C,
-            "n_features": self.n_features,
-            "bias": self.bias,
-            "free_bias": self.free_bias,
-            "intercept": self.intercept.tolist(),
-            "classes": self.classes.tolist(),
-            "label_kind": self.label_kind,
-            "code": self.code.tolist(),
-            "tie_order": self.tie_order.tolist(),
-            **({"ridge": self.ridge, "slack": self.slack} if self.loss == "twin" else {}),
-            "class_weight": {self.label_text(label): weight for label, weight in self.class_weight.items()},
-            "index_base": self.index_base,
-            "fingerprint": self.fingerprint,
-            "versions": self.versions,
-            "certificate": self.certificate,
-            "scaling": self.scaling.to_json() if self.scaling.changes_values else None,
+        fields: dict[str, Any] = {}
+        for name in _STORED_FIELDS:
+            value = getattr(self, name)
+            fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        if self.loss != "twin":
+            del fields["ridge"], fields["slack"]
+        fields["class_weight"] = {
+            self.label_text(label): weight for label, weight in self.class_weight.items()
         }
+        fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
+        return fields
 
     def score_code(self) -> np.ndarray:
         """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
@@ -473,9 +465,6 @@ def _read_scaling(path: Path, description: ModelFile) -> Scaling:
 
 def _model_from(description: ModelFile, weights: np.ndarray, scaling: Scaling) -> Model:
     # every field of the same name, as it is or as the array that `Model` makes of it
-    same = {name: getattr(description, name) for name in _SAME_FIELDS}
+    same = {name: getattr(description, name) for name in _STORED_FIELDS if name not in ("n_features", "code")}
     code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
     return Model(weights=weights, code=code, scaling=scaling, **same)
-
-
-_SAME_FIELDS = {item.name for item in fields(Model)} - {"weights", "code", "scaling"}
