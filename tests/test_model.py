@@ -16,7 +16,7 @@ from liblinear.liblinearutil import train as liblinear_train
 from streamcd.core.errors import ModelError
 from streamcd.core.progress import Listener
 from streamcd.models.liblinear import export_liblinear, import_liblinear
-from streamcd.models.model import Model, load_model
+from streamcd.models.model import MODEL, Model, load_model
 
 
 def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:
@@ -77,8 +77,10 @@ def test_a_flipped_bit_in_the_weights_is_refused_by_name(tmp_path):
 
 
 def _change(path: Path, **fields) -> None:
-    text = json.loads((path / "model.json").read_text())
-    (path / "model.json").write_text(json.dumps(text | fields))
+    """Change fields, with a digest that is right."""
+    content = json.loads((path / "model.json").read_text()) | fields
+    content["digest"] = MODEL.seal(content)
+    (path / "model.json").write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,38 @@ def test_a_damaged_model_is_refused_in_one_line(tmp_path, damage, message):
     with pytest.raises(ModelError, match=message) as refused:
         load_model(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("field", ["intercept", "classes", "bias", "index_base", "loss"])
+def test_a_model_changed_by_hand_is_refused(tmp_path, field):
+    """An intercept of another sign used to predict with it, and exit 0."""
+    a_model().save(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    old = content[field]
+    changed = (
+        [value - 1 for value in old]
+        if isinstance(old, list)
+        else f"not {old}"
+        if isinstance(old, str)
+        else old + 1
+    )
+    content[field] = changed
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="changed since it was written"):
+        load_model(tmp_path)
+
+
+def test_a_model_of_an_earlier_version_opens_with_one_warning(tmp_path, caplog):
+    a_model().save(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    del content["digest"]
+    (tmp_path / "model.json").write_text(json.dumps(content | {"format_version": 1}))
+    for _ in range(3):
+        assert load_model(tmp_path).n_features == 5
+    assert [record.message.count("without a digest") for record in caplog.records] == [1]
+    (tmp_path / "model.json").write_text(json.dumps(content))  # one of this version has a digest
+    with pytest.raises(ModelError, match="changed since it was written"):
+        load_model(tmp_path)
 
 
 def test_what_is_no_model_is_refused_with_advice(tmp_path):

@@ -8,6 +8,7 @@ bytes and checksums. The row layout has a row per sample in ``rows/``, and its n
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -15,9 +16,10 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from ..core.errors import DatasetError
-from ..core.metadata import Count, Kind, Structure, content_digest, read_metadata
-from .parquet import OpenParts, file_checksum, read_table, reading
-from .schema import ChunkData, row_dtype
+from ..core.metadata import Count, FileName, Kind, Structure, content_digest, read_metadata
+from ..core.progress import warn_once
+from .parquet import NO_CRC, OpenParts, file_checksum, read_table, reading
+from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`read_order.chunk_order`)."""
@@ -50,10 +52,10 @@ class ScalingRecord(Structure):
 class RowPart(Structure):
     """The files of a part of the row layout."""
 
-    rows: str
+    rows: FileName
     rows_bytes: Count
     rows_checksum: str
-    entries: str
+    entries: FileName
     entries_bytes: Count
     entries_checksum: str
 
@@ -89,10 +91,10 @@ class DatasetManifest(Structure):
 class ColumnPart(Structure):
     """The files of a part of the column layout."""
 
-    entries: str
+    entries: FileName
     entries_bytes: Count
     entries_checksum: str
-    index: str
+    index: FileName
     index_bytes: Count
     index_checksum: str
 
@@ -144,7 +146,7 @@ class ChunkedTable:
 
     KIND: ClassVar[Kind[Any]]
     """Kind of its manifest."""
-    TABLES: ClassVar[Mapping[str, int]]
+    TABLES: ClassVar[Mapping[str, str]]
     """Tables of a part, each with the first column that training reads."""
 
     def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
@@ -162,6 +164,7 @@ class ChunkedTable:
         first_of_part = np.searchsorted(self.chunk_part, np.arange(self.n_shards))
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
         self.entry_start = starts_of(chunk_table["n_entries"])
+        self.chunk_crc = {table: chunk_table[f"{table}_crc"] for table in self.TABLES}
         self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS)
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
@@ -170,9 +173,9 @@ class ChunkedTable:
         cls, path: Path, manifest: Mapping[str, Any], check_files: bool
     ) -> dict[str, np.ndarray]:
         """Read ``chunks.parquet``; refuse it, or any file with `check_files`, where it is not as listed."""
-        if check_files:
-            for _, problem in file_problems(path, cls.listed_files(manifest)):
-                raise DatasetError(f"{problem}; {cls.KIND.remedy}")
+        listed = [file for file in cls.listed_files(manifest) if check_files or file[0] == "chunks.parquet"]
+        for _, problem in file_problems(path, listed):
+            raise DatasetError(f"{problem}; {cls.KIND.remedy}")
         chunks_path = path / "chunks.parquet"
         with reading(chunks_path):
             if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
@@ -180,6 +183,13 @@ class ChunkedTable:
         table = read_table(chunks_path)
         if table["part"].max(initial=-1) >= len(manifest["parts"]):
             raise DatasetError(f"{chunks_path}: a part that the manifest does not list; {cls.KIND.remedy}")
+        for name in cls.TABLES:
+            if check_files and f"{name}_crc" not in table:
+                warn_once(
+                    f"{path}: written by an earlier version, without checksums of chunks: a file that is replaced by "
+                    "another of its size is noticed by 'streamcd verify' only"
+                )
+            table.setdefault(f"{name}_crc", np.full(table["part"].size, NO_CRC))
         return table
 
     @classmethod
@@ -200,7 +210,8 @@ class ChunkedTable:
         self, table: str, chunk: int, columns: Sequence[str], n_rows: int, verify: bool
     ) -> list[np.ndarray]:
         """Read columns of a chunk's `n_rows` rows of a table."""
-        arrays = self._parts.read(*self._file(table, chunk), columns, verify)
+        crc = int(self.chunk_crc[table][chunk]) if columns[0] == self.TABLES[table] else NO_CRC
+        arrays = self._parts.read(*self._file(table, chunk), columns, verify, crc)
         for array in arrays:
             if array.size != n_rows:
                 raise DatasetError(
@@ -225,7 +236,7 @@ class ChunkedTable:
         """Bytes on disk that reading a chunk for training asks for."""
         if self._chunk_bytes[chunk] < 0:
             located = [(self._file(table, chunk), first) for table, first in self.TABLES.items()]
-            extents = [self._parts[name].extent(group, first) for (name, group), first in located]
+            extents = [self._parts.extent(name, group, first) for (name, group), first in located]
             self._chunk_bytes[chunk] = sum(n_bytes for _, n_bytes in extents)
         return int(self._chunk_bytes[chunk])
 
@@ -252,11 +263,14 @@ def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator
     """Find files, given by name, bytes and checksum, that are missing or have other bytes; each with a line that says so."""
     for name, n_bytes, _ in files:
         try:
-            found = os.stat(path / name).st_size
-        except FileNotFoundError:
+            status = os.stat(path / name)
+        except (FileNotFoundError, NotADirectoryError):
             yield path / name, f"{path / name}: the file is missing"
             continue
-        if found != n_bytes:
+        found = status.st_size
+        if not stat.S_ISREG(status.st_mode):  # a device or a pipe would be read for ever
+            yield path / name, f"{path / name}: expected a file, found a device, a pipe or a directory"
+        elif found != n_bytes:
             kind = "truncated" if found < n_bytes else "too long"
             yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
 
@@ -265,7 +279,7 @@ class RowTable(ChunkedTable):
     """The row layout of a dataset, open for reading; its attributes are those of `dataset.Dataset`."""
 
     KIND = ROW_LAYOUT
-    TABLES: ClassVar = {"rows": 2, "entries": 1}  # from label and n_entries on; from feature and value on
+    TABLES: ClassVar = FIRST_OF_ROWS
 
     def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
         super().__init__(path, manifest, chunk_table)
@@ -339,6 +353,7 @@ class RowTable(ChunkedTable):
             "part": np.searchsorted(parts, self.chunk_part[chunks]),
             "n_rows": np.diff(self.row_start)[chunks],
             "n_entries": np.diff(self.entry_start)[chunks],
+            **{f"{name}_crc": crc[chunks] for name, crc in self.chunk_crc.items()},
         }
         totals = {name: int(table[name].sum()) for name in ("n_rows", "n_entries")}
         chosen = [self.manifest["parts"][part] for part in parts]

@@ -17,8 +17,8 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
 from .chunked_table import COLUMN_LAYOUT, ChunkedTable, RowTable, starts_of
-from .schema import COLUMN_CHUNKS, column_schemas
-from .table_writer import PartFiles, write_chunk_table, write_manifest
+from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
+from .table_writer import PartFiles, chunk_records, write_manifest
 
 FOLDER = "columns"
 AGAIN = COLUMN_LAYOUT.remedy
@@ -28,7 +28,7 @@ class Columns(ChunkedTable):
     """The column layout of a dataset, open for reading; made by `open_columns`. Its items are the features that occur."""
 
     KIND = COLUMN_LAYOUT
-    TABLES: ClassVar = {"entries": 1, "index": 0}  # row and value; feature and n_entries
+    TABLES: ClassVar = FIRST_OF_COLUMNS
 
     def __init__(
         self, dataset: RowTable, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
@@ -266,7 +266,7 @@ class ColumnsWriter:
             number, rows = len(self._parts), self._dataset
             names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
             schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
-            self._files = PartFiles(self._path, names, schemas, self._compression)
+            self._files = PartFiles(self._path, names, schemas, self._compression, FIRST_OF_COLUMNS)
             self._parts.append({**names, "n_entries": 0, "n_chunks": 0})
         return self._files, self._parts[-1]
 
@@ -294,8 +294,7 @@ class ColumnsWriter:
             "value_dtype": self._dataset.value_dtype.name,
             "chunk_bytes": self._chunk_bytes,
             "shard_bytes": self._shard_bytes,
-            "parts": self._parts,
-            "chunks": write_chunk_table(self._path, COLUMN_CHUNKS, table, self._compression),
+            **chunk_records(self._path, COLUMN_CHUNKS, table, self._parts, self._compression),
         }
         return write_manifest(self._path, COLUMN_LAYOUT, fields)
 

@@ -64,9 +64,22 @@ def column_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.d
     }
 
 
-ROW_CHUNKS = schema(part=np.int32, n_rows=np.int64, n_entries=np.int64)
+FIRST_OF_ROWS = {"rows": "label", "entries": "feature"}
+FIRST_OF_COLUMNS = {"entries": "row", "index": "feature"}
+"""Tables of a part, each with the first column that training reads."""
+
+# `…_crc`: of the bytes in a chunk of the table …, from the first column that training reads on; see `table_writer`
+ROW_CHUNKS = schema(
+    part=np.int32, n_rows=np.int64, n_entries=np.int64, rows_crc=np.int64, entries_crc=np.int64
+)
 COLUMN_CHUNKS = schema(
-    part=np.int32, first_feature=np.int64, n_features=np.int64, n_entries=np.int64, piece=np.int64
+    part=np.int32,
+    first_feature=np.int64,
+    n_features=np.int64,
+    n_entries=np.int64,
+    piece=np.int64,
+    entries_crc=np.int64,
+    index_crc=np.int64,
 )
 SCALES = schema(feature=np.int64, scale=np.float64)
 

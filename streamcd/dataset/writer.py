@@ -12,8 +12,8 @@ import numpy as np
 
 from .chunked_table import ROW_LAYOUT
 from .scaling import Scaling
-from .schema import ROW_CHUNKS, SCALES, features_schema, row_schemas
-from .table_writer import PartFiles, TableWriter, write_chunk_table, write_manifest
+from .schema import FIRST_OF_ROWS, ROW_CHUNKS, SCALES, features_schema, row_schemas
+from .table_writer import PartFiles, TableWriter, chunk_records, write_manifest
 
 _SCALES_GROUP = 1 << 16
 """Features to a row group of ``scaling.parquet``."""
@@ -36,7 +36,8 @@ class PartWriter:
         self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
         self._number, self._row0 = number, row0
         names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
-        self._files = PartFiles(path, names, row_schemas(row_dtype, index_dtype, value_dtype), compression)
+        schemas = row_schemas(row_dtype, index_dtype, value_dtype)
+        self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
         self.n_rows = self.n_entries = 0
         self.row_norms = _no_norms()
         self.chunk_table = array(
@@ -197,8 +198,7 @@ class DatasetWriter:
             **manifest,
             "row_norms": self._norms(),
             **self._scales,
-            "parts": self._parts,
-            "chunks": write_chunk_table(self.path, ROW_CHUNKS, table, self._compression),
+            **chunk_records(self.path, ROW_CHUNKS, table, self._parts, self._compression),
             "features": self._features,
         }
         return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
@@ -225,7 +225,9 @@ class DatasetWriter:
         return self._part
 
     def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        self._parts.append(part)
+        self._parts.append(
+            part | {f"{table}_crcs": array("q", part[f"{table}_crcs"]) for table in FIRST_OF_ROWS}
+        )
         self._chunk_table.extend(chunk_table)
         # sums of parts are added in their order, whoever made them
         least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])

@@ -21,7 +21,7 @@ import numpy as np
 from ..core.atomic_files import replacing, sync
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
-from ..core.metadata import Count, Kind, Structure, read_metadata, write_metadata
+from ..core.metadata import Count, Kind, Structure, content_digest, read_metadata, write_metadata
 from ..dataset.scaling import Scaling
 
 
@@ -61,7 +61,16 @@ class ModelFile(Structure, kw_only=True):
 
 _STORED_FIELDS = [name for name in ModelFile.__struct_fields__ if name not in ("scaling", "weights_checksum")]
 
-MODEL = Kind("streamcd-model", 1, ModelFile, ModelError, "restore it from a copy, or train again")
+MODEL = Kind(
+    "streamcd-model",
+    2,
+    ModelFile,
+    ModelError,
+    "restore it from a copy, or train again",
+    "digest",
+    lambda description: content_digest(description, "digest"),
+    older=(1,),  # 1 had no digest
+)
 
 
 @dataclass
@@ -443,7 +452,7 @@ def _missing(path: Path) -> str:
 def _read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
     from ..dataset.parquet import file_checksum
 
-    if not path.exists():
+    if not path.is_file():
         raise ModelError(f"{path}: the file is missing")
     if file_checksum(path) != checksum:
         raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
