@@ -17,7 +17,7 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd.core.errors import DatasetError, StreamcdError
+from streamcd.core.errors import DatasetError, StreamcdError, UsageError
 from streamcd.core.progress import Listener, Progress
 from streamcd.dataset import table_writer
 from streamcd.dataset.chunked_table import manifest_fingerprint
@@ -380,6 +380,16 @@ def test_a_file_lost_while_training_is_named(dataset: Dataset, tmp_path: Path) -
         train(dataset, tmp_path / "run", plan=windows_of(dataset, 1))
 
 
+def test_verify_refuses_a_budget_that_is_too_small(tmp_path: Path) -> None:
+    """By the largest chunk, of rows or of columns, and by all workers."""
+    dataset = write_dataset(tmp_path / "data", random_rows(4000, 400, density=0.3), n_chunks=1)
+    assert dataset.verify(memory="370MB") == []
+    with pytest.raises(UsageError, match=r"58.* MB the largest chunk.*needed"):
+        dataset.verify(memory="350MB")
+    with pytest.raises(UsageError, match="2 workers"):
+        dataset.verify(memory="900MB", workers=2)
+
+
 def test_verify_tells_how_far_it_is(dataset: Dataset) -> None:
     seen: list[Progress] = []
 
@@ -513,6 +523,7 @@ def test_every_invariant_of_verify_can_fail(dataset: Dataset, table: str, change
     ("key", "value", "word"),
     [
         ("n_rows", 121, "rows"),
+        ("n_rows", 2**62, "rows"),
         ("n_entries", 7, "entries"),
         ("class_counts", [60, 60], "classes"),
         ("classes", [-1, 3], "classes"),

@@ -107,6 +107,14 @@ def test_a_key_of_another_type_is_read_or_refused_never_stumbled_over(case: Case
             case.read()
 
 
+@pytest.mark.parametrize("value", ["\ud800", float("inf"), [float("nan"), float("inf")]])
+def test_numbers_and_texts_that_are_none_are_refused_where_they_matter(case: Case, value: Any) -> None:
+    """Half a surrogate pair in place of a number, a class that is not finite: both used to end in tracebacks."""
+    if case.kind in (MODEL, ROW_LAYOUT):
+        case.write(classes=value)
+        assert "damaged" in refusal(case)
+
+
 def test_a_key_that_is_missing_is_named(case: Case) -> None:
     content = json.loads(case.path.read_text())
     if "n_features" not in content:

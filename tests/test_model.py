@@ -16,7 +16,7 @@ from liblinear.liblinearutil import train as liblinear_train
 from streamcd.core.errors import ModelError
 from streamcd.core.progress import Listener
 from streamcd.models.liblinear import export_liblinear, import_liblinear
-from streamcd.models.model import MODEL, Model, load_model
+from streamcd.models.model import MODEL, Model, load_model, verify_model
 
 
 def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:
@@ -335,3 +335,29 @@ def test_malformed_model_text_is_refused_in_one_line(tmp_path, text, message):
 def test_the_text_that_the_malformed_ones_are_made_of_is_good(tmp_path):
     (tmp_path / "model.txt").write_text(GOOD)
     assert import_liblinear(tmp_path / "model.txt").weights.tolist() == [[1.0], [2.0], [3.0]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Verification
+
+
+def test_verify_takes_models(tmp_path, streamcd_json, streamcd):
+    """Of a run, of a path over C, or alone; one without a digest is given it."""
+    a_model().save(tmp_path / "run" / "model")
+    for C in (0.25, 0.5):
+        a_model(C=C).save(tmp_path / "path" / f"C={C}")
+    for name in ("run", "run/model", "path"):
+        assert verify_model(tmp_path / name) == []
+    assert streamcd_json("verify", tmp_path / "run" / "model") == {"ok": True, "problems": []}
+    path = tmp_path / "path" / "C=0.5" / "model.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"intercept": [0.0]}))
+    found = streamcd("verify", tmp_path / "path", "--json")
+    assert found.returncode == 2
+    assert "C=0.5/model.json: changed" in json.loads(found.stdout)["problems"][0]
+    digest = content.pop("digest")
+    path.write_text(json.dumps(content | {"format_version": 1}))
+    assert verify_model(tmp_path / "path") == []
+    assert json.loads(path.read_text())["digest"] == digest
+    _change(path.parent, weights_checksum="sha256:0")
+    assert "weights.npy" in verify_model(tmp_path / "path")[0]

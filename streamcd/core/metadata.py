@@ -122,7 +122,7 @@ def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Cont
         raise kind.error(f"{path}: changed since it was written; {kind.remedy}")
     try:
         return raw, msgspec.convert(raw, kind.structure, str_keys=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # the latter by half a surrogate pair
         reason = str(error)
         raise kind.error(f"{path}: damaged ({reason[0].lower()}{reason[1:]}); {kind.remedy}") from None
 

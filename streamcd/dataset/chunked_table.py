@@ -86,6 +86,8 @@ class DatasetManifest(Structure):
         sizes = [None if counted is None else len(counted) for counted in (self.classes, self.class_counts)]
         if sizes[0] != sizes[1]:
             raise ValueError("`classes` and `class_counts` differ in length")
+        if not np.isfinite(self.classes or []).all():
+            raise ValueError("a class that is not finite")
 
 
 class ColumnPart(Structure):

@@ -102,7 +102,9 @@ class Dataset(RowTable):
             "fingerprint": self.fingerprint,
         }
 
-    def verify(self, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
+    def verify(
+        self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
+    ) -> list[str]:
         """Check every checksum and invariant, those of the column layout included where there is one.
 
         Parameters
@@ -110,15 +112,22 @@ class Dataset(RowTable):
         listener : Listener, optional
         workers : int
             Processes that share the work.
+        memory : int or str, optional
+            Bound on the process's resident memory, or on the sum of all of them.
 
         Returns
         -------
         list of str
-            What is wrong, a line each, naming the file; empty where all is well.
+            Problems, a line each, naming the file; empty where all is well.
+
+        Raises
+        ------
+        UsageError
+            Where `memory` is too small.
         """
         from .verify import verify  # numba: only where it is needed
 
-        return verify(self, listener, workers=workers)
+        return verify(self, listener, workers=workers, memory=memory)
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:

@@ -16,6 +16,7 @@ With rows of unit norm dna takes 9 / 33 / 57 passes, and news20 8 / 18 / 23.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,6 @@ def _about_rows(dataset: Dataset, C: float) -> list[str]:
     what = "C is large for these rows" if mean_square < BAD_MEAN_SQUARE else "rows are badly scaled"
     return [
         f"{what}: norms from {norms['min']:.3g} to {norms['max']:.3g}, root mean square "
-        f"{np.sqrt(mean_square):.3g}; {product}, so coordinate descent is slow; 'streamcd convert --normalize l2' gives "
+        f"{math.sqrt(mean_square):.3g}; {product}, so coordinate descent is slow; 'streamcd convert --normalize l2' gives "
         "rows unit norm (choose C anew), or take a smaller C"
     ]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..core.errors import DatasetError
+from ..core.memory_budget import parse_size, require
 from ..core.process_pool import (
     TASKS_PER_WORKER,
     InProcess,
@@ -19,6 +20,7 @@ from ..core.process_pool import (
     Workers,
     checked_workers,
     in_shares,
+    memory_per_worker,
     open_pool,
 )
 from ..core.progress import Listener, Progress
@@ -28,21 +30,32 @@ from .column_layout import AGAIN, FOLDER, Columns, open_columns
 from .parquet import file_checksum, read_groups
 from .schema import ChunkData
 
+_CHECK_BYTES, _CHUNK_TABLE_BYTES = 120, 200
+"""Of an entry or an item of a chunk (24 decoded, as many compressed, their copies, differences and hashes); of a chunk."""
+
 _SHARES = 1000
 """Ranges of chunks after each of which a single process tells how far it is."""
 
 Found = TypeVar("Found")
-Table = TypeVar("Table", bound=ChunkedTable)
+Table = TypeVar("Table", RowTable, Columns)
 
 
-def verify(dataset: RowTable, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
+def verify(
+    dataset: RowTable,
+    listener: Listener | None = None,
+    *,
+    workers: int = 1,
+    memory: int | str | None = None,
+) -> list[str]:
     """Check a dataset and, where there is one, its column layout against it; see `Dataset.verify`.
 
     The entries of both layouts are compared by sums of a hash of (row, feature, value) over all of them: equal for the
     same entries in any order, and for others with a chance of 2⁻¹²⁸ only.
     """
-    with open_pool(checked_workers(workers), listener or Listener(), __name__) as pool:
-        tasks = _Tasks(pool)
+    budget = None if memory is None else parse_size(memory)
+    _require_memory(dataset, budget, checked_workers(workers))
+    with open_pool(workers, listener or Listener(), __name__) as pool:
+        tasks = _Tasks(pool, budget)
         problems = list(_row_problems(dataset, tasks))
         if (dataset.path / FOLDER).exists():
             problems += _column_problems(dataset, tasks, compare=not problems)
@@ -53,11 +66,24 @@ def verify(dataset: RowTable, listener: Listener | None = None, *, workers: int 
 # The long readings
 
 
+def _require_memory(table: RowTable | Columns, budget: int | None, workers: int) -> None:
+    """Refuse a budget that does not hold the largest chunk, decoded, beside what its checks make of it."""
+    size = np.diff(table.entry_start) + np.diff(table.item_start)
+    needs = {
+        "the largest chunk": _CHECK_BYTES * int(size.max(initial=0)),
+        "chunk tables": _CHUNK_TABLE_BYTES * table.n_chunks,
+    }
+    if budget is not None and workers == 1:
+        require(budget, needs)
+    elif budget is not None:
+        memory_per_worker(budget, workers, needs)
+
+
 class _Tasks:
     """Runner of the long readings in a pool."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, budget: int | None) -> None:
+        self._pool, self._budget = pool, budget
 
     def changed_files(
         self, path: Path, files: Sequence[tuple[str, int, str]], phase: str
@@ -82,6 +108,7 @@ class _Tasks:
 
         Workers open the table by `reopen`. Before chunk ``c``, ``starts[c]`` of `unit` are done.
         """
+        _require_memory(table, self._budget, self._pool.n_workers)
         alone = isinstance(self._pool, InProcess)
         n_shares = _SHARES if alone else TASKS_PER_WORKER * self._pool.n_workers
         shares = in_shares(np.diff(table.entry_start).tolist(), n_shares)
@@ -226,11 +253,11 @@ def _total_problems(dataset: RowTable, counts: Mapping[float, int], source_sum: 
     ):
         if int(start[-1]) != expected:
             yield f"{manifest_path}: says {expected} {what}, the chunks hold {int(start[-1])}"
-    block = 1 << 18
-    starts = range(0, dataset.n_rows, block)
-    expected_sum = sum(_hash_sum(np.arange(start, min(start + block, dataset.n_rows))) for start in starts)
+    n_rows, block = int(dataset.row_start[-1]), 1 << 18  # not the manifest's number, which may be anything
+    starts = range(0, n_rows, block)
+    expected_sum = sum(_hash_sum(np.arange(start, min(start + block, n_rows))) for start in starts)
     if (source_sum - expected_sum) % 2**64:
-        yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {dataset.n_rows - 1} once"
+        yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {n_rows - 1} once"
     if dataset.classes is not None and dataset.class_counts is not None:
         expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
         if {label: count for label, count in expected_counts.items() if count} != dict(counts):

@@ -406,6 +406,9 @@ def load_model(
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(_missing(Path(path))) from None
     try:
+        numbers = [description.bias, description.C or 0.0, *description.intercept, *description.classes]
+        if not np.isfinite(numbers).all():
+            raise ValueError("a number that is not finite")
         checksum, n_features = description.weights_checksum, description.n_features
         weights = _read_array(directory / "weights.npy", checksum, n_features, 2)
         model = _model_from(description, weights, _read_scaling(directory / "scaling.npy", description))
@@ -414,6 +417,36 @@ def load_model(
     if C is not None and model.C != C:
         raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
     return model
+
+
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """Check for a model in a directory, for those of a path over C, or for a run, which may have them."""
+    files = ("model.json", "config.json")
+    return any((Path(path) / name).exists() for name in files) or bool(models_of_path(path))
+
+
+def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
+    """Check the model in a directory, those of a path over C, or those of a run.
+
+    A sound model that an earlier version wrote without a digest is given one.
+
+    Returns
+    -------
+    list of str
+        Problems, a line each, naming the file; empty where all is well.
+    """
+    problems = []
+    for directory in models_of_path(path).values() or [_model_directory(path)]:
+        try:
+            if not np.isfinite(load_model(directory, memory=memory).weights).all():
+                problems.append(f"{directory / 'weights.npy'}: a weight that is not finite")
+            raw, _ = read_metadata(directory / "model.json", MODEL)
+            if raw["format_version"] != MODEL.version:
+                raw["format_version"] = MODEL.version
+                write_metadata(directory / "model.json", MODEL, raw, allow_nan=False)
+        except ModelError as error:
+            problems.append(str(error))
+    return problems
 
 
 def stored_certificate(path: Path) -> dict[str, Any] | None:
