@@ -309,25 +309,10 @@ class RowTable(ChunkedTable):
     def read_rows(
         self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
     ) -> list[np.ndarray]:
-        """Read columns of the rows table of a chunk.
+        """Read columns of a chunk's rows: among ``row``, ``source``, ``label``, ``weight``, ``n_entries``.
 
-        Parameters
-        ----------
-        chunk : int
-        columns : sequence of str
-            Among ``row``, ``source``, ``label``, ``weight``, ``n_entries``.
-        verify : bool
-            Check the checksums of the pages.
-
-        Returns
-        -------
-        list of ndarray, one per column, each of shape (rows of the chunk,)
-            They may share memory that is freed with them; not writable.
-
-        Raises
-        ------
-        DatasetError
-            Where the file is missing or damaged; names it.
+        The arrays may share memory that is freed with them and are not writable. `verify` checks checksums; a file that is
+        missing or damaged is named by a `DatasetError`.
         """
         n_rows = int(self.row_start[chunk + 1] - self.row_start[chunk])
         return self._read("rows", chunk, columns, n_rows, verify)

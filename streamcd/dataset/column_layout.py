@@ -97,13 +97,7 @@ def has_columns(dataset: RowTable) -> bool:
 
 
 def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
-    """Open the column layout of a dataset.
-
-    Raises
-    ------
-    DatasetError
-        Where there is none, or it is damaged, or was made from another dataset.
-    """
+    """Open the column layout of a dataset; `DatasetError` where there is none, or it is damaged, or of another dataset."""
     path = dataset.path / FOLDER
     try:
         manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
@@ -126,16 +120,9 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
 class ColumnsWriter:
     """Writer of a column layout into a directory: features ascending, cut into chunks by their sizes and nothing else.
 
-    Parameters
-    ----------
-    path : Path
-        Made where it is not there. Meant to be a temporary one that is renamed at the end.
-    dataset : RowTable
-    chunk_bytes, shard_bytes : int
-        Decoded bytes of a chunk's entries, and those at which a new part is begun.
-    compression : {"lz4", "zstd", "none"}
-    finished : dict, optional
-        Result of `finished`, to go on after those parts.
+    The directory is made where it is not there; it is meant to be a temporary one that is renamed at the end. Entries of
+    `chunk_bytes`, decoded, make a chunk; after `shard_bytes` a new part is begun. With a result of `finished` it goes on
+    after those parts.
     """
 
     FEATURE_BYTES = 16

@@ -50,14 +50,9 @@ class Dataset(RowTable):
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Read statistics of the features that occur, ascending, block by block: columns of ``features.parquet``.
+        """Read statistics of the features that occur, ascending, block by block from `first_group` on.
 
-        Parameters
-        ----------
-        columns : sequence of str, optional
-            All by default.
-        first_group : int
-            The block to begin with.
+        They are columns of ``features.parquet``, all by default.
         """
         return read_groups(self.path / "features.parquet", columns, first_group=first_group)
 

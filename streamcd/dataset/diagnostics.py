@@ -48,19 +48,7 @@ def feature_rms(dataset: Dataset) -> dict[str, float] | None:
 
 
 def advice(dataset: Dataset, C: float = 1.0) -> list[str]:
-    """Describe what is badly scaled in a dataset, with figures and the option that changes it.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    C : float
-        Of the training.
-
-    Returns
-    -------
-    list of str
-        A line each; empty where nothing is.
-    """
+    """Describe what is badly scaled for a training with `C`, with figures and the option that changes it, in a line each."""
     return [*_about_features(dataset), *_about_rows(dataset, C)]
 
 

@@ -117,14 +117,8 @@ def standard_scales(
 ) -> np.ndarray:
     """Standard deviation of every feature over all rows, absent entries as zeros; 1 for features with but one value.
 
-    Parameters
-    ----------
-    deviations : iterable of mapping
-        Statistics of the entries less their features' means. (The difference of mean square and squared mean would lose
-        all digits where the mean is large.)
-    means : ndarray, shape (n_features,)
-        See `feature_means`; not used any more when this returns.
-    n_rows : int
+    `deviations` are statistics of the entries less their features' `means` (see `feature_means`; not used any more when this
+    returns). The difference of mean square and squared mean would lose all digits where the mean is large.
     """
     scales = np.ones(means.size)
     for piece in deviations:

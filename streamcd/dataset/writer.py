@@ -124,16 +124,9 @@ class DatasetWriter:
         feature: np.ndarray,
         value: np.ndarray,
     ) -> None:
-        """Append a chunk; rows come in their final order and are numbered here.
+        """Append a chunk; rows come in their final order and are numbered here, features ascend within a row.
 
-        Parameters
-        ----------
-        source : ndarray of int64, shape (rows,)
-        label : ndarray of float64, shape (rows,)
-        weight : ndarray of float64, shape (rows,), or None for all ones
-        indptr : ndarray of int64, shape (rows + 1,)
-        feature, value : ndarray, shape (entries,)
-            Features ascending within a row.
+        `source` is int64, `label` and `weight` (None for all ones) float64, `indptr` int64 of shape (rows + 1,).
         """
         self._current_part().write_chunk(source, label, weight, indptr, feature, value)
         self.n_rows += label.size

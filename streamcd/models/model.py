@@ -184,19 +184,9 @@ class Model:
         )
 
     def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
-        """``h(x)`` of a block of sparse rows.
+        """Compute ``h(x)`` of sparse rows, shape (rows, n_vectors), and count the entries of features beyond the width.
 
-        Parameters
-        ----------
-        indptr : ndarray of int64, shape (rows + 1,)
-        feature, value : ndarray, shape (entries,)
-            Features are 0-based.
-
-        Returns
-        -------
-        decisions : ndarray of float64, shape (rows, n_vectors)
-        n_ignored : int
-            Entries of features beyond the model's width.
+        Rows are given by `indptr`, 0-based `feature` and `value`: row ``r`` has the entries ``indptr[r]:indptr[r + 1]``.
         """
         from ..kernels.rows import margins  # numba: only where rows are met
 
@@ -238,12 +228,7 @@ class Model:
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Logarithms of the classes' probabilities under logistic regression; shape (rows, n_classes).
 
-        Of several classes each one's ``σ(h)`` is divided by their sum, as LIBLINEAR does.
-
-        Raises
-        ------
-        ModelError
-            Where the model has none.
+        Of several classes each one's ``σ(h)`` is divided by their sum, as LIBLINEAR does. `ModelError` where it has none.
         """
         if self.loss != "log_loss":
             raise ModelError(
@@ -273,13 +258,7 @@ class Model:
         )
 
     def class_costs(self) -> np.ndarray:
-        """``C`` times the class weight, shape (n_classes,).
-
-        Raises
-        ------
-        ModelError
-            Where C is not known.
-        """
+        """``C`` times the class weight, shape (n_classes,); `ModelError` where C is not known."""
         if self.C is None:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
@@ -287,11 +266,7 @@ class Model:
     def save(self, path: str | os.PathLike[str], rows: Iterable[np.ndarray] | None = None) -> None:
         """Write the model into a directory: ``weights.npy``, and ``model.json`` last; each is there whole or not at all.
 
-        Parameters
-        ----------
-        path : path
-        rows : iterable of ndarray, optional
-            The rows of `weights` in blocks, where they are too many to be in memory; `weights` then gives the shape only.
+        `rows` gives the rows of `weights` in blocks where they are too many for the memory; `weights` then gives the shape.
         """
         from ..dataset.parquet import file_checksum  # pyarrow: not for a bare import
 
@@ -426,14 +401,9 @@ def is_model(path: str | os.PathLike[str]) -> bool:
 
 
 def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
-    """Check the model in a directory, those of a path over C, or those of a run.
+    """Check the model in a directory, those of a path over C, or those of a run; problems are named in a line each.
 
     A sound model that an earlier version wrote without a digest is given one.
-
-    Returns
-    -------
-    list of str
-        Problems, a line each, naming the file; empty where all is well.
     """
     problems = []
     for directory in models_of_path(path).values() or [_model_directory(path)]:
