@@ -472,7 +472,7 @@ class Transposition:
             writer.add_pieces(feature, *entries.fields[1:])
         if n_entries != bucket.n_entries:
             raise _miscounted(self._dataset)
-        writer.end_feature(feature)
+        writer.end_feature()
 
     def _sort_in_memory(self, bucket: Bucket, blocks: Blocks, writer: ColumnsWriter) -> None:
         pieces = list(self._counts.pieces(bucket.start, bucket.stop))

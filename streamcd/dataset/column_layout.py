@@ -172,7 +172,7 @@ class ColumnsWriter:
                 self.begin_feature()
                 stop = int(entry_end[start])
                 self.add_pieces(int(feature[start]), row[entry:stop], value[entry:stop])
-                self.end_feature(int(feature[start]))
+                self.end_feature()
                 start += 1
                 continue
             room = self._chunk_bytes - self._pending_bytes
@@ -205,30 +205,27 @@ class ColumnsWriter:
             self._hold(np.array([feature]), count, row[start:stop], value[start:stop])
             self._held_entries += stop - start
             if self._held_entries == self.piece_entries:
-                self._flush_piece(feature)
+                self._flush_piece()
             start = stop
 
-    def end_feature(self, feature: int) -> None:
+    def end_feature(self) -> None:
         """End the feature that was begun."""
         if self._held_entries:
-            self._flush_piece(feature)
+            self._flush_piece()
 
     def _hold(self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         # copied: the caller uses its memory again
         self._pending.append((feature.copy(), count.copy(), row.copy(), value.copy()))
 
-    def _flush_piece(self, feature: int) -> None:
-        row = np.concatenate([held[2] for held in self._pending])
-        value = np.concatenate([held[3] for held in self._pending])
-        self._write(np.array([feature]), np.array([row.size]), row, value, self._piece)
+    def _flush_piece(self) -> None:
+        feature, count, row, value = map(np.concatenate, zip(*self._pending, strict=True))
+        self._write(feature[:1], count.sum(keepdims=True), row, value, self._piece)
         self._piece += 1
         self._held_entries = 0
 
     def _flush(self) -> None:
         if self._pending:
-            feature, count, row, value = (
-                np.concatenate([held[k] for held in self._pending]) for k in range(4)
-            )
+            feature, count, row, value = map(np.concatenate, zip(*self._pending, strict=True))
             self._write(feature, count, row, value, 0)
 
     def _write(
@@ -293,9 +290,7 @@ class ColumnsOutline(ColumnsWriter):
         super().__init__(
             dataset.path, dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
         )
-        self.starts: list[
-            tuple[int, int]
-        ] = []  # the first feature of every part, and the piece that begins it
+        self.starts: list[tuple[int, int]] = []  # of every part: its first feature, and the piece of it
 
     def add_counts(self, feature: np.ndarray, n_entries: np.ndarray) -> None:
         """Append whole features, ascending."""

@@ -42,27 +42,21 @@ def file_checksum(path: Path) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-class reading:
-    """Turns the errors that pyarrow raises over a damaged file into one line that names the file."""
-
-    def __init__(self, path: Path, where: str = "") -> None:
-        self._location = f"{path}, {where}" if where else str(path)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, FileNotFoundError):
-            raise DatasetError(
-                f"{self._location}: the file is missing; restore it or convert the data again"
-            ) from None
+@contextlib.contextmanager
+def reading(path: Path, where: str = "") -> Iterator[None]:
+    """Turn the errors that pyarrow raises over a damaged file into one line that names the file."""
+    location = f"{path}, {where}" if where else str(path)
+    try:
+        yield
+    except FileNotFoundError:
+        raise DatasetError(f"{location}: the file is missing; restore it or convert the data again") from None
+    except (OSError, pa.ArrowException, KeyError, ValueError, IndexError) as error:
         if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
-            raise EnvironmentFailure(f"{self._location}: {error.strerror}") from None
-        if isinstance(error, (OSError, pa.ArrowException, KeyError, ValueError, IndexError)):
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DatasetError(
-                f"{self._location}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
-            ) from None
+            raise EnvironmentFailure(f"{location}: {error.strerror}") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DatasetError(
+            f"{location}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
+        ) from None
 
 
 def column_values(column: pa.ChunkedArray) -> np.ndarray:

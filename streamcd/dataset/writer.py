@@ -40,9 +40,8 @@ class PartWriter:
         self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
         self.n_rows = self.n_entries = 0
         self.row_norms = _no_norms()
-        self.chunk_table = array(
-            "q"
-        )  # part, rows, entries of each chunk; a list would take ten times the memory
+        # part, rows, entries of each chunk; a list would take ten times the memory
+        self.chunk_table = array("q")
 
     def write_chunk(
         self,
