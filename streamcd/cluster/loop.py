@@ -27,7 +27,8 @@ from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
 from ..stream.slot_store import SlotStore
 from ..training.checkpoint import Run
 from ..training.loop import StopRequested, Task, TrainingLoop
-from ..training.stopping import BY_VIOLATION, restore
+from ..training.result import BY_VIOLATION
+from ..training.stopping import restore
 from .block_steps import (
     APART,
     LINEAR,

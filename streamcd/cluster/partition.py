@@ -24,10 +24,11 @@ from ..kernels.primitives import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
 from ..solvers.problem import LOSSES, Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..solvers.registry import make_solver
-from ..stream.arenas import RowArena, RowLayout
+from ..stream.arenas import RowLayout
 from ..stream.memory_plan import make_plan
 from ..stream.slot_store import SlotStore
-from ..stream.stream import Stream, Window
+from ..stream.stream import Stream
+from ..stream.window import RowArena, Window
 from .block_steps import (
     APART,
     Change,

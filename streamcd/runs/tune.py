@@ -23,7 +23,8 @@ from ..models.model import plane_distances
 from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout
 from ..stream.memory_plan import make_plan
-from ..stream.stream import Stream, Window
+from ..stream.stream import Stream
+from ..stream.window import Window
 from ..training import checkpoint
 from ..training.loop import StopRequested
 from ..training.result import Outcome, Result, TuneResult, relative_gaps

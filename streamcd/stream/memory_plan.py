@@ -14,7 +14,6 @@ import numpy as np
 
 from ..core.memory_budget import RESERVED_BYTES, format_size, require
 from ..dataset.chunked_table import MAX_OPEN_PARTS
-from ..dataset.dataset import Dataset
 from ..dataset.read_ahead import AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
@@ -64,7 +63,7 @@ class Layout(Protocol):
     @property
     def resident_window(self) -> int: ...  # entries of a window where all data is in memory
 
-    def open(self, dataset: Dataset) -> Any:
+    def open(self, dataset: Any) -> Any:
         """Open the table of chunks to read."""
         ...
 
@@ -99,7 +98,7 @@ class Paging:
 
 
 def make_plan(
-    dataset: Dataset,
+    dataset: Table,
     budget: int,
     layout: Layout,
     needs: Mapping[str, int],
@@ -159,7 +158,7 @@ def make_plan(
     )
 
 
-def describe_plan(plan: Plan, dataset: Dataset, budget: int) -> str:
+def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
     """Describe a plan to the user in one line."""
     entries = format_size(dataset.n_entries * dataset.entry_bytes)
     if plan.resident:

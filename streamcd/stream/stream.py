@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,29 +23,9 @@ from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import shuffle
 from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
+from .window import Window
 
 _ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the order of a whole read
-
-
-@dataclass(frozen=True)
-class Window:
-    """Chunks in memory at one time."""
-
-    read: int
-    number: int  # in the read, of `count`
-    count: int
-    chunks: np.ndarray
-    arena: Any  # RowArena or ColumnArena
-    start: np.ndarray  # each chunk's items in the arena
-    stop: np.ndarray
-    n_entries: int
-    sweep: Callable[[], Iterator[int]] | None = None
-    """For a window of one feature with more entries than the arena, which holds none of them yet: loads them all, in order,
-    a part at a time, to the front of the arena, and yields the number of each part."""
-
-    def chunk_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Iterate over the chunks, each with the start and stop of its items in the arena."""
-        return zip(self.chunks.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
 
 
 class Stream:

@@ -19,7 +19,8 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..stream.memory_plan import Plan
 from ..stream.slot_store import SlotStore
-from ..stream.stream import Stream, Window
+from ..stream.stream import Stream
+from ..stream.window import Window
 from .checkpoint import Run
 from .result import Outcome
 from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases

@@ -11,7 +11,10 @@ import numpy as np
 from ..core.memory_budget import peak_memory_bytes
 from ..solvers import over_relaxation
 from ..solvers.problem import Lane
-from .stopping import REASONS
+
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
+REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
+"""Reasons why a lane ended, by the number in its state."""
 
 
 @dataclass

@@ -17,9 +17,7 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
-
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
-REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
+from .result import BY_GAP, BY_MAX_PASSES, BY_VIOLATION
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in rows that shrinking took out
 
