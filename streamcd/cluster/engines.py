@@ -11,20 +11,14 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import VIOLATION_MAX, VIOLATION_MIN
 from .block_steps import Change, add_direction, add_in_tree, assign_shards_randomly
-from .partition import (
-    Partition,
-    RoundRequest,
-    RoundResponse,
-    WorkerSpec,
-    open_same,
-)
+from .partition import Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
 
 class WorkersLost(Exception):
     """Loss of a worker, which went away or stopped in the middle of a round."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RoundResult(RoundResponse):
     """Sum of the partitions' responses; `seconds` is the longest time of one."""
 

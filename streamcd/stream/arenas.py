@@ -73,7 +73,8 @@ class _RowDecoder:
         label, n_entries = rows["label"], rows["n_entries"]
         row_stop = row_start + label.size
         ends = _ends(n_entries, entry_start)
-        if label.size and (n_entries.min() < 0 or ends[-1] != entry_start + self._n_entries(chunk)):
+        in_chunk = self.dataset.entry_start[chunk + 1] - self.dataset.entry_start[chunk]
+        if label.size and (n_entries.min() < 0 or ends[-1] != entry_start + in_chunk):
             raise DatasetError(
                 f"{self.dataset.place(chunk)}: the rows' counts of entries do not fit the entries"
             )
@@ -90,9 +91,6 @@ class _RowDecoder:
         _check_range("feature", feature, self.dataset.n_features, self.dataset, chunk)
         arena.feature[entry_start : entry_start + feature.size] = feature
         arena.value[entry_start : entry_start + value.size] = value
-
-    def _n_entries(self, chunk: int) -> int:
-        return int(self.dataset.entry_start[chunk + 1] - self.dataset.entry_start[chunk])
 
 
 @dataclass(frozen=True)

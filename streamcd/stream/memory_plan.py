@@ -33,7 +33,7 @@ class Table(Protocol):
     @property
     def unit_start(
         self,
-    ) -> np.ndarray | None: ...  # first chunks of units, never separated; None: every chunk is one
+    ) -> np.ndarray | None: ...  # first chunks of inseparable units; None: every chunk is one
 
     n_chunks: int
     n_shards: int
@@ -82,9 +82,7 @@ class Plan:
     window_entries: int
     window_rows: int  # of a column layout, features
     resident: bool  # whether all chunks are kept in memory; does not change the order
-    page_rows: int = (
-        0  # rows of a page, where the scores of all rows are in a file; 0 where they are in memory
-    )
+    page_rows: int = 0  # of a page, where the scores of all rows are in a file; 0 where they are in memory
 
 
 @dataclass(frozen=True)
@@ -107,27 +105,11 @@ def make_plan(
     paging: Paging | None = None,
     refusal: str | None = None,
 ) -> Plan:
-    """Divide the memory budget.
+    """Divide the memory budget, the bound on peak resident memory in bytes.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    budget : int
-        Bound on peak resident memory, bytes.
-    layout : Layout
-    needs : mapping of str to int
-        Bytes that the solver takes beside the windows, by name: weights, scores of all rows and the like.
-    advice : str
-        Advice to the user where they do not fit.
-    paging : Paging, optional
-        Plan for the solver to keep the scores of all rows in a file.
-    refusal : str, optional
-        See `memory_budget.require`.
-
-    Raises
-    ------
-    UsageError
-        Where the model and two windows of one chunk do not fit; with the arithmetic.
+    `needs` are bytes that the solver takes beside the windows, by name: weights, scores of all rows and the like; with
+    `paging` it keeps the latter in a file. Where the model and two windows of one chunk do not fit, that is refused with the
+    arithmetic, `advice` and `refusal` (see `memory_budget.require`).
     """
     table = layout.open(dataset)
     item_bytes = layout.item_bytes + _ORDER_BYTES

@@ -31,20 +31,8 @@ _ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the
 class Stream:
     """Reader of windows, which decodes the next one in another thread while one is trained on.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        Used by the reading thread alone from now on, until `close`.
-    plan : Plan
-    layout : Layout
-    seed : int
-    n_folds : int
-        Folds to which the rows are assigned (`assign_folds`); 0 for none.
-
-    Attributes
-    ----------
-    bytes_read : int
-        Bytes read from the dataset's files so far.
+    The reading thread alone uses `dataset` from now on, until `close`. `n_folds` is the number of folds to which the rows
+    are assigned (`assign_folds`); 0 for none.
     """
 
     def __init__(self, dataset: Dataset, plan: Plan, layout: Layout, seed: int, *, n_folds: int = 0) -> None:
@@ -65,6 +53,7 @@ class Stream:
 
     @property
     def bytes_read(self) -> int:
+        """Bytes read from the dataset's files so far."""
         return self._loader.bytes_read
 
     @property
@@ -84,13 +73,8 @@ class Stream:
     def windows(self, read: int, first: int = 0, *, verify: bool = False) -> Iterator[Window]:
         """Iterate over the windows of one read from number `first` on; taking one may overwrite the one before.
 
-        Parameters
-        ----------
-        read : int
-            The order is a function of (seed, read).
-        first : int
-        verify : bool
-            Check the checksums of all pages; by default only those of chunks that this process has not read before.
+        The order is a function of (seed, read). `verify` checks the checksums of all pages, instead of only those of chunks
+        that this process has not read before.
         """
         count = self.n_windows(read)
         for number in range(first, count):
@@ -124,25 +108,19 @@ class Stream:
             hint = hint[:0]
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
         position = (read, number, len(windows))
-        self._ahead = (
-            (read, number),
-            self._reader.submit(self._load_window, position, chunks, hint, arena, verify),
-        )
+        loaded = self._reader.submit(self._load_window, position, chunks, hint, arena, verify)
+        self._ahead = ((read, number), loaded)
 
     def _take(self, read: int, number: int, verify: bool) -> Window:
         if self._ahead is None or self._ahead[0] != (read, number):
-            self._drop_ahead()
+            if self._ahead is not None:
+                self._ahead[1].exception()  # waits
+                # its arena is free again; the caller may still use the other one
+                self._next_arena = (self._next_arena - 1) % len(self._arenas)
             self._request(read, number, verify)
         assert self._ahead is not None
         (_, window), self._ahead = self._ahead, None
         return window.result()
-
-    def _drop_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead[1].exception()  # waits
-            self._ahead = None
-            # its arena is free again; the caller may still use the other one
-            self._next_arena = (self._next_arena - 1) % len(self._arenas)
 
     def _sweep(self, arena: Any, chunks: np.ndarray, verify: bool) -> Iterator[int]:
         """See `Window.sweep`; loads after the window that is read ahead into the other arena."""
@@ -216,7 +194,7 @@ class _Loader:
         self.bytes_read = 0
         self.seconds = 0.0
         self.seen = np.zeros(table.n_chunks, dtype=bool)
-        if _page_cache_too_small(table):
+        if table.bytes_on_disk() > 0.6 * page_cache_room():  # affects speed alone, never results
             table.read_directly()
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
@@ -231,11 +209,6 @@ class _Loader:
         self.seen[chunk] = True
         self.bytes_read += self._table.chunk_bytes(chunk)
         self.seconds += time.monotonic() - started
-
-
-def _page_cache_too_small(table: Table) -> bool:
-    """Return whether the page cache cannot hold the data; affects speed alone, never results."""
-    return table.bytes_on_disk() > 0.6 * page_cache_room()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

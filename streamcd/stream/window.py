@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-NO_FOLD = 255  # of every row where there are no folds
-
 
 class RowArena:
     """Preallocated arrays into which chunks of rows are decoded, and the state of the rows beside them."""
@@ -26,7 +24,7 @@ class RowArena:
         self.value = np.empty(n_entries, dtype=dtypes[1])
         self.code = np.empty(n_rows, dtype=np.int32)
         self.weight = np.empty(n_rows, dtype=np.float64)
-        self.fold = np.full(n_rows, NO_FOLD, dtype=np.uint8)
+        self.fold = np.full(n_rows, 255, dtype=np.uint8)  # of every row where there are no folds
         self.alpha = np.empty((n_rows, widths[0]), dtype=np.float64)
         self.active = np.empty((n_rows, widths[1]), dtype=np.uint8)
 
