@@ -31,7 +31,7 @@ import numpy as np
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.progress import Listener
 from . import dask_worker
-from .block_steps import add_changes, assign_shards_randomly
+from .block_steps import Change, add_changes, assign_shards_randomly
 from .dask_worker import SharedWeights
 from .engines import RoundResult, WorkersLost, join_responses
 from .partition import RoundRequest, Superseded, WorkerSpec
@@ -91,7 +91,7 @@ class DaskEngine:
             with contextlib.suppress(Exception):
                 self._bounded(lambda: self.client.cancel(futures), (), _ANSWER_SECONDS)
         self._sent = (request.token, w.copy(), set(names))
-        return join_responses(names, found, change, weights.n_bytes * len(names))
+        return join_responses(names, found, change, weights.change.n_bytes * len(names))
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the workers."""
@@ -171,10 +171,10 @@ class DaskEngine:
         """Pack w, or only the rows that changed, where all workers hold the old w and that is less to send."""
         if self._sent is not None and set(names) <= self._sent[2]:
             index = np.flatnonzero((w != self._sent[1]).any(axis=1))
-            weights = SharedWeights(version, self._sent[0], index, w[index])
-            if 2 * weights.n_bytes < w.nbytes:
-                return weights
-        return SharedWeights(version, "", None, w)
+            change = Change(index, w[index], w.shape[0])
+            if 2 * change.n_bytes < w.nbytes:
+                return SharedWeights(version, self._sent[0], change)
+        return SharedWeights(version, "", Change(None, w, w.shape[0]))
 
     def _wait(
         self, futures: list[Any], names: Sequence[str], progress: Callable[[int], None], token: str

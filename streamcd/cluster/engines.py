@@ -31,15 +31,12 @@ class Engine(Protocol):
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
         """Let every partition work; raises `WorkersLost` where one cannot be had."""
-        ...
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the partitions of the last round."""
-        ...
 
     def close(self) -> None:
         """Release what is held for this run."""
-        ...
 
 
 def join_responses(

@@ -63,11 +63,12 @@ def _run_problems(path: Path, listener: Listener) -> Iterator[str]:
     for part in ("folds", "best") if config.tune is not None else ():
         if (path / part / "config.json").exists():
             inner, own = read_config(path / part), checkpoint.read_identity(path / part)
-            if identity is not None and own != identity.part(part):
+            expected = identity and identity.part(part)
+            if expected is not None and own != expected and not (own is None and expected.adopted):
                 yield f"{path / part / 'config.json'}: of another run"
                 continue
             options = replace(inner, tune=None)
-            yield from _directory_problems(path / part, own, reopen(options, run.dataset), listener)
+            yield from _directory_problems(path / part, expected, reopen(options, run.dataset), listener)
 
 
 def _directory_problems(

@@ -121,7 +121,8 @@ def make_plan(
     }
     whole = table.n_entries * table.entry_bytes + table.n_items * item_bytes
     if not paging and RESERVED_BYTES + sum(overhead.values()) + whole <= budget:
-        entries = min(max(layout.resident_window, _largest_unit(table)[0]), max(table.n_entries, 1))
+        largest = int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
+        entries = min(max(layout.resident_window, largest), max(table.n_entries, 1))
         return Plan(entries, table.n_items, resident=True)
     # two windows, one being read and one in work; the order of visit, and the rows of one window that are paged
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
@@ -157,14 +158,6 @@ def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
 def unit_start(table: Table) -> np.ndarray:
     """Return the first chunk of every unit; int64, shape (units + 1,)."""
     return np.arange(table.n_chunks + 1) if table.unit_start is None else table.unit_start
-
-
-def _largest_unit(table: Table) -> tuple[int, int]:
-    """Count the entries and items of the largest unit of chunks."""
-    if table.n_chunks == 0:
-        return 1, 1
-    entries, items = (np.diff(start[unit_start(table)]) for start in (table.entry_start, table.item_start))
-    return max(1, int(entries.max())), max(1, int(items.max()))
 
 
 def _largest_chunk(table: Table) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ class Run:
         self.path, self.identity = path, identity
         self.config_path, self.state_path = path / "config.json", path / "state.npz"
         self.log_path, self.model_path = path / "log.jsonl", path / "model"
-        self._lock = _lock(path) if locked else None
+        self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
+        if locked and self._lock is None:
+            raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = 0
         for name in _PARTIAL:  # of a process that was killed
             (path / name).unlink(missing_ok=True)
@@ -68,10 +70,8 @@ class Run:
         if self._log_bytes:
             sync(self.log_path)
         with replacing(self.state_path) as partial, open(partial, "wb") as file:
-            own = {
-                "log_bytes": np.int64(self._log_bytes),
-                "identity": np.frombuffer(bytes.fromhex(self.identity.name), np.uint8),
-            }
+            identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
+            own = {"log_bytes": np.int64(self._log_bytes), "identity": identity}
             np.savez(file, **{**arrays, **own})  # type: ignore[arg-type]
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
@@ -162,10 +162,8 @@ def _open_archive(path: Path, room: int | None = None) -> Iterator[zipfile.ZipFi
     with _damage_named(path), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         size = sum(member.file_size for member in members)
-        if (
-            any(member.compress_type != zipfile.ZIP_STORED for member in members)
-            or size > path.stat().st_size
-        ):
+        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+        if not stored or size > path.stat().st_size:
             raise ValueError("compressed, or larger than its file")
         if room is not None and size > room:
             raise ValueError(f"{size:,} bytes, where the state of this run takes {room:,} at most")
@@ -200,22 +198,13 @@ def _damage_named(path: Path) -> Iterator[None]:
 def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
     """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, which is never whole in memory."""
     with _open_archive(path) as archive, archive.open(name + ".npy") as file:
-        version = np.lib.format.read_magic(file)
-        read_header = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        (n_rows, n_columns), fortran, dtype = read_header(file)
+        # two dimensions and a plain type: numpy writes the first version of the header
+        assert np.lib.format.read_magic(file) == (1, 0)
+        (n_rows, n_columns), fortran, dtype = np.lib.format.read_array_header_1_0(file)
         assert not fortran
         for start in range(0, n_rows, block_rows):
             count = min(block_rows, n_rows - start) * n_columns
             yield np.frombuffer(file.read(count * dtype.itemsize), dtype=dtype).reshape(-1, n_columns)
-
-
-def _lock(path: Path) -> int:
-    lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-    if lock is None:
-        raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
-    return lock
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -268,15 +257,14 @@ def create_run(path: Path, *, force: bool) -> Run:
         )
     run = Run(path, Identity.new())
     # the configuration goes last: a directory whose removal was interrupted is still known as a run, and --force removes it
-    try:
+    with ExitStack() as stack:
+        stack.push(run)
         for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-    except BaseException:
-        run.close()
-        raise
+        stack.pop_all()
     return run
 
 

@@ -75,10 +75,7 @@ class WarmStart:
         self, dataset: Dataset, problem: Problem, matrix: np.ndarray, sources: Sequence[Source]
     ) -> None:
         self._dataset, self._problem = dataset, problem
-        self._sources = [
-            _LaneSource(dataset, path, identity, solver, matrix[list(lanes)], problem)
-            for path, identity, solver, lanes in sources
-        ]
+        self._sources = [_LaneSource(dataset, source, matrix, problem) for source in sources]
 
     def write_alpha(self, slots: SlotStore, n_flags: int, *, copies: int = 1) -> np.ndarray:
         """Write the dual variables of all rows, `copies` times side by side, every row active with `n_flags` flags.
@@ -119,18 +116,11 @@ class WarmStart:
 class _LaneSource:
     """Source of new lanes: the lanes in one directory of the old run."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        path: Path,
-        identity: Identity | None,
-        solver: Solver,
-        matrix: np.ndarray,
-        problem: Problem,
-    ) -> None:
+    def __init__(self, dataset: Dataset, source: Source, matrix: np.ndarray, problem: Problem) -> None:
+        path, identity, solver, lanes = source
         self._path, self._identity, self._layout, self._dataset = path, identity, solver.layout, dataset
         self._halves = 2 if problem.loss == "log_loss" else 1
-        self._matrix = np.kron(matrix, np.eye(problem.lane_vectors))
+        self._matrix = np.kron(matrix[list(lanes)], np.eye(problem.lane_vectors))
         arrays = checkpoint.read_arrays(path / "state.npz", ("slots",), identity)
         if arrays is None:
             raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume' the run first")
