@@ -161,6 +161,10 @@ def _problems_of(path: str, listener: console.Console, workers: int, memory: str
     from ..dataset.dataset import open_dataset
     from ..models.model import is_model, verify_model
 
+    if os.path.exists(os.path.join(path, "config.json")):
+        from ..runs.verify import verify_run
+
+        return verify_run(path, listener)
     if is_model(path):
         return verify_model(path, memory=memory)
     try:
@@ -179,7 +183,7 @@ def _problems_of(path: str, listener: console.Console, workers: int, memory: str
 @quiet_option
 @json_option
 def verify(dataset: str, workers: int, memory: str, quiet: bool, as_json: bool) -> None:
-    """Check every checksum and invariant of a dataset or a model; exit status 2 where something is wrong.
+    """Check every checksum and invariant of a dataset, a run or a model; exit status 2 where something is wrong.
 
     \b
     Example:

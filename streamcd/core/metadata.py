@@ -114,7 +114,7 @@ def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Cont
             f"{path}: expected format version {kind.version}, found {raw.get('format_version')!r}; "
             f"use the version of streamcd that wrote it, or {kind.remedy}"
         )
-    if kind.seal_key not in raw and raw["format_version"] in kind.older:
+    if kind.seal_key and kind.seal_key not in raw and raw["format_version"] in kind.older:
         warn_once(
             f"{path}: written by an earlier version, without a digest: changes made to it are not noticed"
         )

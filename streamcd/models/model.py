@@ -395,13 +395,12 @@ def load_model(
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:
-    """Check for a model in a directory, for those of a path over C, or for a run, which may have them."""
-    files = ("model.json", "config.json")
-    return any((Path(path) / name).exists() for name in files) or bool(models_of_path(path))
+    """Check for a model in a directory, or for those of a path over C."""
+    return (Path(path) / "model.json").exists() or bool(models_of_path(path))
 
 
 def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
-    """Check the model in a directory, those of a path over C, or those of a run; problems are named in a line each.
+    """Check the model in a directory, or those of a path over C; problems are named in a line each.
 
     A sound model that an earlier version wrote without a digest is given one.
     """
