@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from streamcd import convert as convert_function
 from streamcd.cli.synthetic import write_text_like
-from streamcd.conversion import convert as convert_function
 from streamcd.conversion.convert import _LEAST_BYTES
 from streamcd.conversion.external_shuffle import row_keys
 from streamcd.conversion.feature_statistics import (
@@ -410,7 +410,7 @@ def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes:
             found += statistics.columns(70)
         return list(in_groups(found))
 
-    scattered = in_groups(_scattered_statistics(lambda: chunks, 70, memory_bytes, tmp_path))
+    scattered = in_groups(_scattered_statistics(lambda: chunks, 70, memory_bytes, tmp_path / "run"))
     (expected,) = by_ranges(900)
     for (same,) in (by_ranges(max(memory_bytes // STATISTICS_BYTES, 1)), list(scattered)):
         for name, column in expected.items():
@@ -484,7 +484,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 SLOW_CONVERSION = """
 import sys, time
-from streamcd.conversion import convert
+from streamcd import convert
 from streamcd.dataset.writer import PartWriter
 write = PartWriter.write_chunk
 def slow(*arguments):
@@ -578,7 +578,7 @@ def test_the_writer_is_told_the_final_dtypes(
 
 CONVERT_AND_MEASURE = """
 import sys
-from streamcd.conversion import convert
+from streamcd import convert
 from streamcd.core.memory_budget import peak_memory_bytes
 dataset = convert(sys.argv[1], sys.argv[2], memory=sys.argv[3])
 print(peak_memory_bytes(), dataset.fingerprint)

@@ -38,47 +38,24 @@ _COMPRESSED_READ_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class ByteBlock:
-    """Whole lines of one source.
+    """Whole lines of one source: ``buffer[start:stop]``, which ends with a newline; then come `PADDING` more bytes."""
 
-    Attributes
-    ----------
-    buffer : bytearray
-        Holds the text in ``buffer[start:stop]``, which ends with a newline, and `PADDING` more bytes. It is filled anew
-        once the next block but one is asked for.
-    start, stop : int
-    name : str
-        The source, as messages name it.
-    first : bool
-        True for the first block of its source.
-    bytes_read : int
-        Bytes of all sources read so far; compressed bytes where they are compressed.
-    """
-
-    buffer: bytearray
+    buffer: bytearray  # filled anew once the next block but one is asked for
     start: int
     stop: int
-    name: str
-    first: bool
-    bytes_read: int
+    name: str  # of the source, in messages
+    first: bool  # of its source
+    bytes_read: int  # of all sources so far; compressed where they are
+
+    def as_array(self) -> np.ndarray:
+        """The buffer as bytes, padding included, without a copy."""
+        return np.frombuffer(self.buffer, dtype=np.uint8)
 
 
 def expand_sources(sources: str | Path | Sequence[str | Path]) -> list[str]:
     """List the files that the sources mean, in an order that does not depend on the file system.
 
-    Parameters
-    ----------
-    sources : path or sequence of paths
-        Files, directories (the files in them, hidden ones skipped), glob patterns, or ``"-"`` for standard input.
-
-    Returns
-    -------
-    list of str
-        Paths of files, and ``"-"``.
-
-    Raises
-    ------
-    UsageError
-        Where a source does not exist or holds no file.
+    Sources are files, directories (the files in them, hidden ones skipped), glob patterns, or ``"-"`` for standard input.
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths = [path for source in given for path in _expand(os.fspath(source))]
@@ -375,20 +352,10 @@ class _Stopped(Exception):
 def read_blocks(
     ranges: Sequence[ByteRange], *, block_bytes: int, max_line_bytes: int | None = None
 ) -> Generator[ByteBlock, None, None]:
-    """Read ranges one after the other in blocks of whole lines.
+    """Read ranges one after the other in blocks of whole lines; a source without a byte gives one block without text.
 
-    Parameters
-    ----------
-    ranges : sequence of ByteRange
-    block_bytes : int
-        Size of a block; three of them are in memory, besides what decompression takes.
-    max_line_bytes : int, optional
-        The longest line for which a block may grow (by default 64 blocks, or 1 GB if that is more).
-
-    Yields
-    ------
-    ByteBlock
-        A source without a byte gives one block without text. A block's buffer is used again once the next one is taken.
+    Three blocks of `block_bytes` are in memory, besides what decompression takes; a block may grow for a line of up to
+    `max_line_bytes` (by default 64 blocks, or 1 GB if that is more).
     """
     reader = _Reader(ranges, block_bytes, max_line_bytes or max(64 * block_bytes, 1_000_000_000))
     reader.thread.start()
@@ -400,8 +367,3 @@ def read_blocks(
             reader.free.put(block.buffer)
     finally:
         reader.stop()
-
-
-def as_array(block: ByteBlock) -> np.ndarray:
-    """The block's buffer as bytes, padding included, without a copy."""
-    return np.frombuffer(block.buffer, dtype=np.uint8)

@@ -192,25 +192,14 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Parsing:
-    """Knowledge that workers share to parse.
-
-    Attributes
-    ----------
-    parse : callable
-        ``parse(ranges, first_row=, first_line=)`` gives batches of the rows of some ranges.
-    weights : Weights, optional
-    distinct : Path, optional
-        A directory for the indices that occur in each task.
-    tell : callable, optional
-        Told the bytes read, where all of the source is one task.
-    """
+    """Knowledge that workers share to parse."""
 
     form: RunFormat
     plan: Plan
-    parse: Callable[..., Iterator[RowBatch]]
+    parse: Callable[..., Iterator[RowBatch]]  # ``parse(ranges, first_row=, first_line=)``
     weights: Weights | None
-    distinct: Path | None
-    tell: Tell | None
+    distinct: Path | None  # a directory for the indices that occur in each task
+    tell: Tell | None  # told the bytes read, where all of the source is one task
 
 
 class _Parsed(NamedTuple):
@@ -286,7 +275,7 @@ class Conversion:
         rows_bytes = self.plan.rows_bytes(sums is not None)
         writing = Writing(
             partial(RunReader, form, rows_bytes, counts.is_wide, parsed.held),
-            self._part(self.work / "dataset", shape),
+            partial(PartWriter, self.work / "dataset", **self._table_format(shape)),
             shape,
             original,
             self.work / "dataset",
@@ -420,26 +409,13 @@ class Conversion:
 
     # -- writing
 
-    def _part(self, dataset: Path, shape: Shape) -> Callable[[int, int], PartWriter]:
-        return partial(
-            PartWriter,
-            dataset,
-            index_dtype=shape.index_dtype,
-            value_dtype=self.options.value_dtype,
-            row_dtype=shape.row_dtype,
-            compression=self.options.compression,
-        )
-
-    def _writer(self, dataset: Path, shape: Shape) -> DatasetWriter:
-        return DatasetWriter(
-            dataset,
-            index_dtype=shape.index_dtype,
-            value_dtype=self.options.value_dtype,
-            row_dtype=shape.row_dtype,
-            weighted=self.options.weights is not None,
-            shard_bytes=self.options.shard_bytes,
-            compression=self.options.compression,
-        )
+    def _table_format(self, shape: Shape) -> dict[str, Any]:
+        return {
+            "index_dtype": shape.index_dtype,
+            "value_dtype": self.options.value_dtype,
+            "row_dtype": shape.row_dtype,
+            "compression": self.options.compression,
+        }
 
     def _given_scales(self) -> Path | None:
         scales = self.options.scaling.scales
@@ -460,7 +436,7 @@ class Conversion:
         plain = replace(
             writing,
             dataset=unscaled,
-            part=self._part(unscaled, writing.shape),
+            part=partial(PartWriter, unscaled, **self._table_format(writing.shape)),
             scaling=Scaling(),
             scales=None,
             sums=self._sums("unscaled", writing.shape, held),
@@ -477,7 +453,12 @@ class Conversion:
         manifest: dict[str, Any],
         held: HeldRows | None,
     ) -> None:
-        writer = self._writer(writing.dataset, writing.shape)
+        writer = DatasetWriter(
+            writing.dataset,
+            weighted=self.options.weights is not None,
+            shard_bytes=self.options.shard_bytes,
+            **self._table_format(writing.shape),
+        )
         phase = "write" if writing.dataset.name == "dataset" else "write unscaled"
         tell = self.pool.tell_within(phase, "rows", writing.shape.n_rows)
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
@@ -580,9 +561,7 @@ class Conversion:
         read = partial(read_entries, dataset, means)
         if shape.n_features > width * _MAX_RANGES * self.pool.n_workers:
             out = directory / "all"
-            self.pool.run(
-                scatter_statistics, [(read, shape.n_rows, memory_bytes, directory / "scratch", out)]
-            )
+            self.pool.run(scatter_statistics, [(read, shape.n_rows, memory_bytes, directory / "run", out)])
             return [out]
         n_ranges = max(-(-shape.n_features // width), self.pool.n_workers)
         return self._by_ranges(partial(read_statistics, read), directory, n_ranges, shape)

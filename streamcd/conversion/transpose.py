@@ -345,16 +345,7 @@ def _begin_or_go_on(
 
 
 class Transposition:
-    """One transposition, as its directory describes it: the tasks, and who hands them out.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    plan : Plan
-        Of each worker.
-    work : Path
-        Holds ``state.json``, and with it runs, marks and the layout.
-    """
+    """One transposition, as ``state.json`` in `work` describes it; runs, marks and the layout lie beside it."""
 
     def __init__(self, dataset: Dataset, plan: Plan, work: Path) -> None:
         self._dataset, self._plan, self._work = dataset, plan, work
@@ -374,10 +365,8 @@ class Transposition:
         self._run(pool, "scatter", [index_path(run) for run in self._runs], self._share_entries)
         self._run(pool, "sort", self._marks, self._job_entries)
         results = [json.loads(mark.read_bytes()) for mark in self._marks]
-        finished = {
-            name: [item for result in results for item in result[name]] for name in ("parts", "chunks")
-        }
-        self._writer(finished).close()
+        joined = {name: [one for result in results for one in result[name]] for name in ("parts", "chunks")}
+        self._writer(joined).close()
 
     def _run(
         self, pool: Pool, phase: str, marks: list[Path], entries: Callable[[int], tuple[int, int]]
