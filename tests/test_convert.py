@@ -6,6 +6,7 @@ import errno
 import gzip
 import lzma
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ import pytest
 import scipy.sparse as sp
 
 from streamcd import convert as convert_function
+from streamcd import make_columns
 from streamcd.cli.synthetic import write_text_like
+from streamcd.conversion import staging
 from streamcd.conversion.convert import _LEAST_BYTES
 from streamcd.conversion.external_shuffle import row_keys
 from streamcd.conversion.feature_statistics import (
@@ -444,6 +447,56 @@ def test_force_does_not_replace_what_is_not_a_dataset(text_file: Path, tmp_path:
     assert (tmp_path / "home" / "letter").read_text() == "keep me"
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_source_is_never_replaced_and_advice_agrees(force: bool, text_file: Path, tmp_path: Path) -> None:
+    """`convert a9a a9a` named --force, which then was refused."""
+    with pytest.raises(
+        UsageError, match="exists and is not a dataset; --force replaces datasets only: name another"
+    ):
+        convert(text_file, text_file, force=force)
+    data = tmp_path / "data"
+    fingerprint = convert(text_file, data).fingerprint
+    (data / "notes").write_text("1 1:1\n")
+    for source, options in (
+        (data / "notes", {}),
+        (text_file, {"weights": data / "notes"}),
+        (text_file, {"like": data}),
+    ):
+        with pytest.raises(
+            UsageError, match=r"data is what .* is read from, and --force would replace it: name another"
+        ):
+            convert(source, data, force=force, **options)
+    assert open_dataset(data).fingerprint == fingerprint
+
+
+def test_work_goes_to_no_directory_of_others_and_through_no_link(text_file: Path, tmp_path: Path) -> None:
+    """What a symbolic link led to was emptied, and so was a directory that somebody had made for himself."""
+    mine, work = tmp_path / "mine", tmp_path / ".data.partial"
+    mine.mkdir()
+    (mine / "letter").write_text("keep me")
+    for link, target in ((True, mine), (True, text_file), (True, tmp_path / "nowhere"), (False, mine)):
+        work.symlink_to(target) if link else shutil.copytree(target, work)
+        with pytest.raises(UsageError, match=r"\.data\.partial: expected nothing, .* move it away"):
+            convert(text_file, tmp_path / "data")
+        assert (mine / "letter").read_text() == "keep me"
+        assert link or (work / "letter").read_text() == "keep me"
+        work.unlink() if link else shutil.rmtree(work)
+    work.mkdir()
+    (work / "lock").symlink_to(mine / "letter")
+    with pytest.raises((UsageError, OSError)):
+        convert(text_file, tmp_path / "data")
+    assert (mine / "letter").read_text() == "keep me"
+
+
+def test_a_column_layout_is_made_through_no_link(text_file: Path, tmp_path: Path) -> None:
+    dataset = convert(text_file, tmp_path / "data")
+    (tmp_path / "mine").mkdir()
+    (dataset.path / ".columns.partial").symlink_to(tmp_path / "mine")
+    with pytest.raises(UsageError, match="expected nothing"):
+        make_columns(dataset)
+    assert not any((tmp_path / "mine").iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -547,6 +600,7 @@ def test_a_dataset_that_was_being_replaced_comes_back(text_file: Path, tmp_path:
     # killed between the two renames that put a new dataset in the place of an old one
     old = convert(text_file, tmp_path / "data")
     (tmp_path / ".data.partial").mkdir()
+    (tmp_path / ".data.partial" / "lock").write_bytes(staging._MARK)
     os.rename(tmp_path / "data", tmp_path / ".data.partial" / "replaced")
     (tmp_path / "bad").write_text("x\n")
     with pytest.raises(DataError):
@@ -599,6 +653,20 @@ def test_a_conversion_of_a_megabyte_stays_under_the_least_budget(text_file: Path
     least = RESERVED_BYTES + _LEAST_BYTES + 10_000_000
     peak, _ = converted_in_a_process(text_file, tmp_path / "data", str(least), tmp_path / "cache")
     assert peak < least
+
+
+def test_weights_without_end_stay_under_the_budget(text_file: Path, tmp_path: Path) -> None:
+    """A line of weights could grow to 1 GB: /dev/zero took 2,278 MB of the 400 allowed."""
+    program = CONVERT_AND_MEASURE.replace("convert(sys.argv[1], sys.argv[2], memory=sys.argv[3])", "None")
+    program = program.replace("dataset.fingerprint", "said")
+    refused = "try: convert(*sys.argv[1:3], memory=sys.argv[3], weights='/dev/zero')\nexcept Exception as e: said = str(e)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("dataset = None\n", refused), text_file, tmp_path / "data", "400MB"],
+        stdout=subprocess.PIPE, check=True, cwd=ROOT, timeout=300, text=True,
+    )  # fmt: skip
+    peak, said = done.stdout.split(maxsplit=1)
+    assert int(peak) < 400e6
+    assert said.startswith("/dev/zero: expected lines of at most")
 
 
 @pytest.mark.slow

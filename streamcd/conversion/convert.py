@@ -1,8 +1,7 @@
 """libsvm text to a dataset, shuffled, in bounded memory.
 
-Two stages: parse the source and let `shuffle.Sorter` take its rows; then write them in their final order, cut into
-chunks. The result is a function of the source, the seed and the options of the format: neither of memory nor of how the
-source is spread over files of the same order.
+The result is a function of the source, the seed and the options of the format: neither of memory nor of how the source is
+spread over files of the same order.
 """
 
 from __future__ import annotations
@@ -210,14 +209,28 @@ def _check(options: Options) -> None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
-    if options.dest.exists() and not options.force:
-        raise UsageError(f"{options.dest} exists; name another place or replace it with --force")
-    if options.dest.exists() and not (options.dest / "manifest.json").exists() and _has_content(options.dest):
-        raise UsageError(
-            f"{options.dest} exists and is not a dataset; --force replaces datasets only: name another place"
-        )
+    _check_place(options)
     if not options.dest.absolute().parent.is_dir():
         raise UsageError(f"no such directory: {options.dest.absolute().parent}; make it first")
+
+
+def _check_place(options: Options) -> None:
+    """Refuse to replace anything but another dataset, and that without `force`."""
+    dest = options.dest
+    if not os.path.lexists(dest):
+        return
+    if _has_content(dest) and not (dest / "manifest.json").exists():
+        raise UsageError(
+            f"{dest} exists and is not a dataset; --force replaces datasets only: name another place"
+        )
+    inputs = [*options.paths, options.weights, None if options.like is None else options.like.name]
+    for path in inputs:
+        if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
+            raise UsageError(
+                f"{dest} is what {path} is read from, and --force would replace it: name another place"
+            )
+    if not options.force:
+        raise UsageError(f"{dest} exists; name another place or replace it with --force")
 
 
 def _has_content(path: Path) -> bool:

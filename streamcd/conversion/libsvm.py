@@ -21,7 +21,15 @@ from ..core.errors import DataError
 from ..core.progress import Listener, Progress
 from ..kernels.compile import kernel
 from ..solvers.problem import LEAST_WEIGHT
-from .byte_sources import ByteBlock, ByteRange, display_name, expand_sources, read_blocks, total_bytes
+from .byte_sources import (
+    DECODER_BYTES,
+    ByteBlock,
+    ByteRange,
+    display_name,
+    expand_sources,
+    read_blocks,
+    total_bytes,
+)
 from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
 from .rows import Counts, RowBatch, Rows
 
@@ -161,9 +169,10 @@ def _parse(text, stop, state, label, indptr, index, value, least_index, end_inde
                     and text[position + 3] == 0x3A
                 ):
                     state[_QIDS] += 1
-                    while text[position] > 0x20 and text[position] != 0x23:
-                        position += 1
-                    continue
+                    _, end = digits(text, position + 4)
+                    if end > position + 4 and (text[end] <= 0x20 or text[end] == 0x23):
+                        position = end
+                        continue
                 status = _BELOW if c == 0x2D and 0 <= text[position + 1] - 48 <= 9 else _BAD_TOKEN
                 break
             whole, end = digits(text, position)
@@ -283,6 +292,7 @@ class LibsvmFormat:
     ignore_beyond: bool = False  # pass over entries beyond the width, and count them, rather than refuse them
     block_bytes: int = BLOCK_BYTES  # parsed at a time; memory used is about ten times as much
     max_line_bytes: int | None = None  # for which a block may grow
+    decoder_bytes: int = DECODER_BYTES  # for decompression
 
     @property
     def end_index(self) -> int:
@@ -293,7 +303,12 @@ class LibsvmFormat:
 
     def blocks(self, ranges: Sequence[ByteRange]) -> Generator[ByteBlock, None, None]:
         """The text, in blocks of whole lines."""
-        return read_blocks(ranges, block_bytes=self.block_bytes, max_line_bytes=self.max_line_bytes)
+        return read_blocks(
+            ranges,
+            block_bytes=self.block_bytes,
+            max_line_bytes=self.max_line_bytes,
+            decoder_bytes=self.decoder_bytes,
+        )
 
 
 class _Parser:
@@ -370,6 +385,8 @@ class _Parser:
 
     def _complaint(self, status: int, token: str, last: int) -> str:
         found = f"found {_shortened(token)}"
+        if token.startswith("qid:"):
+            return f"expected qid:number, {found}; correct the line"
         number = token.rpartition(":")[2].lower().lstrip("+-")
         if status in (_BAD_LABEL, _BAD_VALUE) and number in ("nan", "inf", "infinity"):
             what = "label" if status == _BAD_LABEL else "value"
@@ -477,10 +494,12 @@ def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:
     return n_rows, n_lines
 
 
-def copy_weights(path: str, out: Path) -> int:
+def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
-    form = LibsvmFormat(np.float64, block_bytes=1 << 18)
+    form = LibsvmFormat(
+        np.float64, block_bytes=1 << 16, max_line_bytes=max_line_bytes, decoder_bytes=decoder_bytes
+    )
     n_weights = 0
     with open(out, "wb") as file:
         for batch in iterate_sources(path, form):

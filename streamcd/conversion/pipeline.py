@@ -55,6 +55,7 @@ from .shard_writing import (
 )
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
+_LEAST_DECODER_BYTES = 10 << 20
 _MAX_RANGES = 8
 """Above this number of passes for ranges of a fixed width, entries are scattered to files first."""
 
@@ -127,6 +128,11 @@ class Plan:
     sort_bytes: int
     statistics_bytes: int
     map_bytes: int
+
+    @property
+    def decoder_bytes(self) -> int:
+        """Memory to decompress with: that of the statistics, which are made later; at least what xz -6 takes."""
+        return max(self.statistics_bytes, _LEAST_DECODER_BYTES)
 
     def check_scales(self, n_features: int) -> None:
         """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""
@@ -323,13 +329,15 @@ class Conversion:
             like is not None,
             self.plan.block_bytes,
             self.plan.max_line_bytes,
+            self.plan.decoder_bytes,
         )
 
     def _weights(self, tasks: Sequence[_Task]) -> Weights | None:
         name, path = self.options.weights, self.work / "weights"
         if name is None:
             return None
-        (n_weights,) = self.pool.run(copy_weights, [(name, path)])
+        copying = (name, path, self.plan.max_line_bytes, self.plan.decoder_bytes)
+        (n_weights,) = self.pool.run(copy_weights, [copying])
         weights = Weights(name, path, n_weights)
         weights.check(sum(task.n_rows or 0 for task in tasks))
         return weights
