@@ -669,6 +669,29 @@ def test_weights_without_end_stay_under_the_budget(text_file: Path, tmp_path: Pa
     assert said.startswith("/dev/zero: expected lines of at most")
 
 
+def test_scales_of_the_training_side_stay_under_the_budget(text_file: Path, tmp_path: Path) -> None:
+    """They are in memory twice, for the coordinator and for the work, and were counted once."""
+    (tmp_path / "wide").write_text("1 1:1 10000000:2\n-1 2:1\n")
+    convert(tmp_path / "wide", tmp_path / "trained", scale="maxabs")
+    program = CONVERT_AND_MEASURE.replace("dataset = convert", "try: dataset = convert")
+    program = program.replace(
+        "sys.argv[3])", "sys.argv[3], like=sys.argv[4])\nexcept Exception as e: sys.exit(str(e))"
+    )
+
+    def run(memory: int) -> subprocess.CompletedProcess[str]:
+        arguments = [text_file, tmp_path / f"to {memory}", str(memory), tmp_path / "trained"]
+        cold = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / str(memory))}
+        return subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT, env=cold, timeout=300
+        )  # fmt: skip
+
+    refused = run(410_000_000)
+    assert "160 MB scales of the features" in refused.stderr, refused.stdout
+    done = run(490_000_000)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) < 490_000_000
+
+
 @pytest.mark.slow
 def test_peak_memory_stays_under_the_budget_on_text_twice_as_large(tmp_path: Path) -> None:
     write_text_like(tmp_path / "large", n_rows=500_000, n_features=1_000_000, entries_per_row=90, seed=0)

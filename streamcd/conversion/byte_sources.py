@@ -131,10 +131,7 @@ def total_bytes(paths: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """A part of a source that begins and ends where a line does: bytes ``start`` to ``stop`` of the file as it lies on disk.
-
-    Only text that is not compressed has parts; `stop` is None where the range is all of a source.
-    """
+    """Bytes of a file as it lies on disk, from line to line; all of it where `stop` is None, as of what is compressed."""
 
     path: str
     start: int = 0
@@ -147,10 +144,7 @@ class ByteRange:
 
 
 class _Counted(io.RawIOBase):
-    """A file that counts what is read from it, and gives back its first bytes after they were looked at.
-
-    With `n_bytes`, the file ends after that many bytes.
-    """
+    """A file that counts what is read, up to `n_bytes`, and gives back its first bytes after they were looked at."""
 
     def __init__(self, file: Any, n_bytes: int | None = None) -> None:
         self._file = file
@@ -358,8 +352,6 @@ class _Reader:
                     self._read_range(raw, part)
                     self._bytes_before += raw.n_bytes
             self.filled.put(None)
-        except _Stopped:
-            pass
         except BaseException as error:  # handed over to the thread that asked
             self.filled.put(error)
 
@@ -415,7 +407,7 @@ class _Reader:
 
 
 class _Stopped(Exception):
-    """The consumer does not want any more blocks."""
+    """Nobody takes any more blocks, nor this."""
 
 
 def read_blocks(

@@ -244,7 +244,7 @@ def _plan(options: Options) -> Plan:
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
         "blocks being read": _LEAST_BYTES,
-        "scales of the features": _scales_in_memory(options.like),
+        "scales of the features": 2 * _scales_in_memory(options.like),  # of all, and those at work
     }
     if options.workers == 1:
         left = require(options.memory_bytes, needs) + _LEAST_BYTES

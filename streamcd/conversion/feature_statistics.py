@@ -48,12 +48,7 @@ _LAYOUT = Layout((np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int32)))
 
 
 class RangeStatistics:
-    """Statistics of the features ``start <= feature < stop``.
-
-    Parameters
-    ----------
-    start, stop : int
-    """
+    """Statistics of the features ``start <= feature < stop``."""
 
     def __init__(self, start: int, stop: int) -> None:
         self._start = start
@@ -214,10 +209,7 @@ def _occurring_statistics(
 
 
 def sorted_distinct(*parts: np.ndarray) -> np.ndarray:
-    """The distinct integers in some arrays, ascending, as int64.
-
-    By sorting: `numpy.unique` hashes, which took ten times as long.
-    """
+    """Sort out the distinct integers in some arrays, as int64; `numpy.unique` hashes, which took ten times as long."""
     merged = parts[0] if len(parts) == 1 else np.concatenate(parts)
     merged = np.sort(merged.astype(np.int64, copy=False))
     first = np.ones(merged.size, np.bool_)
@@ -302,13 +294,7 @@ class LabelCounts:
 
 
 class DistinctFeatures:
-    """The indices that occur, ascending; for ``--compact``.
-
-    Parameters
-    ----------
-    n_bytes : int
-        Memory that their map may take.
-    """
+    """The indices that occur, ascending; for ``--compact``. Their map may take `n_bytes`."""
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes

@@ -426,11 +426,10 @@ class Conversion:
         }
 
     def _given_scales(self) -> Path | None:
-        scales = self.options.scaling.scales
-        if scales is None:
-            return None
-        np.save(self.work / "scales.npy", scales)
-        return self.work / "scales.npy"
+        if self.options.scaling.scales is not None:
+            np.save(self.work / "scales.npy", self.options.scaling.scales)
+            return self.work / "scales.npy"
+        return None
 
     def _write(self, writing: Writing, manifest: dict[str, Any], held: HeldRows | None) -> None:
         """Write the dataset; where features are scaled, one without scaling first."""

@@ -382,8 +382,7 @@ class Transposition:
         return start, stop
 
     def _writer(self, finished: dict[str, Any]) -> ColumnsWriter:
-        options = asdict(self._options)
-        return ColumnsWriter(self._work / FOLDER, self._dataset, **options, finished=finished)
+        return ColumnsWriter(self._work / FOLDER, self._dataset, **asdict(self._options), finished=finished)
 
     # -- scattering
 
