@@ -268,7 +268,7 @@ class _XzStreams:
                 if not self._given:
                     raise EOFError("it ends within a stream")
             given, self._given = self._given, b""
-            if text := self._decoder.decompress(given, len(view)):
+            if text := self._decoder.decompress(given, min(len(view), _COMPRESSED_READ_BYTES)):
                 view[: len(text)] = text
                 return len(text)
         return 0
@@ -412,7 +412,6 @@ class _Stopped(Exception):
 
 def read_blocks(
     ranges: Sequence[ByteRange],
-    *,
     block_bytes: int,
     max_line_bytes: int | None = None,
     decoder_bytes: int = DECODER_BYTES,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,13 +150,11 @@ def convert(
 
 
 def _value_dtype(dtype: Any) -> np.dtype:
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = np.dtype(np.void)
-    if found not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise UsageError(f"expected --dtype float32 or float64, found {dtype!r}")
-    return found
+    for known in (np.float32, np.float64):
+        with suppress(TypeError):  # of what numpy knows nothing
+            if np.dtype(dtype) == known:
+                return np.dtype(known)
+    raise UsageError(f"expected --dtype float32 or float64, found {dtype!r}")
 
 
 def _index_base(index_base: str | int) -> int | None:
@@ -178,14 +177,14 @@ def _load_like(path: Path) -> Like:
             raise UsageError(
                 f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
             )
+        found: Any = dataset
         scaling = dataset.read_scaling()
-        return Like(
-            str(path), dataset.index_base, dataset.n_features, dataset.classes, dataset.label_kind, scaling
-        )
-    from ..models.model import load_model  # model.py is needed for this only
+    else:
+        from ..models.model import load_model  # needed for this only
 
-    model = load_model(path)
-    return Like(str(path), model.index_base, model.n_features, model.classes, model.label_kind, model.scaling)
+        found = load_model(path)
+        scaling = found.scaling
+    return Like(str(path), found.index_base, found.n_features, found.classes, found.label_kind, scaling)
 
 
 def _check(options: Options) -> None:

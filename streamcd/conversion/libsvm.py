@@ -303,12 +303,7 @@ class LibsvmFormat:
 
     def blocks(self, ranges: Sequence[ByteRange]) -> Generator[ByteBlock, None, None]:
         """The text, in blocks of whole lines."""
-        return read_blocks(
-            ranges,
-            block_bytes=self.block_bytes,
-            max_line_bytes=self.max_line_bytes,
-            decoder_bytes=self.decoder_bytes,
-        )
+        return read_blocks(ranges, self.block_bytes, self.max_line_bytes, self.decoder_bytes)
 
 
 class _Parser:

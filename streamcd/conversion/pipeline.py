@@ -241,11 +241,11 @@ def _parse(parsing: Parsing, task: _Task) -> _Parsed:
     return _Parsed(counts, labels, held)
 
 
-def _merge_distinct(directory: Path, n_tasks: int, n_bytes: int, out: Path) -> int:
+def _merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:
     """Write the indices that occur in any task; returns their number."""
     distinct = DistinctFeatures(n_bytes)
-    for number in range(n_tasks):
-        distinct.add(np.load(directory / f"{number:07d}.npy"))
+    for path in sorted(directory.iterdir()):
+        distinct.add(np.load(path))
     merged = distinct.merge()
     np.save(out, merged)
     return int(merged.size)
@@ -274,7 +274,7 @@ class Conversion:
         original: Path | None = None
         if self.options.compact:
             original = self.work / "original.npy"
-            merging = (self.work / "distinct", len(tasks), self.plan.map_bytes, original)
+            merging = (self.work / "distinct", self.plan.map_bytes, original)
             (n_features,) = self.pool.run(_merge_distinct, [merging])
         shape = Shape(counts.n_rows, n_features, base)
         sums = self._sums("dataset", shape, parsed.held)
@@ -291,7 +291,9 @@ class Conversion:
             encode_ahead=self.pool.n_workers > 1,
         )
         self._write(writing, self._manifest(parsed, shape), parsed.held)
-        self._tell_result(counts, n_features)
+        size = f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
+        for message in [*counts.messages(self.options.value_dtype), size]:
+            self.pool.listener.message(message)
 
     # -- reading
 
@@ -379,13 +381,6 @@ class Conversion:
                 f"(--n-features {options.n_features}, index 0 occurs), found {counts.max_index}; give a larger --n-features"
             )
         return base, options.n_features
-
-    def _tell_result(self, counts: Counts, n_features: int) -> None:
-        for message in counts.messages(self.options.value_dtype):
-            self.pool.listener.message(message)
-        self.pool.listener.message(
-            f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
-        )
 
     def _manifest(self, parsed: _Parsed, shape: Shape) -> dict[str, Any]:
         options, like, counts = self.options, self.options.like, parsed.counts
