@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,16 +19,17 @@ from ..core.errors import DatasetError, UsageError
 from ..core.memory_budget import format_size
 from . import console
 from .options import (
-    COSTS,
     SECONDS,
     checked_training_options,
     checked_workers,
     convert_options,
-    cost_option,
-    free_bias_option,
+    costs_option,
+    cut_options,
+    force_option,
     json_option,
     memory_option,
-    quiet_option,
+    model_options,
+    output_options,
     refused_option,
     round_options,
     training_options,
@@ -48,7 +49,10 @@ from .program import Program, stop_requests
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+@click.group(cls=Program, context_settings=_HELP)
 @click.version_option(__version__, message="streamcd %(version)s")
 def cli() -> None:
     """Train linear models on data larger than memory, by coordinate descent, to a certified optimum.
@@ -65,21 +69,9 @@ def cli() -> None:
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.argument("dataset", metavar="DATASET")
 @convert_options
-@quiet_option
-@json_option
+@output_options
 def convert(
-    sources: tuple[str, ...],
-    dataset: str,
-    source_format: str,
-    no_shuffle: bool,
-    columns: bool,
-    quiet: bool,
-    as_json: bool,
-    memory: str,
-    workers: int,
-    shard_size: str,
-    chunk_size: str,
-    **options: Any,
+    sources: tuple[str, ...], dataset: str, columns: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Convert libsvm text to a dataset: a directory of Parquet files in random row order.
 
@@ -93,15 +85,12 @@ def convert(
     """
     from ..conversion.convert import convert as convert_text
 
-    sizes: dict[str, Any] = {"memory": memory, "workers": workers}
-    sizes |= {"shard_size": shard_size, "chunk_size": chunk_size}
     with console.Console(quiet) as listener:
-        made = convert_text(
-            list(sources), dataset, shuffle=not no_shuffle, listener=listener, **sizes, **options
-        )
+        made = convert_text(list(sources), dataset, listener=listener, **options)
         if columns:
             from ..conversion.transpose import make_columns
 
+            sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
             make_columns(made, listener=listener, **sizes)
         result = describe_dataset(made)
     print_dataset(dataset, result, as_json)
@@ -111,19 +100,9 @@ def convert(
 @click.argument("dataset")
 @memory_option
 @workers_option
-@click.option(
-    "--shard-size",
-    default="256MB",
-    show_default=True,
-    metavar="SIZE",
-    help="Decoded size of a Parquet file of the layout.",
-)
-@click.option(
-    "--chunk-size", default="1MB", show_default=True, metavar="SIZE", help="Decoded size of a row group."
-)
-@click.option("--force", is_flag=True, help="Replace an existing column layout.")
-@quiet_option
-@json_option
+@cut_options("a Parquet file of the layout", "a row group")
+@force_option("column layout")
+@output_options
 def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Make the column layout of a dataset: its entries once more, sorted by feature, for --method primal and online.
 
@@ -152,15 +131,13 @@ def info(dataset: str, as_json: bool) -> None:
     """
     from ..dataset.dataset import open_dataset
 
-    result = describe_dataset(open_dataset(dataset))
-    print_dataset(dataset, result, as_json)
+    print_dataset(dataset, describe_dataset(open_dataset(dataset)), as_json)
 
 
 @cli.command()
 @click.argument("dataset")
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the work.")
-@quiet_option
-@json_option
+@click.option("--workers", type=int, default=1, help="Processes that share the work.")
+@output_options
 def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
     """Check every checksum and invariant of a dataset; exit status 2 where something is wrong.
 
@@ -199,28 +176,17 @@ def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
 # Training
 
 
-@contextmanager
-def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]:
-    """A dask client where workers are wanted, else None, and then nothing of dask is loaded."""
-    if scheduler is None and not n_local:
-        yield None
-        return
-    from ..cluster.dask_engine import open_client
-
-    with open_client(scheduler, n_local, listener) as client:
-        yield client
-
-
 def _carry_out(
     work: Callable[..., Any], quiet: bool, as_json: bool, scheduler: str | None = None, n_local: int = 0
 ) -> None:
     """Train where signals can stop it, on workers where they are wanted, and print the result."""
-    with (
-        console.Console(quiet) as listener,
-        stop_requests() as stop_requested,
-        _client(scheduler, n_local, listener) as client,
-    ):
-        workers = {} if client is None else {"client": client, "local_workers": n_local}
+    with console.Console(quiet) as listener, stop_requests() as stop_requested, ExitStack() as connection:
+        workers = {}
+        if scheduler is not None or n_local:
+            from ..cluster.dask_engine import open_client
+
+            client = connection.enter_context(open_client(scheduler, n_local, listener))
+            workers = {"client": client, "local_workers": n_local}
         result = work(listener=listener, stop_requested=stop_requested, **workers)
         warn_unconverged(listener, result)
     print_result(result, as_json)
@@ -230,16 +196,15 @@ def _carry_out(
 @click.argument("dataset")
 @click.argument("run")
 @training_options
-@free_bias_option
 @click.option(
-    "-C",
-    "--C",
-    "C",
-    type=COSTS,
-    default="1.0",
-    show_default=True,
-    help="Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
+    "--unpenalized-bias",
+    is_flag=True,
+    help="Leave the bias's weight out of ½‖w‖². By --method primal or online only.",
+)
+@costs_option(
+    "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
     "same passes, and each keeps its model.",
+    default="1.0",
 )
 @click.option(
     "--start-from",
@@ -251,8 +216,7 @@ def _carry_out(
 )
 @worker_options
 @round_options
-@quiet_option
-@json_option
+@output_options
 def train(
     dataset: str,
     run: str,
@@ -291,21 +255,11 @@ _TUNE_ALONE = (
 @click.argument("dataset")
 @click.argument("run")
 @training_options
-@click.option(
-    "-C",
-    "--C",
-    "C",
-    type=COSTS,
-    required=True,
-    help="The costs to try, with commas between: 0.01,0.1,1,10.",
-)
-@click.option(
-    "--cv", type=int, default=5, show_default=True, metavar="K", help="Folds of the cross-validation."
-)
+@costs_option("The costs to try, with commas between: 0.01,0.1,1,10.", required=True)
+@click.option("--cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
 @refused_option("--scheduler", _TUNE_ALONE)
 @refused_option("--workers", _TUNE_ALONE)
-@quiet_option
-@json_option
+@output_options
 def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Choose C by cross-validation, and train with the best on all rows.
 
@@ -329,8 +283,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
 @worker_options
-@quiet_option
-@json_option
+@output_options
 def resume(
     run: str, workers: int | None, scheduler: str | None, quiet: bool, as_json: bool, **options: Any
 ) -> None:
@@ -358,11 +311,9 @@ def resume(
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE")
 @click.argument("model", metavar="RUN|MODEL")
-@cost_option
-@memory_option
+@model_options
 @workers_option
-@quiet_option
-@json_option
+@output_options
 def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Compare a model's predictions with the labels of a dataset or of libsvm text.
 
@@ -390,11 +341,9 @@ def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) 
 @click.option(
     "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."
 )
-@cost_option
-@memory_option
+@model_options
 @workers_option
-@quiet_option
-@json_option
+@output_options
 def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **options: Any) -> None:
     """Predict the rows of a dataset or of libsvm text, in the order of the source.
 
@@ -430,10 +379,8 @@ def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **optio
     help="liblinear: a model as the text that LIBLINEAR's predict loads. libsvm: a dataset as text, in the order of its "
     "source. By default what fits.",
 )
-@cost_option
-@memory_option
-@quiet_option
-@json_option
+@model_options
+@output_options
 def export(
     source: str,
     file: str,
@@ -472,10 +419,8 @@ def export(
 
             export_liblinear(load_model(source, C, memory=memory), file, listener)
     n_bytes = os.path.getsize(file)
-    if as_json:
-        console.print_json({"file": file, "format": found, "bytes": n_bytes})
-    else:
-        click.echo(f"{file}: {found} text, {format_size(n_bytes)}")
+    written = {"file": file, "format": found, "bytes": n_bytes}
+    console.show(written, as_json, lambda: click.echo(f"{file}: {found} text, {format_size(n_bytes)}"))
 
 
 @cli.command(name="import")
@@ -495,17 +440,10 @@ def import_model(file: str, model: str, as_json: bool) -> None:
         raise UsageError(f"{model} exists; name a directory that is not there yet")
     found = import_liblinear(file)
     found.save(model)
-    if as_json:
-        console.print_json(
-            {
-                "model": model,
-                "loss": found.loss,
-                "n_features": found.n_features,
-                "labels": found.label_numbers(),
-            }
-        )
-    else:
-        click.echo(f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes")
+    labels = found.label_numbers()
+    read = {"model": model, "loss": found.loss, "n_features": found.n_features, "labels": labels}
+    text = f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes"
+    console.show(read, as_json, lambda: click.echo(text))
 
 
 @cli.command()
@@ -521,8 +459,7 @@ def import_model(file: str, model: str, as_json: bool) -> None:
     metavar="DIR",
     help="Only write two small made files, train.txt and test.txt, to a new directory: data for first steps.",
 )
-@quiet_option
-@json_option
+@output_options
 def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> None:
     """Show it at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
 
@@ -543,10 +480,7 @@ def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> N
                 console.print_json(written)
             return
         result = run_demo(keep, listener)
-    if as_json:
-        console.print_json(result.to_json())
-    else:
-        console.print_table("streamcd demo", result.rows())
+    console.show(result.to_json(), as_json, lambda: console.print_table("streamcd demo", result.rows()))
     if not result.ok:
         sys.exit(1)
 
