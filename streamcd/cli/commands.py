@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from .._version import __version__
-from ..core.errors import DatasetError, UsageError
+from ..core.errors import ConvergenceWarning, DatasetError, UsageError
 from ..core.memory_budget import format_size
+from ..runs.interrupts import stop_requests
 from . import console
 from .options import (
     SECONDS,
@@ -44,7 +47,7 @@ from .output import (
     print_result,
     warn_unconverged,
 )
-from .program import Program, stop_requests
+from .program import Program
 
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -135,49 +138,72 @@ def info(dataset: str, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("dataset")
+@click.argument("path", metavar="DATASET|RUN|MODEL")
+@memory_option
 @click.option("--workers", type=int, default=1, help="Processes that share the work.")
 @output_options
-def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
-    """Check every checksum and invariant of a dataset; exit status 2 where something is wrong.
+def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Check every checksum and invariant of a dataset, a run or a model; exit status 2 where something is wrong.
 
     \b
     Example:
       streamcd verify data
     """
-    from ..dataset.dataset import open_dataset
-
     with console.Console(quiet) as listener:
-        try:
-            # files that are missing are problems to list, not a reason to stop
-            problems = open_dataset(dataset, check_files=False).verify(listener, workers=workers)
-        except DatasetError as error:
-            if not os.path.exists(dataset):
-                raise
-            problems = [str(error)]
-    if as_json:
-        console.print_json({"ok": not problems, "problems": problems})
-    else:
-        for problem in problems:
-            console.print_error(problem)
-        if problems:
-            click.echo(
-                f"{len(problems)} found: restore the files that are named from a copy, convert the data again, or make the "
-                "column layout again ('streamcd columns --force') where only its files are named",
-                err=True,
-            )
-        else:
-            click.echo(f"{dataset}: all checksums and invariants hold")
+        problems = _find_problems(path, listener, **options)
+    console.show({"ok": not problems, "problems": problems}, as_json, lambda: _print_problems(path, problems))
     if problems:
         sys.exit(2)
+
+
+def _find_problems(path: str, listener: console.Console, *, memory: str, workers: int) -> list[str]:
+    """Verify by the kind of the directory."""
+    from ..dataset.dataset import open_dataset
+
+    try:
+        # files that are missing are problems to list, not a reason to stop
+        return open_dataset(path, check_files=False).verify(listener, workers=workers)
+    except DatasetError as error:
+        if not os.path.exists(path):
+            raise
+        return [str(error)]
+
+
+def _print_problems(path: str, problems: list[str]) -> None:
+    for problem in problems:
+        console.print_error(problem)
+    if problems:
+        click.echo(
+            f"{len(problems)} found: restore the files that are named from a copy, convert the data again, or make the "
+            "column layout again ('streamcd columns --force') where only its files are named",
+            err=True,
+        )
+    else:
+        click.echo(f"{path}: all checksums and invariants hold")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Training
 
 
+@contextmanager
+def _way_on(run: str) -> Iterator[None]:
+    """Say in a failure of the machine's how to go on with the run."""
+    try:
+        yield
+    except OSError as error:
+        if os.path.exists(os.path.join(run, "state.npz")):
+            error.add_note(f"'streamcd resume {run}' goes on from the last checkpoint")
+        raise
+
+
 def _carry_out(
-    work: Callable[..., Any], quiet: bool, as_json: bool, scheduler: str | None = None, n_local: int = 0
+    work: Callable[..., Any],
+    run: str,
+    quiet: bool,
+    as_json: bool,
+    scheduler: str | None = None,
+    n_local: int = 0,
 ) -> None:
     """Train where signals can stop it, on workers where they are wanted, and print the result."""
     with console.Console(quiet) as listener, stop_requests() as stop_requested, ExitStack() as connection:
@@ -187,7 +213,9 @@ def _carry_out(
 
             client = connection.enter_context(open_client(scheduler, n_local, listener))
             workers = {"client": client, "local_workers": n_local}
-        result = work(listener=listener, stop_requested=stop_requested, **workers)
+        with warnings.catch_warnings(), _way_on(run):
+            warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's words
+            result = work(listener=listener, stop_requested=stop_requested, **workers)
         warn_unconverged(listener, result)
     print_result(result, as_json)
 
@@ -242,7 +270,7 @@ def train(
     from ..runs.train import train as train_model
 
     work = partial(train_model, dataset, run, **options)
-    _carry_out(work, quiet, as_json, scheduler, n_local)
+    _carry_out(work, run, quiet, as_json, scheduler, n_local)
 
 
 _TUNE_ALONE = (
@@ -272,7 +300,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     options = checked_training_options(**options)
     from ..runs.tune import tune as tune_model
 
-    _carry_out(partial(tune_model, dataset, run, **options), quiet, as_json)
+    _carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json)
 
 
 @cli.command()
@@ -301,7 +329,7 @@ def resume(
     from ..runs.resume import resume as resume_run
 
     work = partial(resume_run, run, **options)
-    _carry_out(work, quiet, as_json, scheduler, n_local)
+    _carry_out(work, run, quiet, as_json, scheduler, n_local)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -336,13 +364,14 @@ def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) 
     "out",
     required=True,
     metavar="OUT.parquet|-",
-    help="A Parquet file: row, prediction, decision. Or - for the labels on standard output, one a line.",
+    help="A Parquet file: source (the row there), prediction, decision. Or - for the labels on standard output, one a line.",
 )
 @click.option(
     "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."
 )
 @model_options
 @workers_option
+@force_option("file of predictions")
 @output_options
 def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **options: Any) -> None:
     """Predict the rows of a dataset or of libsvm text, in the order of the source.
@@ -380,6 +409,7 @@ def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **optio
     "source. By default what fits.",
 )
 @model_options
+@force_option("file of the same format")
 @output_options
 def export(
     source: str,
@@ -387,6 +417,7 @@ def export(
     target_format: str | None,
     C: float | None,
     memory: str,
+    force: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -412,12 +443,12 @@ def export(
             from ..conversion.export_libsvm import export_libsvm
             from ..dataset.dataset import open_dataset
 
-            export_libsvm(open_dataset(source), file, memory=memory, listener=listener)
+            export_libsvm(open_dataset(source), file, memory=memory, force=force, listener=listener)
         else:
             from ..models.liblinear import export_liblinear
             from ..models.model import load_model
 
-            export_liblinear(load_model(source, C, memory=memory), file, listener)
+            export_liblinear(load_model(source, C, memory=memory), file, listener, force=force)
     n_bytes = os.path.getsize(file)
     written = {"file": file, "format": found, "bytes": n_bytes}
     console.show(written, as_json, lambda: click.echo(f"{file}: {found} text, {format_size(n_bytes)}"))
@@ -426,18 +457,20 @@ def export(
 @cli.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.argument("model")
+@force_option("model")
 @json_option
-def import_model(file: str, model: str, as_json: bool) -> None:
+def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     """Read a model from LIBLINEAR's text format into a model directory.
 
     \b
     Example:
       streamcd import liblinear.model model
     """
+    from ..core.atomic_files import check_output
     from ..models.liblinear import import_liblinear
 
-    if os.path.exists(model) and (not os.path.isdir(model) or os.listdir(model)):
-        raise UsageError(f"{model} exists; name a directory that is not there yet")
+    if not os.path.isdir(model) or os.listdir(model):
+        check_output(Path(model), "a model", lambda path: (path / "model.json").is_file(), force=force)
     found = import_liblinear(file)
     found.save(model)
     labels = found.label_numbers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from ..core.errors import StreamcdError
+from ..core.errors import StreamcdError, file_named
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, Progress
 
@@ -157,10 +158,11 @@ def _finite(value: Any) -> Any:
 
 def show(result: Mapping[str, Any], as_json: bool, print_text: Callable[[], None]) -> None:
     """Print a result: its JSON object, or what people read."""
-    if as_json:
-        print_json(result)
-    else:
-        print_text()
+    with file_named("standard output"):
+        if as_json:
+            print_json(result)
+        else:
+            print_text()
 
 
 def print_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:
@@ -218,5 +220,8 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError):
         reason = error.strerror or str(error) or type(error).__name__
         where = f"{os.fspath(error.filename)}: " if isinstance(error.filename, str | os.PathLike) else ""
-        return f"{where}{reason}", 1
+        advice = getattr(error, "__notes__", [])
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = ["free some space there, or name another disk", *advice]
+        return "; ".join([f"{where}{reason}", *advice]), 1
     return None

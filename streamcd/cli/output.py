@@ -97,9 +97,10 @@ def warn_unconverged(listener: console.Console, result: Any) -> None:
 
 def print_result(result: Any, as_json: bool) -> None:
     """Print how a training, or a search over C, ended."""
-    if as_json:
-        console.print_json(result.to_json())
-        return
+    console.show(result.to_json(), as_json, lambda: _print_tables(result))
+
+
+def _print_tables(result: Any) -> None:
     rows = [
         ("converged", "yes" if result.converged else "no"),
         ("stopped by", result.stop_reason.replace("_", " ")),
@@ -143,9 +144,10 @@ def _lane_cells(lane: dict[str, Any]) -> list[str]:
 
 def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:
     """Print how good a model's predictions are."""
-    if as_json:
-        console.print_json(result)
-        return
+    console.show(result, as_json, lambda: _print_figures(title, result))
+
+
+def _print_figures(title: str, result: dict[str, Any]) -> None:
     rows = [("rows", f"{result['n_rows']:,}"), ("accuracy", f"{100 * result['accuracy']:.4f} %")]
     names = {
         "primal_objective": "primal objective",

@@ -210,12 +210,13 @@ def _check(options: Options) -> None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
+    if options.dest.exists() and not (options.dest / "manifest.json").exists() and _has_content(options.dest):
+        raise UsageError(f"{options.dest} exists and is not a dataset; name another place")
     if options.dest.exists() and not options.force:
         raise UsageError(f"{options.dest} exists; name another place or replace it with --force")
-    if options.dest.exists() and not (options.dest / "manifest.json").exists() and _has_content(options.dest):
-        raise UsageError(
-            f"{options.dest} exists and is not a dataset; --force replaces datasets only: name another place"
-        )
+    for source in options.paths:
+        if source != "-" and Path(source).resolve().is_relative_to(options.dest.resolve()):
+            raise UsageError(f"{options.dest} holds the input {source}; name another place")
     if not options.dest.absolute().parent.is_dir():
         raise UsageError(f"no such directory: {options.dest.absolute().parent}; make it first")
 

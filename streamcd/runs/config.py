@@ -283,7 +283,10 @@ def versions() -> dict[str, str]:
 
 
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
-    """Point to `resume` where the directory holds the same training."""
+    """Point to `resume` where the directory holds the same training; never empty one that holds what the run reads."""
+    for source in (config.dataset, config.start_from):
+        if source is not None and Path(source).resolve().is_relative_to(path.resolve()):
+            raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
     if force or not (path / "config.json").exists():
         return
     found = read_config(path)

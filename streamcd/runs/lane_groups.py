@@ -22,10 +22,14 @@ from .config import ProblemOptions, ResolvedRun, RunConfig, Search, TrainOptions
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
 
 
+_MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are rather numbers than classes
+
+
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
     options = asked.problem
     _warn_of_ridge(options, listener)
+    _warn_of_regression(dataset, listener)
     problem = options.make_problem(dataset)
     n_groups, plan, memory = group_lanes(dataset, problem, asked)
     listener.message(
@@ -60,6 +64,15 @@ def _warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
         listener.warning(
             f"ridge {options.ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
             "--method sor does not, where a matrix of features x features fits in memory"
+        )
+
+
+def _warn_of_regression(dataset: Dataset, listener: Listener) -> None:
+    counts = dataset.class_counts
+    if counts is not None and counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:
+        listener.warning(
+            f"{counts.size:,} labels, most of them with fewer than {_FEW_ROWS} rows: it looks like a target of regression, "
+            "and each label is a class here, with weights of its own"
         )
 
 

@@ -21,11 +21,13 @@ from .config import (
     versions,
     write_config,
 )
+from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, share_memory_anew
 from .previous_run import previous_run
 from .train import Session, carry_out
 
 
+@stops_when_interrupted
 def resume(
     run: str | Path,
     *,

@@ -32,6 +32,7 @@ from .config import (
     refuse_existing,
     write_config,
 )
+from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .method_choice import choose_method
 from .models import save_models
@@ -47,6 +48,7 @@ class Session:
     client: Any = None  # of the workers; None where this process trains
 
 
+@stops_when_interrupted
 def train(
     dataset: Dataset | str | Path,
     run: str | Path,

@@ -28,6 +28,7 @@ from ..training import checkpoint
 from ..training.loop import StopRequested
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .config import ProblemOptions, ResolvedRun, TrainOptions, make_rule, read_config, reopen, write_config
+from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .previous_run import PreviousRun
 from .train import Session, begin_run, carry_out, train_groups
@@ -35,6 +36,7 @@ from .train import Session, begin_run, carry_out, train_groups
 _SCORE_BYTES = 1 << 22  # of decisions at a time
 
 
+@stops_when_interrupted
 def tune(
     dataset: Dataset | str | Path,
     run: str | Path,

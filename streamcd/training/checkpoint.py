@@ -199,15 +199,15 @@ def create_run(path: Path, *, force: bool) -> Run:
     CheckpointError
         Where it is not empty; the caller says what is in it, if it is a run.
     """
+    if os.path.lexists(path) and not path.is_dir():
+        raise CheckpointError(f"{path} exists and is not a run; name another directory")
     path.mkdir(parents=True, exist_ok=True)
     leftovers = [entry for entry in path.iterdir() if entry.name != "lock"]
+    if leftovers and not (path / "config.json").exists():
+        raise CheckpointError(f"{path} is not empty and not a run; name another directory")
     if leftovers and not force:
         raise CheckpointError(
             f"{path} is not empty; name another directory, or give --force to replace what is in it"
-        )
-    if leftovers and not (path / "config.json").exists():
-        raise CheckpointError(
-            f"{path} is not empty and not a run; --force replaces runs only, name another directory"
         )
     run = Run(path)
     # the configuration goes last: a directory whose removal was interrupted is still known as a run, and --force removes it
