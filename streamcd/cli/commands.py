@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from .._version import __version__
-from ..core.errors import ConvergenceWarning, DatasetError, UsageError
+from ..core.errors import ConvergenceWarning, DatasetError, ModelError, UsageError
 from ..core.memory_budget import format_size
 from ..runs.interrupts import stop_requests
 from . import console
@@ -158,6 +158,18 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 def _find_problems(path: str, listener: console.Console, *, memory: str, workers: int) -> list[str]:
     """Verify by the kind of the directory."""
+    if os.path.exists(os.path.join(path, "config.json")):
+        from ..runs.verify import verify_run
+
+        return verify_run(path, listener)
+    if os.path.exists(os.path.join(path, "model.json")):
+        from ..models.model import load_model
+
+        try:
+            load_model(path, memory=memory)
+        except ModelError as error:
+            return [str(error)]
+        return []
     from ..dataset.dataset import open_dataset
 
     try:

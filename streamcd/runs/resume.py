@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.progress import Listener
 from ..training import checkpoint
-from ..training.loop import StopRequested
+from ..training.loop import Session, StopRequested
 from ..training.result import Result
 from .config import (
     RunConfig,
@@ -24,7 +24,7 @@ from .config import (
 from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, share_memory_anew
 from .previous_run import previous_run
-from .train import Session, carry_out
+from .train import carry_out
 
 
 @stops_when_interrupted
@@ -69,6 +69,10 @@ def resume(
     path = Path(run)
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
+        if checkpoint.read_identity(path) is None:
+            session.listener.warning(
+                f"{path} was written before runs had an identity, by which files of another run are told; it gets one now"
+            )
         check_workers(path, config, client)
         dataset = same_dataset(config)
         config = _changed(config, max_passes, tol, checkpoint_every)

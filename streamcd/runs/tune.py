@@ -23,15 +23,16 @@ from ..models.model import plane_distances
 from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout
 from ..stream.memory_plan import make_plan
-from ..stream.stream import Stream, Window
+from ..stream.stream import Stream
+from ..stream.window import Window
 from ..training import checkpoint
-from ..training.loop import StopRequested
+from ..training.loop import Session, StopRequested
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .config import ProblemOptions, ResolvedRun, TrainOptions, make_rule, read_config, reopen, write_config
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .previous_run import PreviousRun
-from .train import Session, begin_run, carry_out, train_groups
+from .train import begin_run, carry_out, train_groups
 
 _SCORE_BYTES = 1 << 22  # of decisions at a time
 
