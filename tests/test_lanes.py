@@ -13,10 +13,10 @@ import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
+from streamcd.cli.options import read_code
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
 from streamcd.runs import lane_groups
-from streamcd.runs.options import read_code
 from streamcd.runs.train import train
 from streamcd.runs.tune import tune
 from streamcd.solvers.problem import make_problem

@@ -5,6 +5,7 @@ A message is one line: what was expected, what was found, where, what to do.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,12 +70,20 @@ class Interrupted(StreamcdError):
         self.exit_status = 128 + signum
 
 
+class ConvergenceWarning(UserWarning):
+    """A training ended before its rule of stopping was met."""
+
+
 @contextmanager
 def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
     """Name the file in a failure of the system's: calls that take a descriptor do not."""
     try:
         yield
     except OSError as error:
+        if error.errno is None and "requested and" in str(
+            error
+        ):  # numpy's words where not all could be written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path)) from error
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)
         raise

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from ..conversion.byte_sources import ByteRange, expand_sources, range_starts, share_out, total_bytes
-from ..core.atomic_files import replacing
+from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.parquet import has_column
 from ..dataset.scaling import Scaling
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
@@ -295,6 +296,7 @@ def predict(
     C: float | None = None,
     memory: int | str = "1GB",
     workers: int = 1,
+    force: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Predict every row, in source order.
@@ -317,6 +319,8 @@ def predict(
         Bound on the process's resident memory; with several workers, on the sum of all.
     workers : int
         Processes that decide. The result does not depend on their number.
+    force : bool
+        Replace an existing file of predictions; any other is refused.
     listener : Listener, optional
 
     Returns
@@ -328,6 +332,11 @@ def predict(
     ------
     ModelError, DatasetError, DataError, UsageError
     """
+    if isinstance(out, str | os.PathLike):
+        is_text = not isinstance(data, Dataset) and not _is_dataset(data)
+        inputs = expand_sources(os.fspath(data)) if is_text else ()  # type: ignore[arg-type]
+        kind = "a Parquet file of predictions"
+        check_output(Path(out), kind, lambda path: has_column(path, "prediction"), force=force, inputs=inputs)
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     if proba:
@@ -348,8 +357,6 @@ def predict(
         return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
 
     target = Path(out)
-    if target.is_dir():
-        raise UsageError(f"{target} is a directory; expected the name of a Parquet file to write")
     with replacing(target) as partial:
         writer = TableWriter(partial, schema(**_prediction_columns(model, proba)), "zstd")
         for start, block in _in_source_order(decisions, target.parent):

@@ -17,16 +17,19 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
 from ..solvers.registry import reads_columns
 from ..stream.memory_plan import Plan, describe_plan, make_plan
-from ..training.stopping import StopRule
-from .config import ResolvedRun, RunConfig, Search, lanes_together, versions
-from .options import TrainOptions
+from .config import ProblemOptions, ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
+
+
+_MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are rather numbers than classes
 
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
     options = asked.problem
+    _warn_of_ridge(options, listener)
+    _warn_of_regression(dataset, listener)
     problem = options.make_problem(dataset)
     n_groups, plan, memory = group_lanes(dataset, problem, asked)
     listener.message(
@@ -44,7 +47,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         memory=memory,
         plan=plan,
         n_groups=n_groups,
-        rule=StopRule(asked.tol, asked.eps, asked.max_passes),
+        rule=asked.rule,
         checkpoint_every=float(asked.checkpoint_every),
         versions=versions(),
         rounds=asked.rounds,
@@ -53,6 +56,24 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         tune=Search(options.folds) if asked.search else None,
     )
     return ResolvedRun(config, dataset, problem)
+
+
+def _warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
+    """Warn of small ridges, with which twin planes by coordinate descent are slow."""
+    if options.loss == "twin" and options.method == "dual" and 0 < options.ridge < 1:
+        listener.warning(
+            f"ridge {options.ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
+            "--method sor does not, where a matrix of features x features fits in memory"
+        )
+
+
+def _warn_of_regression(dataset: Dataset, listener: Listener) -> None:
+    counts = dataset.class_counts
+    if counts is not None and counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:
+        listener.warning(
+            f"{counts.size:,} labels, most of them with fewer than {_FEW_ROWS} rows: it looks like a target of regression, "
+            "and each label is a class here, with weights of its own"
+        )
 
 
 def describe_worker_budget(n_bytes: int) -> str:
@@ -130,10 +151,7 @@ def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple
 
 
 def worker_memory(
-    shared: int,
-    n_workers: int,
-    weights_bytes: int,
-    advice: str = "give a larger --memory or fewer --workers",
+    shared: int, n_workers: int, weights_bytes: int, advice: str = "give a larger --memory or fewer --workers"
 ) -> int:
     """What each of some workers on this machine may take of a budget that they share with this process.
 
