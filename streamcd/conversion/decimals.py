@@ -8,12 +8,15 @@ Text is read eight bytes at a time: as many have to follow its last digit, of an
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from ..kernels.compile import cached
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Machine instructions that numba does not offer
@@ -99,7 +102,7 @@ _FIVES_UPPER, _FIVES_LOWER = _powers_of_five()
 OK, MALFORMED, HARD = 0, 1, 2  # HARD: Python's float() has to decide
 
 
-@njit(cache=True, nogil=True)
+@cached
 def _scaled(significand, power):
     """``significand · 10^power`` correctly rounded, and whether it could be decided (not so for subnormal numbers).
 
@@ -140,7 +143,7 @@ def _scaled(significand, power):
     return np.float64(mantissa) * _TWO_TO[exponent + 1074], True
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@partial(cached, forceinline=True)
 def digits(text, position):
     """The integer (modulo 2^64) that the digits from `position` on make, and where they end.
 
@@ -165,7 +168,7 @@ def digits(text, position):
             return total, position
 
 
-@njit(cache=True, nogil=True)
+@cached
 def _long_number(text, start, stop, power):
     """A number of more than 18 digits in ``text[start:stop]`` (digits and at most one point), times 10^power.
 
@@ -194,7 +197,7 @@ def _long_number(text, start, stop, power):
     return value, decided
 
 
-@njit(cache=True, nogil=True)
+@cached
 def _exponent(text, position):
     """The exponent whose ``e`` is at `position`, limited to ± 99999, and where it ends (0: malformed)."""
     position += 1
@@ -211,7 +214,7 @@ def _exponent(text, position):
     return (-exponent if negative else exponent), position
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@partial(cached, forceinline=True)
 def number_at(text, position):
     """The decimal number at `position`: value, where it ends, and `OK`, `MALFORMED` or `HARD`."""
     negative = text[position] == 0x2D

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numba import njit
+
+from ..kernels.compile import cached
 
 _INT32_MAX = 2**31 - 1
 
@@ -43,7 +44,7 @@ class Rows:
         return Rows(self.source_row[rows], self.label[rows], weight, indptr, index, value)
 
 
-@njit(cache=True, nogil=True)
+@cached
 def _gather(
     rows: np.ndarray,
     indptr: np.ndarray,
