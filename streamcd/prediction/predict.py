@@ -290,8 +290,9 @@ def predict(
     model : Model or path
         A path names a model or a run.
     out : path or text file
-        A Parquet file with the columns ``row`` (place in the source), ``prediction``, ``decision`` (of several classes,
-        ``decision_<label>``) and with `proba` ``probability_<label>``; or a stream that gets the labels, one a line.
+        A Parquet file with the columns ``source`` (0-based row of the source, as in a dataset's table of rows),
+        ``prediction``, ``decision`` (of several classes, ``decision_<label>``) and with `proba` ``probability_<label>``;
+        or a stream that gets the labels, one a line, in the same order.
     proba : bool
         Add probabilities; for models trained with the logistic loss.
     C : float, optional
@@ -366,7 +367,7 @@ def _prediction_columns(model: Model, proba: bool) -> dict[str, Any]:
     if proba:
         names += [f"probability_{label}" for label in labels]
     label_type = np.int64 if model.label_kind == "integer" else np.float64
-    return {"row": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
+    return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
 
 
 def _predictions(model: Model, start: int, decisions: np.ndarray, proba: bool) -> dict[str, np.ndarray]:
