@@ -83,20 +83,20 @@ def peak_of_training(
         "print(json.dumps([peak_memory_bytes(), result.to_json()]))\n"
     )
     arguments = json.dumps([str(dataset), str(run), options])
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ if compiled is None else {**os.environ, "NUMBA_CACHE_DIR": str(compiled)},
-    )
+    printed = run.with_name(run.name + ".json")  # a pipe holds less than the lanes of many classes
+    with open(printed, "w") as stdout:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, arguments],
+            stdout=stdout,
+            cwd=ROOT,
+            env=os.environ if compiled is None else {**os.environ, "NUMBA_CACHE_DIR": str(compiled)},
+        )
     peak = 0
     while process.poll() is None:
         peak = max(peak, high_water_mark(process.pid))
         time.sleep(0.02)
-    assert process.stdout is not None
-    last, result = json.loads(process.stdout.read())
     assert process.returncode == 0
+    last, result = json.loads(printed.read_text())
     # the kernel's counters of a process are summed up by processor, and may go back by some pages from one look to the next
     assert result["peak_memory_bytes"] <= last + 4_000_000
     return max(peak, last), result
