@@ -168,11 +168,6 @@ class PartitionWriter:
             self.close()
         self._file.close()
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes in the file so far."""
-        return self._file.tell()
-
     def append(self, bucket: np.ndarray, records: Records) -> None:
         """Take the next records, which are copied, and the numbers of their buckets."""
         start = 0
@@ -236,7 +231,7 @@ class PartitionWriter:
         for length in lengths:
             np.cumsum(length[order], out=ends[1:])
         starts = np.stack([self._record_starts, ends[self._record_starts]])
-        self._spills.append((self.n_bytes, records.size, int(ends[-1]), starts))
+        self._spills.append((self._file.tell(), records.size, int(ends[-1]), starts))
         step = max(_PIECE_BYTES // self._layout.record_bytes, 1)
         with file_named(self._path):
             for field in (*records.fields, *lengths):

@@ -26,7 +26,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import EnvironmentFailure, StreamcdError, UsageError
 from .locks import HeldLocks, kept_by_copies
@@ -125,11 +125,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class _Failure:
+class _Failure(NamedTuple):
     """An error that a task ended with, on its way to the process that asked."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    error: Exception
 
 
 def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, ...], apart: bool) -> Any:

@@ -142,8 +142,9 @@ class Decisions:
             with Workers(self._workers, self.listener, __name__) as workers:
                 tasks, sizes, unit = self._tasks(workers)
                 paths = [Path(directory) / f"{number:07d}" for number in range(len(tasks))]
-                shared = _Shared(self.dataset.path if self.dataset else self._path, directory, self._share)
-                tasks = [(shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
+                data = self.dataset.path if self.dataset else self._path
+                shared = data, directory, self._share
+                tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
                 ignored = workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes)
             self.n_ignored += sum(ignored)
             for path in paths:
@@ -192,24 +193,17 @@ class Decisions:
             yield DecidedRows(source[start:stop], label[start:stop], weight[start:stop], decisions)
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """Knowledge that workers share: the data, a directory with the model, and the memory of one of them."""
-
-    data: str | Path
-    directory: str
-    budget: int
-
-
 @lru_cache(maxsize=1)
 def _shared_model(directory: str) -> Model:
     return load_model(Path(directory) / "model")
 
 
-def _decide_share(shared: _Shared, out: Path, part: range | ByteRange, *start: int) -> int:
+def _decide_share(
+    data: str | Path, directory: str, budget: int, out: Path, part: range | ByteRange, *start: int
+) -> int:
     """Write the rows of some chunks or of a range of text with their decisions; returns the entries ignored."""
-    model = _shared_model(shared.directory)
-    decisions = Decisions(shared.data, model, shared.budget, Listener())
+    model = _shared_model(directory)
+    decisions = Decisions(data, model, budget, Listener())
     rows = (
         decisions.dataset_rows("", part) if isinstance(part, range) else decisions.text_rows("", part, *start)
     )
