@@ -371,7 +371,7 @@ def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) 
     "out",
     required=True,
     metavar="OUT.parquet|-",
-    help="A Parquet file: source (the row there), prediction, decision. Or - for the labels on standard output, one a line.",
+    help="A Parquet file: source (row of it), prediction, decision. Or - for the labels on standard output, one a line.",
 )
 @click.option(
     "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."

@@ -12,15 +12,11 @@ from contextlib import contextmanager
 
 
 class StreamcdError(Exception):
-    """Base of all errors raised on purpose.
+    """Base of all errors raised on purpose."""
 
-    Attributes
-    ----------
-    exit_status : int
-        Exit status of the command line: 1 where the environment failed, 2 where the request or the data is wrong.
-    """
-
-    exit_status = 2
+    exit_status = (
+        2  # of the command line: 1 where the environment failed, 2 where the request or the data is wrong
+    )
 
 
 class UsageError(StreamcdError):
@@ -54,15 +50,7 @@ class LockError(EnvironmentFailure):
 
 
 class Interrupted(StreamcdError):
-    """Work that a signal stopped, after a checkpoint was saved.
-
-    Parameters
-    ----------
-    message : str
-        What was saved and how to go on.
-    signum : int
-        The signal; the exit status is 128 + signum.
-    """
+    """Work that a signal stopped, after a checkpoint was saved; the message says how to go on."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)

@@ -123,8 +123,11 @@ def unsigned(index):
 
 
 @inlined
-def _mix(state):
-    """Output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit integers."""
+def mix(state):
+    """Output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit integers.
+
+    ``mix.py_func`` takes arrays too.
+    """
     z = np.uint64(state)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -139,9 +142,9 @@ def shuffle(order, key):
         state += np.uint64(0x9E3779B97F4A7C15)
         # high bits times range: unbiased up to (i + 1) / 2**32, far below what n_rows < 2**32 could show
         if i < 0xFFFFFFFF:
-            j = np.int64(((_mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
+            j = np.int64(((mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
         else:
-            j = np.int64(_mix(state) % np.uint64(i + 1))
+            j = np.int64(mix(state) % np.uint64(i + 1))
         order[i], order[j] = order[j], order[i]
 
 
@@ -181,7 +184,7 @@ def draw(candidates, key, order):
     for i in range(order.size):
         state += np.uint64(0x9E3779B97F4A7C15)
         # high bits times range: unbiased up to size / 2**32
-        drawn = ((_mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
+        drawn = ((mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
         order[i] = candidates[np.int64(drawn)]
 
 
@@ -193,10 +196,10 @@ def add_entry_hashes(row, feature, value_bits, sums):
     """
     first, second = sums[0], sums[1]
     for k in range(row.size):
-        location = _mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
-        entry = _mix(location) ^ np.uint64(value_bits[k])
-        first += _mix(entry)
-        second += _mix(entry * np.uint64(0xD6E8FEB86659FD93) + _mix(location + np.uint64(0x632BE59BD9B4E019)))
+        location = mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
+        entry = mix(location) ^ np.uint64(value_bits[k])
+        first += mix(entry)
+        second += mix(entry * np.uint64(0xD6E8FEB86659FD93) + mix(location + np.uint64(0x632BE59BD9B4E019)))
     sums[0], sums[1] = first, second
 
 

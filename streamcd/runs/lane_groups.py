@@ -95,11 +95,13 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
-            solver = asked.problem.make_solver(problem.subset(range(size * block)), dataset)
+            lanes = problem.subset(range(size * block))
+            solver = asked.problem.make_solver(lanes, dataset)
             if paged and solver.paging is None:
                 break
+            tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
             try:
-                found, share = _plan_group(dataset, solver, asked, paged=paged)
+                found, share = _plan_group(dataset, solver, asked, tables, paged=paged)
             except UsageError as error:
                 refusal = error
                 continue
@@ -120,13 +122,16 @@ def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
             yield n_groups, size
 
 
-def _plan_group(dataset: Dataset, solver: Solver, asked: TrainOptions, *, paged: bool) -> tuple[Plan, int]:
-    """The plan for a group of lanes, and the bytes that it is for."""
+def _plan_group(
+    dataset: Dataset, solver: Solver, asked: TrainOptions, table_bytes: int, *, paged: bool
+) -> tuple[Plan, int]:
+    """The plan for a group of lanes, and the bytes that it is for; `table_bytes` are those of its signs and costs."""
     if asked.rounds is not None:
         return _plan_worker(dataset, solver, asked)
     more = dict(solver.more_memory)
     needs = {
         "weights": solver.state_bytes + saving_bytes(solver),
+        "costs of classes and lanes": table_bytes,
         "scores of all rows": 0 if paged else solver.rows_bytes,
         **more.pop("needs", {}),
     }

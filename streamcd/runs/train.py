@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
-from ..core.memory_budget import parse_size
+from ..core.memory_budget import parse_size, peak_memory_bytes
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
@@ -276,7 +277,11 @@ def carry_out(
     )
     if run.options.omega == "auto":
         _tell_omegas(result, listener)
+    begun = time.monotonic()
     written = save_models(model_path or directory.model_path, directory.path, run, result)
+    if written:
+        result.seconds += time.monotonic() - begun
+        result.peak_memory_bytes = peak_memory_bytes()
     if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
     if not result.converged:

@@ -36,6 +36,8 @@ from . import over_relaxation
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, new_lanes, new_totals
 
+_NEW_VALUES = 1 << 17  # dual variables that are made at a time
+
 
 class RowSolver:
     """Base of the solvers over rows.
@@ -175,11 +177,14 @@ class DualSolver(RowSolver):
         if not self._logistic:
             return
         n_lanes = self.problem.n_lanes
-        cost = self.problem.cost[arena.code[start:stop]] * arena.weight[start:stop, None]
-        cost[arena.fold[start:stop, None] == self.problem.lane_fold] = 0.0
-        alpha = np.minimum(1e-3 * cost, 1e-8)
-        arena.alpha[start:stop, :n_lanes] = alpha
-        arena.alpha[start:stop, n_lanes : 2 * n_lanes] = cost - alpha
+        step = max(_NEW_VALUES // n_lanes, 1)
+        for first in range(start, stop, step):
+            rows = slice(first, min(first + step, stop))
+            cost = self.problem.cost[arena.code[rows]] * arena.weight[rows, None]
+            cost[arena.fold[rows, None] == self.problem.lane_fold] = 0.0
+            alpha = np.minimum(1e-3 * cost, 1e-8)
+            arena.alpha[rows, :n_lanes] = alpha
+            arena.alpha[rows, n_lanes : 2 * n_lanes] = cost - alpha
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the shrinking thresholds of the next read, the inner tolerance of Newton's method, and omega."""

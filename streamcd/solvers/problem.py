@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..core.code_matrices import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..kernels import primitives
 
@@ -30,6 +31,8 @@ LOSSES = {
     "crammer_singer": primitives.CRAMMER_SINGER,
     "twin": primitives.TWIN_HINGE,
 }
+
+_MAX_TABLE = 1 << 18  # signs of classes and lanes that are kept each by itself: 2 MB
 
 SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUARED_HINGE}
 """Losses of the rows that a twin plane keeps at a distance."""
@@ -117,8 +120,8 @@ class Problem:
         return replace(
             self,
             lanes=tuple(self.lanes[lane] for lane in chosen),
-            sign=np.ascontiguousarray(self.sign[:, chosen]),
-            cost=np.ascontiguousarray(self.cost[:, chosen]),
+            sign=_take_lanes(self.sign, chosen),
+            cost=_take_lanes(self.cost, chosen),
             lane_fold=self.lane_fold[chosen],
         )
 
@@ -134,17 +137,28 @@ class Problem:
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Factor of C for each class, as lanes of one C have it; 0 where none of them has the class."""
-        cost = self.cost[:, list(lanes)]
+        chosen = np.asarray(lanes, dtype=np.int64)
+        cost, sign = _take_lanes(self.cost, chosen), _take_lanes(self.sign, chosen)
         if self.loss == "twin":  # C is of the rows that are kept at a distance
-            cost = np.where(self.sign[:, list(lanes)] > 0, cost * self.ridge, 0.0)
-        return cost.max(axis=1) / self.lanes[lanes[0]].C
+            pairs = zip(cost, sign, strict=True)
+            largest = self.ridge * np.array([costs[signs > 0].max(initial=0.0) for costs, signs in pairs])
+        else:
+            largest = cost.max(axis=1)
+        factors: np.ndarray = largest / self.lanes[lanes[0]].C
+        return factors
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of `sign` and `cost`, where these are large and not the views that `_lane_tables` makes."""
+        large = self.sign.size > _MAX_TABLE
+        return sum(table.nbytes for table in (self.sign, self.cost) if large and table.flags.c_contiguous)
 
 
-def one_vs_rest_code(n_classes: int) -> np.ndarray:
-    """Code matrix of one-vs-rest; of two classes the larger is the positive one, in a single lane."""
-    if n_classes == 2:
-        return np.array([[-1], [1]], dtype=np.int8)
-    return (2 * np.eye(n_classes, dtype=np.int8) - 1).astype(np.int8)
+def _take_lanes(table: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """The columns of some lanes; a view of neighbours where the table is one itself."""
+    if not table.flags.c_contiguous and (np.diff(lanes) == 1).all():
+        return table[:, lanes[0] : lanes[-1] + 1]
+    return np.ascontiguousarray(table[:, lanes])
 
 
 def class_costs(
@@ -226,35 +240,29 @@ def make_problem(
     if free_bias and bias <= 0:
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
     _check_twin(ridge, slack)
-    if code is None:
-        identity = np.eye(classes.size, dtype=np.int8)
-        code = identity if loss in ("crammer_singer", "twin") else one_vs_rest_code(classes.size)
-    else:
+    if code is not None:
         _check_code(code, loss, classes)
     factors = class_costs(classes, class_counts, class_weight)
-    lanes, signs, costs = [], [], []
-    for c in C:
-        for fold in range(folds) if folds else (-1,):
-            for column in code.T if loss != "crammer_singer" else code.T[:1]:
-                positive = np.flatnonzero(column > 0)
-                label = (
-                    float(classes[positive[0]]) if positive.size == 1 and loss != "crammer_singer" else None
-                )
-                lanes.append(Lane(label, float(c), fold))
-                if loss == "twin":
-                    signs.append(1 - 2 * column)
-                    costs.append(np.where(column > 0, 1.0, c * factors) / ridge)
-                    continue
-                signs.append(column)
-                costs.append(c * factors * (1.0 if loss == "crammer_singer" else np.abs(column)))
-    _check_costs(np.array(costs), loss)
+    others = np.outer(C, factors)
+    _check_costs(np.append(1.0, others) / ridge if loss == "twin" else others, loss)
+    signs = default_code(loss, classes.size) if code is None else code
+    positives = [np.flatnonzero(column > 0) for column in signs.T]
+    labels = [float(classes[found[0]]) if found.size == 1 else None for found in positives]
+    lanes = [
+        Lane(label, float(c), fold)
+        for c in C
+        for fold in (range(folds) if folds else (-1,))
+        for label in ([None] if loss == "crammer_singer" else labels)
+    ]
+    lane_C = np.array([lane.C for lane in lanes])
+    sign, cost = _lane_tables(loss, signs, lane_C, factors, ridge, views=code is None)
     return Problem(
         loss=loss,
         classes=classes,
         lanes=tuple(lanes),
-        code=code,
-        sign=np.ascontiguousarray(np.array(signs, dtype=np.float64).T),
-        cost=np.ascontiguousarray(np.array(costs, dtype=np.float64).T),
+        code=signs,
+        sign=sign,
+        cost=cost,
         lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
         bias=max(float(bias), 0.0),
         n_features=n_features,
@@ -262,6 +270,32 @@ def make_problem(
         ridge=float(ridge),
         slack=slack,
     )
+
+
+def _lane_tables(
+    loss: str, code: np.ndarray, lane_C: np.ndarray, factors: np.ndarray, ridge: float, *, views: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Make the signs and costs of classes and lanes; of many classes as views that take no memory, where that is possible.
+
+    It is with the default code (`views`), unless class weights meet several C, or with twin planes either of them.
+    """
+    shape = factors.size, lane_C.size
+    one_factor, one_C = (bool((values == values[0]).all()) for values in (factors, lane_C))
+    if views and factors.size * lane_C.size > _MAX_TABLE and loss != "crammer_singer":
+        if loss == "twin" and one_factor and one_C:
+            rest = lane_C[0] * factors[0] / ridge
+            cost = diagonal_view(*shape, 1.0 / ridge, rest, np.float64)
+            return diagonal_view(*shape, -1.0, 1.0, np.float64), cost
+        if loss != "twin" and (one_factor or one_C):
+            cost = lane_C * factors[0] if one_factor else (lane_C[0] * factors)[:, None]
+            return diagonal_view(*shape, 1.0, -1.0, np.float64), np.broadcast_to(cost, shape)
+    if loss == "crammer_singer":
+        code = code[:, :1]
+    sign = np.tile(code, lane_C.size // code.shape[1]).astype(np.float64)
+    cost = lane_C * factors[:, None]
+    if loss == "twin":
+        return 1.0 - 2.0 * sign, np.where(sign > 0, 1.0, cost) / ridge
+    return sign, cost if loss == "crammer_singer" else cost * np.abs(sign)
 
 
 def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> None:
