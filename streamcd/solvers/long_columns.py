@@ -119,11 +119,11 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
 
 def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
     """Sum up the column as `primal_kernels.primal_certify` does; changes the fresh scores and totals."""
-    sums = np.zeros(column.w.size)
+    sums, n_entries = np.zeros((column.w.size, 2)), 0
     for rows, span in column.segments(fresh=True, saved=("fresh",)):
+        n_entries += span.stop - span.start
         primal_kernels.segment_dual_sums(span, column.columns, rows.arrays, column.costs, side, lanes, sums)
         fresh = rows.fresh.reshape(-1)
         primal_kernels.segment_moves(span, column.columns, column.costs, fresh, lanes, column.w)
     column.totals[lanes, N_VISITED] += 1
-    if column.ridge:
-        primal_kernels.accumulate_gap(column.w, sums, lanes, column.totals)
+    primal_kernels.accumulate_gap(column.w, sums, n_entries, column.ridge, lanes, column.totals)

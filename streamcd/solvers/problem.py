@@ -353,7 +353,8 @@ def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
     elif loss == "square":
         terms = -(alpha**2) / (2 * np.where(cost > 0, cost, 1.0))
     else:
-        terms = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(cost - alpha)
+        p = alpha / np.where(cost > 0, cost, 1.0)
+        terms = -cost * (_x_log_x(p) + _x_log_x(1.0 - p))  # C log C - …, without sums of that size
     return np.where(cost > 0, terms, 0.0)
 
 
