@@ -53,9 +53,7 @@ _FETCH_AT_MOST = 64  # entries of a column to come
 class Columns(NamedTuple):
     """Columns as an arena holds them; never changed by a kernel."""
 
-    indptr: (
-        np.ndarray
-    )  # (columns + 1,) int64: entries of column c are ``indptr[c]:indptr[c + 1]``, ascending by row
+    indptr: np.ndarray  # (columns + 1,) int64: column c has the entries ``indptr[c]:indptr[c + 1]``, by row
     feature: np.ndarray  # (columns,) int64: the feature of each
     row: np.ndarray  # (entries,): offsets into the arrays of `Scores`
     value: np.ndarray  # (entries,)
@@ -66,9 +64,7 @@ class Scores(NamedTuple):
 
     score: np.ndarray  # (n * lanes,) float64: ``z = w·x``, changed in place
     fresh: np.ndarray  # like `score`, summed up anew by a read at fixed w; empty outside of one
-    kind: (
-        np.ndarray
-    )  # (n,) uint16 or uint32: ``class * folds + fold`` (the class alone where there are no folds)
+    kind: np.ndarray  # (n,) uint16 or uint32: ``class * folds + fold`` (the class alone without folds)
     weight: np.ndarray  # (n,) float64; empty where all are 1
 
 

@@ -153,21 +153,9 @@ def shuffle(order, key):
 
 @kernel
 def active_rows(row_start, row_stop, active, lanes, order):
-    """Collect the rows that are active in any of `lanes`.
+    """Write the rows that are active in any of `lanes` to `order`, and return their number.
 
-    Parameters
-    ----------
-    row_start, row_stop : ndarray of int64
-        Ranges of rows, one per chunk.
-    active : ndarray of uint8, shape (rows, lanes)
-    lanes : ndarray of int64
-    order : ndarray of int64
-        Filled in place.
-
-    Returns
-    -------
-    int
-        How many were written to `order`.
+    `row_start`, `row_stop` (chunks,) int64 are ranges of rows; `active` (rows, lanes) uint8; `order` int64.
     """
     n = 0
     for chunk in range(row_start.size):

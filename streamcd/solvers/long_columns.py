@@ -20,29 +20,14 @@ from .row_scores import PagedRows, Rows, RowsInMemory, count_before
 
 @dataclass(frozen=True)
 class LongColumn:
-    """A column, and what a visit of it needs.
-
-    Attributes
-    ----------
-    arena : ColumnArena
-    sweep : callable, or None
-        `stream.Window.sweep`; None for the bias, which has the value ``costs.bias`` in every row.
-    rows : RowsInMemory or PagedRows
-    costs : ColumnCosts
-    ridge : float
-        1, or 0 where the column's weight is not penalised.
-    w : ndarray of float64, shape (lanes,)
-        The column's weights; changed in place.
-    totals
-        See `primal_kernels`.
-    """
+    """A column, and what a visit of it needs."""
 
     arena: ColumnArena
     sweep: Callable[[], Iterator[int]] | None  # `stream.Window.sweep`; None for the bias
     rows: RowsInMemory | PagedRows
     costs: ColumnCosts
-    ridge: float
-    w: np.ndarray
+    ridge: float  # 1, or 0 where the column's weight is not penalised
+    w: np.ndarray  # (lanes,): the column's weights; changed in place
     totals: np.ndarray
 
     @property

@@ -47,14 +47,7 @@ _BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one th
 
 
 class PrimalSolver:
-    """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss.
-
-    Parameters
-    ----------
-    problem : Problem
-    dataset : Dataset
-    seed : int
-    """
+    """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss."""
 
     with_replacement = False
     more_memory: Mapping[str, Any] = MappingProxyType({})

@@ -17,13 +17,7 @@ from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
 from ..kernels.twin import Elimination
 from ..stream.stream import Window
 from . import over_relaxation
-from .dual import (
-    RowSolver,
-    rows_of,
-    set_thresholds,
-    steering_of,
-    variables_of,
-)
+from .dual import RowSolver, rows_of, set_thresholds, steering_of, variables_of
 from .problem import Problem
 from .protocol import CERTIFY, START, Start, State, all_rows
 
@@ -36,11 +30,6 @@ class TwinSorSolver(RowSolver):
     The first read sums up H, and Bᵀa of the dual variables that a warm start brings. The inverse of H is kept, and the
     visits change the dual variables of the other classes' rows alone. It is the problem that `DualSolver` solves for twin
     planes, with half of the variables eliminated: it converges well where that one does not (a small ridge).
-
-    Parameters
-    ----------
-    problem : Problem
-    omega : float or "auto"
     """
 
     warm_start: Start = "alpha"
