@@ -32,7 +32,7 @@ CASES = [
     ("log_loss", "primal", {}),
     ("log_loss", "online", {}),
 ]
-ALLOWED = 2e-9  # of the gap: less rounding leaves its digits alone
+ALLOWED = 2e-8  # of the gap: less rounding leaves its digits alone
 
 
 @pytest.fixture(autouse=True)

@@ -308,7 +308,7 @@ def _sensitivity(loss, t, cost, alpha, phi):
     if loss == SQUARED_HINGE:
         return abs(alpha - 2.0 * cost * max(slack, 0.0)), cost
     # away from the kink phi is its slope times |slack|, and beyond it, C times max(|e| - |slack|, 0) <= e² / (4 |slack|)
-    return cost if abs(slack) < _KINK else phi * (1.0 / _KINK), cost * (0.25 / _KINK)
+    return cost if abs(slack) < _KINK else phi / max(abs(slack), _KINK), cost * (0.25 / _KINK)
 
 
 @inlined

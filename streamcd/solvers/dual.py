@@ -41,7 +41,7 @@ from . import over_relaxation
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, new_lanes, new_totals
 
-NEGLIGIBLE = 1e-9
+NEGLIGIBLE = 1e-8
 """Rounding that is less than this part of a gap leaves its digits alone."""
 
 
