@@ -115,7 +115,9 @@ class RowSolver:
         )
         primal, dual = 0.5 * squared + totals[:, LOSS], totals[:, DUAL] - 0.5 * squared_alpha
         gap, proven = _proven_gap(totals, np.sqrt(squared), np.sqrt(drift), np.sqrt(kept))
-        dual = np.where(proven, np.minimum(dual, primal - gap), dual)
+        # alpha = 0 is a point of every dual, with the value 0, where rounding is all that there is (nan: out of range)
+        gap = np.where(proven, np.fmin(gap, primal), gap)
+        dual = np.where(proven, np.fmin(dual, primal - gap), dual)
         return {"primal": primal, "dual": dual, "gap": gap, "violation": violation(totals)}
 
     def kept_w(self, state: State) -> np.ndarray:

@@ -67,7 +67,8 @@ class TwinSorSolver(RowSolver):
     def kept_w(self, state: State) -> np.ndarray:
         """Return w as `end_read` renews it."""
         inverse, pulled = state.matrices["inverse"], state.matrices["pulled"]
-        return np.stack([inverse[lane] @ pulled[:, lane] for lane in range(self.n_vectors)], axis=1)
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            return np.stack([inverse[lane] @ pulled[:, lane] for lane in range(self.n_vectors)], axis=1)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert what was summed up; renew w from alpha where a certificate was made; thresholds, omega."""
