@@ -33,9 +33,9 @@ from ..kernels.primal import (
     Columns,
 )
 from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX, W_ALPHA
-from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
+from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout
 from ..stream.memory_plan import Paging
-from ..stream.stream import Window
+from ..stream.window import RowArena, Window
 from . import long_columns
 from .dual import NEGLIGIBLE
 from .problem import Problem
