@@ -40,60 +40,31 @@ SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUAR
 
 @dataclass(frozen=True)
 class Lane:
-    """One binary problem.
+    """One binary problem."""
 
-    Attributes
-    ----------
-    label : float or None
-        The class on the positive side; None where there is no single one.
-    C : float
-    fold : int
-        The fold that is left out; -1 for none.
-    """
-
-    label: float | None
+    label: float | None  # the class on the positive side; None where there is no single one
     C: float
-    fold: int = -1
+    fold: int = -1  # the fold that is left out; -1 for none
 
 
 @dataclass(frozen=True)
 class Problem:
-    """All lanes of a run.
+    """All lanes of a run; k classes."""
 
-    Attributes
-    ----------
-    loss : str
-        A key of `LOSSES`.
-    classes : ndarray of float64, shape (k,)
-    lanes : tuple of Lane
-    code : ndarray of int8, shape (k, vectors)
-        Sign of each class for each weight vector of one (C, fold); 0 leaves the class out.
-    sign, cost : ndarray of float64, shape (k, lanes)
-        y and C times the class weight, of a row of that class in that lane.
-    lane_fold : ndarray of int64, shape (lanes,)
-    bias : float
-        Value of the constant feature appended to every row; 0 for none.
-    n_features : int
-    free_bias : bool
-        Whether the bias's weight is not penalised; for primal methods only.
-    ridge : float
-        r of the twin planes.
-    slack : str
-        Loss of the rows that a twin plane keeps at a distance, a key of `SLACKS`.
-    """
-
-    loss: str
-    classes: np.ndarray
+    loss: str  # a key of `LOSSES`
+    classes: np.ndarray  # (k,) float64
     lanes: tuple[Lane, ...]
-    code: np.ndarray
-    sign: np.ndarray
-    cost: np.ndarray
-    lane_fold: np.ndarray
-    bias: float
+    code: (
+        np.ndarray
+    )  # (k, vectors) int8: sign of each class for each weight vector of one (C, fold); 0 leaves it out
+    sign: np.ndarray  # (k, lanes) float64: y of a row of that class in that lane
+    cost: np.ndarray  # like `sign`: C times the class weight
+    lane_fold: np.ndarray  # (lanes,) int64
+    bias: float  # value of the constant feature appended to every row; 0 for none
     n_features: int
-    free_bias: bool = False
-    ridge: float = 1.0
-    slack: str = "hinge"
+    free_bias: bool = False  # the bias's weight is not penalised; for primal methods only
+    ridge: float = 1.0  # r of the twin planes
+    slack: str = "hinge"  # loss of the rows that a twin plane keeps at a distance, a key of `SLACKS`
 
     @property
     def n_lanes(self) -> int:
@@ -164,17 +135,9 @@ def _take_lanes(table: np.ndarray, lanes: np.ndarray) -> np.ndarray:
 def class_costs(
     classes: np.ndarray, counts: np.ndarray, class_weight: Mapping[float, float] | str | None
 ) -> np.ndarray:
-    """Factor of C for each class.
+    """Compute the factor of C for each class; "balanced" is rows / (k · rows of the class).
 
-    Parameters
-    ----------
-    classes, counts : ndarray, shape (k,)
-    class_weight : mapping of label to factor, ``"balanced"`` (rows / (k · rows of the class)), or None
-
-    Raises
-    ------
-    UsageError
-        Where a label is not in the data, or a weight is negative or not finite.
+    Raises `UsageError` where a label is not in the data, or a weight is negative or not finite.
     """
     if class_weight is None:
         return np.ones(classes.size)
@@ -214,27 +177,8 @@ def make_problem(
 ) -> Problem:
     """Lay out the lanes: for every C, for every fold left out (or none), one lane per column of the code matrix.
 
-    Parameters
-    ----------
-    loss : str
-    classes, class_counts : ndarray, shape (k,)
-    n_features : int
-    C : sequence of float
-    bias : float
-        Negative for none, as in LIBLINEAR.
-    class_weight : mapping, ``"balanced"`` or None
-    code : ndarray of int8, shape (k, vectors), optional
-        One-vs-rest by default.
-    folds : int
-        0 trains on all rows; f > 0 makes f lanes of each, each leaving one fold out.
-    free_bias : bool
-        Whether the bias's weight is not penalised.
-    ridge, slack
-        Of twin planes.
-
-    Raises
-    ------
-    UsageError
+    A negative `bias` is none, as in LIBLINEAR; the code matrix is one-vs-rest by default; f > 0 `folds` make f lanes of
+    each, each leaving one fold out, and 0 trains on all rows. Raises `UsageError`.
     """
     _check(loss, classes, C, bias)
     if free_bias and bias <= 0:
@@ -387,7 +331,8 @@ def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
     elif loss == "square":
         terms = -(alpha**2) / (2 * np.where(cost > 0, cost, 1.0))
     else:
-        terms = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(cost - alpha)
+        p = alpha / np.where(cost > 0, cost, 1.0)
+        terms = -cost * (_x_log_x(p) + _x_log_x(1.0 - p))  # C log C - …, without sums of that size
     return np.where(cost > 0, terms, 0.0)
 
 
