@@ -458,7 +458,7 @@ def test_predictions_and_scores_do_not_depend_on_the_number_of_workers(
     scores, tables, labels = [], [], []
     for n in (1, 2, 3):
         scores.append(evaluate(data, run, workers=lend(n), memory=MEMORY))
-        predict(data, run, tmp_path / "out.parquet", proba=True, workers=lend(n), memory=MEMORY)
+        predict(data, run, tmp_path / "out.parquet", proba=True, workers=lend(n), memory=MEMORY, force=True)
         tables.append(pq.read_table(tmp_path / "out.parquet"))
         stream = io.StringIO()
         predict(data, load_model(run), stream, workers=lend(n), memory=MEMORY)
@@ -778,6 +778,8 @@ def test_a_file_that_may_not_grow_is_named(n_workers: int, text_file: Path, tmp_
     )
     assert limited.returncode == 1
     last = limited.stderr.strip().splitlines()[-1]
-    assert re.fullmatch(rf"streamcd: error: {tmp_path}/\S+: File too large", last), limited.stderr
+    assert re.fullmatch(
+        rf"streamcd: error: {tmp_path}/\S+: File too large; free some space there, or name another disk", last
+    ), limited.stderr
     assert "Traceback" not in limited.stderr
     assert not list(tmp_path.iterdir())

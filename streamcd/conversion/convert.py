@@ -219,15 +219,11 @@ def _check_place(options: Options) -> None:
     if not os.path.lexists(dest):
         return
     if _has_content(dest) and not (dest / "manifest.json").exists():
-        raise UsageError(
-            f"{dest} exists and is not a dataset; --force replaces datasets only: name another place"
-        )
+        raise UsageError(f"{dest} exists and is not a dataset; name another place")
     inputs = [*options.paths, options.weights, None if options.like is None else options.like.name]
     for path in inputs:
         if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
-            raise UsageError(
-                f"{dest} is what {path} is read from, and --force would replace it: name another place"
-            )
+            raise UsageError(f"{dest} holds the input {path}; name another place")
     if not options.force:
         raise UsageError(f"{dest} exists; name another place or replace it with --force")
 
