@@ -82,6 +82,9 @@ _CLASS_WEIGHT = Parsed("weights", "'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", _cl
 _OMEGA = Parsed(
     "omega", "a number above 0 and below 2, or auto", lambda text: text if text == "auto" else float(text)
 )
+_ACCELERATION = Parsed(
+    "acceleration", "auto, none, or a number", lambda text: text if text in ("auto", "none") else float(text)
+)
 _CODE = Parsed("file", "a file", _code_matrix)
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -268,6 +271,17 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         metavar="NUMBER|auto",
         help="Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 and "
         "below 2, times coordinate descent's. auto tries during the first passes which is faster, and says so.",
+    ),
+    click.option(
+        "--acceleration",
+        type=_ACCELERATION,
+        default="auto",
+        show_default=True,
+        metavar="auto|none|KAPPA",
+        help="Outer proximal point around the passes of --method dual, by which badly conditioned problems (large C, long "
+        "rows) take a tenth of them or fewer; it takes one more array of the weights' size, and training goes on without "
+        "where that does not fit in --memory. auto finds its strength kappa while training. With -e, another --omega than "
+        "1, several workers and the other methods training is plain.",
     ),
     click.option(
         "--ridge",

@@ -26,10 +26,12 @@ from .compile import inlined, kernel
 HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
+ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 12)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
 of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
-taken out, inner Newton steps."""
-N_TOTALS = 9
+taken out, inner Newton steps. For acceleration the changes of ``Σ|a|``, ``Σ a² q/mu`` (times C - a over C for the logistic
+loss; of a row's own class for Crammer–Singer) and ``Σ a² q/mu`` (over all classes)."""
+N_TOTALS = 12
 
 NO_STEP = 1e-12
 """A projected gradient below this is not worth a step (LIBLINEAR's figure)."""
@@ -66,7 +68,8 @@ class Variables(NamedTuple):
     """Dual variables and weights; changed in place by a visit.
 
     For the logistic loss `alpha` holds C - alpha in a second half; for Crammer–Singer every lane has k columns. A flag is 0
-    where shrinking took the row out of the lane, or the class out of the row's problem. The weights of a feature in all
+    where shrinking took the row out of the lane, or the class out of the row's problem, 2 where it will if the next visit
+    finds it eligible again (with acceleration, whose moving centre moves the thresholds). The weights of a feature in all
     lanes are neighbours; those of the bias come last and stay 0 where there is none.
     """
 
@@ -82,6 +85,10 @@ class Steering(NamedTuple):
     low: np.ndarray  # rows at their upper bound with a gradient below this leave it
     tolerance: np.ndarray  # of Newton's method (logistic)
     omega: np.ndarray  # over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent
+    inverse_mu: (
+        np.ndarray
+    )  # 1/mu: ``w = (w(alpha) + kappa v)/mu``; 1 without acceleration (see `solvers.acceleration`)
+    uncounted: np.ndarray  # 1 where no pass has added the rows' alpha to the sums for acceleration, else 0
 
 
 class Lanes(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,9 +27,19 @@ _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks;
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
+    problem = asked.problem.make_problem(dataset)
+    try:
+        n_groups, plan, memory = group_lanes(dataset, problem, asked)
+    except UsageError:
+        if asked.problem.acceleration == "none":
+            raise
+        asked = replace(asked, problem=replace(asked.problem, acceleration="none"))
+        n_groups, plan, memory = group_lanes(dataset, problem, asked)
+        listener.message(
+            "trained without acceleration, which takes one more array of the weights' size: that does not fit in "
+            f"{format_size(memory)}"
+        )
     options = asked.problem
-    problem = options.make_problem(dataset)
-    n_groups, plan, memory = group_lanes(dataset, problem, asked)
     listener.message(
         describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
     )

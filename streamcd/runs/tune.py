@@ -29,7 +29,7 @@ from ..training.loop import StopRequested
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .config import ResolvedRun, read_config, refuse_existing, reopen, write_config
 from .lane_groups import resolve
-from .options import ProblemOptions, TrainOptions, warn_of_ridge
+from .options import ProblemOptions, TrainOptions, settle_acceleration, warn_of_ridge
 from .previous_run import PreviousRun
 from .train import Session, carry_out, train_groups
 
@@ -51,6 +51,7 @@ def tune(
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
     omega: float | str = 1.0,
+    acceleration: float | str = "auto",
     ridge: float | None = None,
     slack: str | None = None,
     memory: int | str = "1GB",
@@ -71,7 +72,9 @@ def tune(
         The values to try.
     cv : int
         Folds, dealt by a hash of (seed, place in the source).
-    loss, method, bias, tol, eps, max_passes, class_weight, code, omega, ridge, slack, memory, seed, checkpoint_every, force
+    loss, method, bias, tol, eps, max_passes, class_weight, code, omega, acceleration
+        As in `train.train`.
+    ridge, slack, memory, seed, checkpoint_every, force
         As in `train.train`.
     listener, stop_requested
         As in `train.train`.
@@ -98,10 +101,12 @@ def tune(
         seed=int(seed),
         folds=int(cv),
         omega=omega,
+        acceleration=acceleration,
         ridge=ridge,
         slack=slack,
     )
     warn_of_ridge(problem, session.listener)
+    problem = settle_acceleration(problem, eps, session.listener)
     asked = TrainOptions(problem, parse_size(memory), checkpoint_every, tol, eps, max_passes, search=True)
     search = resolve(dataset, asked, session.listener)
     path = Path(run)

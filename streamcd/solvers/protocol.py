@@ -79,7 +79,8 @@ class State:
             raise KeyError(min(missing))
         self.w[:] = arrays["w"]
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
-        self.totals[:] = arrays["totals"]
+        totals = arrays["totals"]
+        self.totals[:, : totals.shape[1]] = totals  # runs begun before there was acceleration have fewer sums
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = _with_prefix(arrays, "lane_")
@@ -181,6 +182,10 @@ class Solver(Protocol):
 
     def adopt_certified_w(self, state: State, lane: int) -> None:
         """Replace what drifts while a lane trains by what the read at fixed w has summed up."""
+        ...
+
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Estimate every lane's gap at the end of a training read of the lanes `trained`, from `state.totals`."""
         ...
 
     def estimated_primal(self, state: State, lane: int, estimate: float) -> float:

@@ -15,6 +15,7 @@ from ..core.errors import CheckpointError, Interrupted
 from ..core.progress import Listener, Progress
 from ..core.randomness import random_key
 from ..dataset.dataset import Dataset
+from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..stream.memory_plan import Plan
@@ -179,6 +180,7 @@ class TrainingLoop(ABC):
             "gap": _finite(scale * lanes["gap"].sum()),
             "violation": _finite(lanes["seen_violation"].max()),
             "active_rows": int(lanes["n_active"].sum()),
+            **acceleration.log_figures(lanes),
         }
 
 
@@ -286,7 +288,8 @@ class Loop(TrainingLoop):
         """Take over from another run what the solver asks for."""
         state, solver = self.state, self.task.solver
         if solver.warm_start != "alpha":
-            start.fill_weights(state.w)
+            start.fill_weights(state.w, dual=solver.warm_start == "alpha and w")
+            acceleration.centre_at_w(state)
         if solver.warm_start == "w":
             # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0

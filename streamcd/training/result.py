@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.memory_budget import peak_memory_bytes
-from ..solvers import over_relaxation
+from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 from .stopping import REASONS
 
@@ -43,7 +43,7 @@ class Result:
     n_features, n_rows, n_lanes : int
     lanes : list of dict
         ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega than 1, ``omega``
-        too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`).
+        too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`); with acceleration the last ``kappa``.
     """
 
     run: str
@@ -150,6 +150,7 @@ def make_result(
                 "passes": int(kept["passes"][number]),
                 "converged": bool(kept["converged"][number]),
                 **over_relaxation.report(kept, number),
+                **acceleration.report(kept, number),
             }
             for number, lane in enumerate(lanes)
         ],

@@ -9,13 +9,14 @@ times C'/C it is worse than w = 0 (ijcnn1 from C = 1 to 1.3, passes to 1e-3: 45 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..core.errors import CheckpointError, UsageError
 from ..dataset.dataset import Dataset
+from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Problem, lane_dual_terms
 from ..solvers.protocol import Solver
 from ..stream.slot_store import SlotStore
@@ -131,11 +132,11 @@ class WarmStart:
             ]
         return np.array([term.sum() for term in terms])
 
-    def fill_weights(self, w: np.ndarray) -> None:
-        """Write w of the new lanes to `w`, shape (n_features + 1, vectors)."""
+    def fill_weights(self, w: np.ndarray, *, dual: bool = True) -> None:
+        """Write w of the new lanes to `w`, shape (n_features + 1, vectors); with `dual` w(alpha), else the certified one."""
         w[:] = 0.0
         for source in self._sources:
-            source.add_weights(w)
+            source.add_weights(w, dual=dual)
 
 
 class _LaneSource:
@@ -145,6 +146,7 @@ class _LaneSource:
         self, dataset: Dataset, path: Path, solver: Solver, matrix: np.ndarray, problem: Problem
     ) -> None:
         self._path, self._layout, self._dataset = path, solver.layout, dataset
+        self._accelerated = getattr(solver, "acceleration", None) is not None
         self._halves = 2 if problem.loss == "log_loss" else 1
         self._matrix = np.kron(matrix, np.eye(problem.lane_vectors))
         arrays = checkpoint.read_arrays(path / "state.npz", ("slots",))
@@ -171,8 +173,19 @@ class _LaneSource:
             [alpha[:, half * width : (half + 1) * width] @ self._matrix for half in range(self._halves)]
         )
 
-    def add_weights(self, w: np.ndarray) -> None:
+    def add_weights(self, w: np.ndarray, *, dual: bool) -> None:
         start = 0
-        for rows in checkpoint.read_array_rows(self._path / "state.npz", "w", _BLOCK_ROWS):
+        for rows in self._weights_of_alpha() if dual and self._accelerated else self._read_rows("w"):
             w[start : start + rows.shape[0]] += rows @ self._matrix
             start += rows.shape[0]
+
+    def _weights_of_alpha(self) -> Iterator[np.ndarray]:
+        """Rows of w(alpha), from which an accelerated run's w differs."""
+        arrays = checkpoint.read_arrays(self._path / "state.npz", ("lane_kappa", "lane_in_pass"))
+        assert arrays is not None
+        lanes = {name.removeprefix("lane_"): array for name, array in arrays.items()}
+        for blocks in zip(self._read_rows("w"), self._read_rows("matrix_companion"), strict=True):
+            yield weights_of_alpha(lanes, *blocks)
+
+    def _read_rows(self, name: str) -> Iterator[np.ndarray]:
+        return checkpoint.read_array_rows(self._path / "state.npz", name, _BLOCK_ROWS)
