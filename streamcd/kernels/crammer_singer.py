@@ -22,6 +22,7 @@ from .primitives import (
     N_SHRUNK,
     N_VISITED,
     NO_STEP,
+    PATIENCE,
     VIOLATION_MAX,
     VIOLATION_MIN,
     fetch_ahead,
@@ -94,7 +95,7 @@ def _class_violation(alpha, active, label, c, margin):
 def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
     """Take out the classes at their bound with a G below `smallest`; returns how many are left.
 
-    With `patient` a class leaves at the second such visit in a row.
+    With `patient` a class leaves at the last of `PATIENCE` such visits in a row.
     """
     n_left = 0
     for m in range(margin.size):
@@ -102,8 +103,8 @@ def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
             if not (alpha[m] >= (c if m == label else 0.0) and margin[m] < smallest):
                 active[m] = 1
                 n_left += 1
-            elif patient and active[m] == 1:
-                active[m] = 2
+            elif patient and active[m] < PATIENCE:
+                active[m] += 1
                 n_left += 1
             else:
                 active[m] = 0

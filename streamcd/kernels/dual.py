@@ -24,6 +24,7 @@ from .primitives import (
     N_STEPS,
     N_VISITED,
     NO_STEP,
+    PATIENCE,
     SQUARED_HINGE,
     TWIN_HINGE,
     TWIN_SQUARED_HINGE,
@@ -164,7 +165,7 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
 
     `row` is (t, q/mu, C_i). The variables and the lane's row of `totals` are changed in place. The row leaves the active set
     where it stands at a bound with a gradient beyond the threshold (Hsieh et al. 2008, section 3.2); with acceleration only
-    at the second such visit in a row.
+    at the last of `PATIENCE` such visits in a row.
     """
     t, q, c = row
     alpha, n_lanes = variables.alpha, totals.shape[0]
@@ -182,12 +183,12 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
         _count_alpha(lane, loss, old, q, c, 1.0, totals)
     high, low = steering.high[lane], steering.low[lane]
     if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
-        if steering.inverse_mu[lane] == 1.0 or variables.active[i, lane] == 2:
+        if steering.inverse_mu[lane] == 1.0 or variables.active[i, lane] >= PATIENCE:
             variables.active[i, lane] = 0
             totals[lane, N_SHRUNK] += 1
             return 0.0
-        variables.active[i, lane] = 2
-    elif variables.active[i, lane] == 2:
+        variables.active[i, lane] += 1
+    elif variables.active[i, lane] > 1:
         variables.active[i, lane] = 1
     totals[lane, N_ACTIVE] += 1
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)

@@ -160,6 +160,8 @@ def settle_acceleration(
         reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
     elif on_workers:
         reason = "it is for one process"
+    if options.acceleration == 0.0:  # plain coordinate descent by another name
+        return replace(options, acceleration="none")
     if reason is None or options.acceleration == "none":
         return options
     if options.acceleration != "auto":

@@ -24,10 +24,12 @@ from ..kernels import acceleration as acceleration_kernels
 from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS
 from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
 from .problem import Problem
-from .protocol import State
+from .protocol import TRAIN, State
 from .registry import MOST_KAPPA
 
 LEAST_KAPPA = 1e-3
+
+_RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
 
 _FIRST_SHARE, _MOST_FIRST_KAPPA = 0.1, 3.0  # of the mean of C_i q_i; where the alpha in use are not known yet
 _COUPLING = 0.3  # rows that disturb each other (S large) want a smaller kappa: f = min(1, this/S)
@@ -117,6 +119,13 @@ class Acceleration:
         if self._adapts:
             for lane in trained.tolist():
                 _update_kappa(state.lanes, lane, max(float(state.totals[lane, GAP]), 0.0))
+
+    def recall_rows(self, state: State, trained: np.ndarray) -> None:
+        """Return all rows to lanes every few passes; not to a lane that is certified next, which writes no rows' states."""
+        kept = state.lanes
+        due = (kept["passes"][trained] % _RECALL_EVERY == 0) & (kept["phase"][trained] == TRAIN)
+        due &= kept["kappa"][trained] > 0.0
+        kept["restore"][trained[due]], kept["shrunk"][trained[due]] = True, False
 
 
 def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float) -> np.ndarray:

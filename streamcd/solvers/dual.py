@@ -75,7 +75,9 @@ class RowSolver:
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """See `protocol.Solver`."""
         for lane in np.flatnonzero(state.lanes["restore"]).tolist():
-            arena.active[start:stop, self.columns(lane)] = 1
+            flags = arena.active[start:stop, self.columns(lane)]
+            # under acceleration rows that are eligible still leave at once
+            flags[flags == 0] = primitives.PATIENCE if self.acceleration else 1
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
@@ -221,6 +223,7 @@ class DualSolver(RowSolver):
         over_relaxation.update_omega(kept, state.w, trained)
         if self.acceleration:
             self.acceleration.update_kappa(state, trained)
+            self.acceleration.recall_rows(state, trained)
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         steering = steering_of(state, state.lanes["inner_tolerance"])

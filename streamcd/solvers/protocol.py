@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
+from ..kernels.primitives import ALPHA, N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
 from ..stream.arenas import RowArena
 from ..stream.memory_plan import Paging
 from ..stream.stream import Window
@@ -77,14 +77,25 @@ class State:
         kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
         if missing := kept.difference(arrays):
             raise KeyError(min(missing))
+        self._check_shapes(arrays)
         self.w[:] = arrays["w"]
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
         totals = arrays["totals"]
-        self.totals[:, : totals.shape[1]] = totals  # runs begun before there was acceleration have fewer sums
+        if totals.shape[1] == ALPHA:  # runs begun before there was acceleration have fewer sums
+            self.totals[:, :ALPHA] = totals
+        else:
+            self.totals[:] = totals
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = _with_prefix(arrays, "lane_")
         self.rows = _with_prefix(arrays, "row_")
+
+    def _check_shapes(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Refuse arrays of other shapes, which are taken over as they are."""
+        for prefix, own in (("lane_", self.lanes), ("matrix_", self.matrices)):
+            for name, array in own.items():
+                if arrays[prefix + name].shape != array.shape:
+                    raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}")
 
 
 def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,6 +135,7 @@ def _damage_named(path: Path) -> Iterator[None]:
         LookupError,
         RuntimeError,  # a flipped bit says that the file is encrypted, or packed in a way that is not known
         AssertionError,
+        tokenize.TokenError,  # numpy's, of a header that ends too early
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
