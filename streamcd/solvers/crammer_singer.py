@@ -65,3 +65,4 @@ class CrammerSingerSolver(RowSolver):
                 kept["shrink_tolerance"][lane] *= 0.5
         if self.acceleration:
             self.acceleration.update_kappa(state, trained)
+            self.acceleration.recall_rows(state, trained)
