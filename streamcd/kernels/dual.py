@@ -215,11 +215,12 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
 
 @inlined
 def _count_alpha(lane, loss, alpha, q, c, sign, totals):
-    """Add a row's alpha to the sums for acceleration, or take it off."""
+    """Add a row's alpha to the sums for acceleration, or take it off; a plane's own rows count in the last sum alone."""
     square = sign * alpha * alpha * q
-    totals[lane, ALPHA] += sign * abs(alpha)
     totals[lane, ALPHA_SQUARE] += square
-    totals[lane, ALPHA_CURVATURE] += square * (c - alpha) / c if loss == LOG_LOSS else square
+    if loss != _SQUARE:
+        totals[lane, ALPHA] += sign * alpha
+        totals[lane, ALPHA_CURVATURE] += square * (c - alpha) / c if loss == LOG_LOSS else square
 
 
 @kernel

@@ -29,8 +29,8 @@ GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_
 ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 12)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
 of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
-taken out, inner Newton steps. For acceleration the changes of ``Σ|a|``, ``Σ a² q/mu`` (times C - a over C for the logistic
-loss; of a row's own class for Crammer–Singer) and ``Σ a² q/mu`` (over all classes)."""
+taken out, inner Newton steps. For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a over C for the logistic
+loss; both of a row's own class for Crammer–Singer, and of the other classes' rows for a twin plane) and ``Σ a² q/mu``."""
 N_TOTALS = 12
 
 PATIENCE = 2

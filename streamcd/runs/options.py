@@ -12,9 +12,10 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset
+from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import Solver
-from ..solvers.registry import check_acceleration, check_omega, find_solver, make_solver
+from ..solvers.registry import check_omega, find_solver, make_solver
 from ..stream.memory_plan import Plan
 
 ClassWeight = str | tuple[tuple[float, float], ...] | None

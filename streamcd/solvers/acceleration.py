@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import UsageError
 from ..kernels import acceleration as acceleration_kernels
 from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS
 from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
 from .problem import Problem
 from .protocol import TRAIN, State
-from .registry import MOST_KAPPA
 
-LEAST_KAPPA = 1e-3
+LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
 
 _RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
 
@@ -40,8 +40,28 @@ _SETTLED_PASSES = 12  # from then on the bounds do not move kappa faster either
 _COSINE = 0.2  # of two movements in a row, where kappa is best
 _THETA_RATE, _THETA_SHARE = 0.3, 10.0  # theta changes by exp(min(first, second/c) (cosine - ...))
 _LEAST_THETA, _MOST_THETA = 0.02, 10.0
-_BALANCED = 30.0  # theta falls only where the inner gap is below this many times the movement
+_BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
 _FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is no reason to raise theta
+
+
+def check_acceleration(value: float | str) -> float | str:
+    """Check ``"auto"``, ``"none"``, or a fixed kappa.
+
+    Raises
+    ------
+    UsageError
+    """
+    if value in ("auto", "none"):
+        return value
+    try:
+        kappa = float(value)
+    except (TypeError, ValueError):
+        kappa = float("nan")
+    if not 0.0 <= kappa <= MOST_KAPPA:
+        raise UsageError(
+            f"acceleration: expected auto, none, or a kappa from 0 to {MOST_KAPPA:g}, found {value}"
+        )
+    return kappa
 
 
 class Acceleration:
@@ -177,12 +197,6 @@ def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float
 
 def _clip(number: float, low: float, high: float) -> float:
     return min(max(number, low), high)
-
-
-def centre_at_w(state: State) -> None:
-    """Make w(alpha), which `state.w` holds at a warm start, the first centre; nothing without acceleration."""
-    if "companion" in state.matrices:
-        state.matrices["companion"][:] = state.w
 
 
 def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: np.ndarray) -> np.ndarray:

@@ -113,8 +113,6 @@ SOLVERS = (
     SolverEntry("twin", "sor", "rows", _twin_sor, relaxes=True),
 )
 
-MOST_KAPPA = 1e9
-
 LOSSES = tuple(dict.fromkeys(entry.loss for entry in SOLVERS))
 METHODS = tuple(dict.fromkeys(entry.method for entry in SOLVERS))
 
@@ -171,26 +169,6 @@ def _make_acceleration(problem: Problem, dataset: Dataset, asked: float | str) -
 def reads_columns(method: str) -> bool:
     """Return True for a method that reads the column layout."""
     return any(entry.layout == "columns" for entry in SOLVERS if entry.method == method)
-
-
-def check_acceleration(value: float | str) -> float | str:
-    """Check ``"auto"``, ``"none"``, or a fixed kappa.
-
-    Raises
-    ------
-    UsageError
-    """
-    if value in ("auto", "none"):
-        return value
-    try:
-        kappa = float(value)
-    except (TypeError, ValueError):
-        kappa = float("nan")
-    if not 0.0 <= kappa <= MOST_KAPPA:
-        raise UsageError(
-            f"acceleration: expected auto, none, or a kappa from 0 to {MOST_KAPPA:g}, found {value}"
-        )
-    return kappa
 
 
 def check_omega(omega: float | str, loss: str, method: str) -> float | str:

@@ -287,9 +287,11 @@ class Loop(TrainingLoop):
     def _warm_start(self, start: WarmStart) -> None:
         """Take over from another run what the solver asks for."""
         state, solver = self.state, self.task.solver
-        if solver.warm_start != "alpha":
+        if "companion" in state.matrices:
+            start.fill_weights(state.matrices["companion"])
+            start.fill_centre(state)
+        elif solver.warm_start != "alpha":
             start.fill_weights(state.w, dual=solver.warm_start == "alpha and w")
-            acceleration.centre_at_w(state)
         if solver.warm_start == "w":
             # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
