@@ -3,8 +3,8 @@
 For the dual methods new lanes are combinations of old ones, alpha and w alike, so w stays ``w(alpha)``: exact, and without
 reading the data. From C to C' the factor is C'/C, which keeps every bound; from k folds to all rows it is 1/(k - 1), since
 each row was left out once. An accelerated run has the old w, as it is, for its first centre. The primal methods begin with
-w alone, as it is (the mean over folds), whatever method found it: times C'/C it is worse than w = 0 (ijcnn1 from C = 1 to 1.3, passes to 1e-3: 45 from 0, 7 from w, 48 from 1.3 w; to 3: 54,
-19, 75; to 0.3: 38, 9, 43).
+w alone, as it is (the mean over folds), whatever method found it: times C'/C it is worse than w = 0 (ijcnn1 from C = 1 to
+1.3, passes to 1e-3: 45 from 0, 7 from w, 48 from 1.3 w; to 3: 54, 19, 75; to 0.3: 38, 9, 43).
 """
 
 from __future__ import annotations
