@@ -10,10 +10,12 @@ import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
 from streamcd.core.errors import DatasetError
-from streamcd.dataset.dataset import open_dataset, parquet, read_ahead
+from streamcd.dataset import parquet, read_ahead
+from streamcd.dataset.dataset import open_dataset
 from streamcd.dataset.read_ahead import ReadAhead
+from streamcd.stream import stream
 from streamcd.stream.arenas import RowLayout
-from streamcd.stream.stream import Stream, stream
+from streamcd.stream.stream import Stream
 
 SIZE = 3_000_001
 
@@ -111,7 +113,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             handed.append(ahead is not None)
         hand_in(part, ahead)
 
-    monkeypatch.setattr(stream, "_page_cache_too_small", lambda table: True)
+    monkeypatch.setattr(stream, "page_cache_room", lambda: 0)
     monkeypatch.setattr(parquet.PartReader, "hand_in", noting)
     return handed
 
@@ -138,7 +140,7 @@ def test_windows_are_the_same_as_through_the_page_cache(tmp_path: Path, direct: 
     past = contents(path, 5)
     assert sum(direct[::2]) > 0.9 * len(direct[::2])  # every second call takes the bytes back
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "_page_cache_too_small", lambda table: False)
+        patch.setattr(stream, "page_cache_room", lambda: 2**62)
         assert contents(path, 5) == past
 
 

@@ -53,6 +53,7 @@ class Kind(Generic[Content]):
     remedy: str
     seal_key: str = ""
     seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
+    older: tuple[int, ...] = ()  # versions that are read too
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
@@ -102,7 +103,7 @@ def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Cont
         raise kind.error(f"{path}: damaged ({error}); {kind.remedy}") from None
     if not isinstance(raw, dict) or raw.get("format") != kind.format:
         raise kind.error(f"{path}: expected a {kind.format}, found something else; {kind.remedy}")
-    if raw.get("format_version") != kind.version:
+    if raw.get("format_version") not in (kind.version, *kind.older):
         raise kind.error(
             f"{path}: expected format version {kind.version}, found {raw.get('format_version')!r}; "
             f"use the version of streamcd that wrote it, or {kind.remedy}"

@@ -93,14 +93,15 @@ class Acceleration:
     def add_to(self, state: State) -> None:
         """Add what is kept to a new state: the companion of w (see `kernels.acceleration`), and numbers of each lane.
 
-        ``in_pass`` is set where w is the iterate of an unfinished training read; ``distance`` is ``½‖w - w(alpha)‖²``.
+        ``in_pass`` is set where w is the iterate of an unfinished training read; ``distance`` is ``½‖w - w(alpha)‖²``;
+        ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is fixed.
         """
         n_lanes = self._first.size
         state.matrices["companion"] = np.zeros(state.w.shape)
         of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate", "expected_gap")
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
-        state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.ones(n_lanes)
+        state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
         state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
         state.lanes["movement"] = np.zeros((n_lanes, N_BUCKETS))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..kernels import crammer_singer as crammer_singer_kernels
 from ..kernels.crammer_singer import ClassScratch, LaneColumns
-from ..stream.stream import Window
+from ..stream.window import Window
 from .acceleration import Acceleration
 from .dual import RowSolver, acceleration_numbers, rows_of, shuffled_active_rows, variables_of, violation
 from .problem import Problem

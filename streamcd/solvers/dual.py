@@ -30,8 +30,8 @@ from ..kernels.primitives import (
     Steering,
     Variables,
 )
-from ..stream.arenas import RowArena, RowLayout
-from ..stream.stream import Window
+from ..stream.arenas import RowLayout
+from ..stream.window import RowArena, Window
 from . import over_relaxation
 from .acceleration import Acceleration
 from .problem import Problem
