@@ -26,7 +26,7 @@ from streamcd.runs import train as train_module
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.solvers.registry import SOLVERS
-from streamcd.training.checkpoint import Run, read_arrays, read_config
+from streamcd.training.checkpoint import open_run, read_arrays, read_config
 from streamcd.training.result import Result
 
 LOSSES = [entry.loss for entry in SOLVERS if entry.accelerates]
@@ -218,7 +218,7 @@ def test_runs_begun_before_there_was_acceleration_resume_plainly(tmp_path: Path)
     resume(tmp_path / "today", max_passes=9)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     del config["options"]["acceleration"], config["checksum"]
-    directory = Run(tmp_path / "run")
+    directory = open_run(tmp_path / "run")
     directory.write_config(config)
     arrays = state_of(tmp_path / "run")
     directory.write_state(arrays | {"totals": arrays["totals"][:, :9]})
