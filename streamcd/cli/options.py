@@ -321,7 +321,7 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         metavar="EPS",
         help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
         "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
-        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖.",
+        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖. Trains without acceleration.",
     ),
     click.option(
         "--max-passes", type=int, default=1000, show_default=True, help="Passes over the data at most."
