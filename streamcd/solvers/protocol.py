@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ..kernels.primitives import ALPHA, N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
+from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
 from ..stream.memory_plan import Paging
 from ..stream.window import RowArena, Window
 
@@ -80,10 +80,7 @@ class State:
         self.w[:] = arrays["w"]
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
         totals = arrays["totals"]
-        if totals.shape[1] == ALPHA:  # runs begun before there was acceleration have fewer sums
-            self.totals[:, :ALPHA] = totals
-        else:
-            self.totals[:] = totals
+        self.totals[:, : totals.shape[1]] = totals  # older runs have fewer columns
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = _with_prefix(arrays, "lane_")
