@@ -256,7 +256,7 @@ def test_weights_are_those_of_the_dual_variables_on_disk(
     """The weights of a finished run are ``Σ y alpha x``, and alpha is feasible: the certificate can be made again."""
     rows = multiclass()
     dataset = write_dataset(tmp_path / "data", rows, n_chunks=6)
-    result = fit(dataset, loss=loss, bias=1.0)
+    result = fit(dataset, loss=loss, bias=1.0, acceleration="none")
     alpha, _ = dual_of(result, dataset, loss)
     x, y = augmented(rows[0], 1.0), rows[1]
     member = y[:, None] == np.unique(y)[None, :]

@@ -17,7 +17,6 @@ from ..core.process_pool import (
     TASKS_PER_WORKER,
     InProcess,
     Pool,
-    Workers,
     checked_workers,
     in_shares,
     memory_per_worker,
