@@ -148,7 +148,8 @@ def train(
     listener = session.listener
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if method == "auto" and start_from is None and client is None:
-        method = choose_method(dataset, loss, C, unpenalized_bias, listener)
+        method, reason = choose_method(unpenalized_bias)
+        listener.message(f"method {method}: {reason}")
     problem = ProblemOptions.asked(
         loss=loss,
         method=method,

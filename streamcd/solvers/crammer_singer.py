@@ -1,4 +1,4 @@
-"""The multiclass SVM of Crammer and Singer by a sequential dual method (`crammer_singer_kernels`).
+"""The multiclass SVM of Crammer and Singer by a sequential dual method (`kernels/crammer_singer`).
 
 Source: Keerthi et al., KDD 2008. A lane has a weight vector, a dual variable of each row and an active flag per class.
 """

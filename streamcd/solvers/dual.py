@@ -1,7 +1,7 @@
 """Dual coordinate descent over rows: ``w = w(alpha)`` is in memory, alpha on disk with its rows.
 
 `RowSolver` is what all dual solvers share; `DualSolver` trains hinge, squared hinge, logistic loss and twin planes. The
-mathematics of a visit is in `dual_kernels`; here are the start, the shrinking thresholds, and the certificate.
+mathematics of a visit is in `kernels/dual`; here are the start, the shrinking thresholds, and the certificate.
 Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 """
 
@@ -189,7 +189,7 @@ class RowSolver:
 
 
 class DualSolver(RowSolver):
-    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`dual_kernels.dual_visit`).
+    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`kernels/dual.dual_visit`).
 
     Parameters
     ----------
