@@ -1,7 +1,7 @@
 """Attack streamcd, and print and write the table of what was found.
 
-    python -m tools.faults                                      all kinds, their full number of trials
-    python -m tools.faults --kind damage --seed 3 --count 50    one kind, 50 trials
+python -m tools.faults                                      all kinds, their full number of trials
+python -m tools.faults --kind damage --seed 3 --count 50    one kind, 50 trials
 """
 
 from __future__ import annotations

@@ -26,15 +26,24 @@ class Shape:
     commands: tuple[str, ...]
 
 
+CONVERT, TRAIN, PREDICT = "convert data.txt out", "train out run --max-passes 2", "predict out run -o p.csv"
+
 SHAPES = (
-    Shape("wide", 2000, 5_000_000, 2, 400, ("convert data.txt out --scale standard", "train out run --max-passes 2")),
-    Shape("tall", 200_000, 30, 2, 300, ("convert data.txt out", "train out run --max-passes 2", "predict out run -o p.csv")),
-    Shape("many classes", 3000, 500, 1000, 400, ("convert data.txt out", "train out run --max-passes 2")),
-    Shape("probabilities", 5000, 200, 300, 400, ("convert data.txt out", "train out run --loss log_loss --method dual --max-passes 2", "predict out run -o p.csv --proba")),
-    Shape("many lanes", 5000, 2000, 30, 400, ("convert data.txt out", "tune out run -C 0.1,0.3,1,3 --cv 3 --max-passes 2")),
-    Shape("column layout", 20_000, 200_000, 2, 300, ("convert data.txt out", "columns out", "train out run --method primal --max-passes 2")),
-    Shape("two workers", 50_000, 1000, 2, 800, ("convert data.txt out --workers 2",)),
-)  # fmt: skip
+    Shape("wide", 2000, 5_000_000, 2, 400, (f"{CONVERT} --scale standard", TRAIN)),
+    Shape("tall", 200_000, 30, 2, 300, (CONVERT, TRAIN, PREDICT)),
+    Shape("many classes", 3000, 500, 1000, 400, (CONVERT, TRAIN)),
+    Shape(
+        "probabilities",
+        5000,
+        200,
+        300,
+        400,
+        (CONVERT, f"{TRAIN} --loss log_loss --method dual", f"{PREDICT} --proba"),
+    ),
+    Shape("many lanes", 5000, 2000, 30, 400, (CONVERT, "tune out run -C 0.1,0.3,1,3 --cv 3 --max-passes 2")),
+    Shape("column layout", 20_000, 200_000, 2, 300, (CONVERT, "columns out", f"{TRAIN} --method primal")),
+    Shape("two workers", 50_000, 1000, 2, 800, (f"{CONVERT} --workers 2",)),
+)
 
 
 class Budgets:
@@ -76,7 +85,9 @@ def measure(words: list[str], place: Path) -> tuple[int, int, str]:
     root = Path(__file__).resolve().parent.parent.parent
     launch = f"import sys; sys.path.insert(0, {str(root)!r}); from streamcd.cli.commands import main; main()"
     with open(place / "said", "w") as said:
-        process = subprocess.Popen([sys.executable, "-c", launch, *words], cwd=place, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            [sys.executable, "-c", launch, *words], cwd=place, stdout=said, stderr=said
+        )
         peaks: dict[int, int] = {}
         while process.poll() is None:
             for pid in _tree(process.pid):

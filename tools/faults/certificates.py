@@ -11,7 +11,13 @@ from .commands import files_of, run_command
 from .trials import Finding
 from .workspace import load_kernels
 
-RUNS = (("squared_hinge", "dual"), ("hinge", "dual"), ("log_loss", "dual"), ("squared_hinge", "primal"), ("log_loss", "primal"))
+RUNS = (
+    ("squared_hinge", "dual"),
+    ("hinge", "dual"),
+    ("log_loss", "dual"),
+    ("squared_hinge", "primal"),
+    ("log_loss", "primal"),
+)
 TOLS = (1e-3, 1e-6, 1e-9, 1e-12)
 ROUNDING = 1e-12
 """Relative to the primal objective: a claim may be wrong by this, of which rounding explains less."""
@@ -30,7 +36,10 @@ class Certificates:
 
         loss, method = RUNS[number % len(RUNS)]
         size, C, tol = 10.0 ** rng.randint(-6, 7), 10.0 ** rng.randint(-6, 6), rng.choice(TOLS)
-        rows = [(rng.choice((-1, 1)), size * rng.choice((1.0, rng.random(), rng.gauss(0, 1)))) for _ in range(rng.randint(2, 8))]
+        rows = [
+            (rng.choice((-1, 1)), size * rng.choice((1.0, rng.random(), rng.gauss(0, 1))))
+            for _ in range(rng.randint(2, 8))
+        ]
         rows[:2] = [(1, rows[0][1]), (-1, rows[1][1])]
         (place / "data.txt").write_text("".join(f"{label} 1:{value!r}\n" for label, value in rows))
         converted = run_command(place, "convert", "data.txt", "data", "--dtype", "float64")
@@ -45,10 +54,15 @@ class Certificates:
             return []
         weights = [file for file in files_of(place / "run") if file.name == "weights.npy"]
         w = float(np.load(weights[0]).ravel()[0])
-        return [Finding("wrong", f"{what}: {claim}") for claim in false_claims(ended.answer, loss, C, rows, w, tol)]
+        return [
+            Finding("wrong", f"{what}: {claim}")
+            for claim in false_claims(ended.answer, loss, C, rows, w, tol)
+        ]
 
 
-def false_claims(answer: dict[str, Any], loss: str, C: float, rows: list[tuple[int, float]], w: float, tol: float) -> list[str]:
+def false_claims(
+    answer: dict[str, Any], loss: str, C: float, rows: list[tuple[int, float]], w: float, tol: float
+) -> list[str]:
     """Compare the numbers of a training with exact ones; returns the false ones."""
     import mpmath
 
@@ -66,7 +80,9 @@ def false_claims(answer: dict[str, Any], loss: str, C: float, rows: list[tuple[i
         if mpmath.mpf(answer["dual_objective"]) > best + slack:
             claims.append(f"dual {answer['dual_objective']!r} above the optimum {mpmath.nstr(best, 17)}")
         if answer["converged"] and exact - best > mpmath.mpf(tol) * exact + slack:
-            claims.append(f"converged, and its exact suboptimality is {mpmath.nstr((exact - best) / exact, 3)}")
+            claims.append(
+                f"converged, and its exact suboptimality is {mpmath.nstr((exact - best) / exact, 3)}"
+            )
         return claims
 
 

@@ -59,7 +59,7 @@ def run_command(place: Path, *arguments: object, faults: FaultyFiles | None = No
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
-    return Ended(status, *texts, faults.count if faults else 0)
+    return Ended(status, texts[0], texts[1], faults.count if faults else 0)
 
 
 def _carry_out(place: Path, arguments: list[str], faults: FaultyFiles | None) -> int:
@@ -108,6 +108,8 @@ def contents(path: Path) -> tuple[object, ...] | None:
     manifest = path / "manifest.json"
     if manifest.exists():
         columns = path / "columns" / "manifest.json"
-        return tuple(json.loads(file.read_bytes())["fingerprint"] for file in (manifest, columns) if file.exists())
+        return tuple(
+            json.loads(file.read_bytes())["fingerprint"] for file in (manifest, columns) if file.exists()
+        )
     weights = [file for file in files_of(path) if file.name == "weights.npy"] if path.is_dir() else []
     return tuple(file.read_bytes() for file in weights) or None

@@ -47,7 +47,7 @@ SCENARIOS = (
     replace(
         _repeated("convert over another", ("a.txt", "b"), *_CONVERT, "--force"), renamed=("b", "out")
     ),
-    _repeated("columns", ("a.txt", "b"), "columns", "b", output="b"),
+    _repeated("columns", ("bare",), "columns", "bare", output="bare"),
     _training("train dual", "--method", "dual", "--max-passes", 3),
     _training("train primal", "--method", "primal", "--max-passes", 2),
     _training("train log_loss path", "--loss", "log_loss", "--method", "dual", "-C", "0.5,1", "--max-passes", 2),

@@ -47,7 +47,12 @@ class FaultyFiles:
     """
 
     def __init__(
-        self, at: int = 0, how: str = "before", operations: Collection[str] = ALL, *, whole_group: bool = False
+        self,
+        at: int = 0,
+        how: str = "before",
+        operations: Collection[str] = ALL,
+        *,
+        whole_group: bool = False,
     ) -> None:
         self.at, self.how, self.operations, self.whole_group = at, how, operations, whole_group
         self._count = multiprocessing.get_context("fork").Value("q", 0)
@@ -63,7 +68,7 @@ class FaultyFiles:
         if "open_new" in self.operations:
             os.open = self._wrapped_open(os.open)
         if "file_write" in self.operations:
-            builtins.open = io.open = self._open_file  # type: ignore[assignment]
+            builtins.open = io.open = self._open_file
 
     def perform(self, call: Callable[..., Any], half: Callable[..., Any] | None, *arguments: Any) -> Any:
         """Call a function, or fail where its turn has come; `half` does a part of its work."""
@@ -78,7 +83,7 @@ class FaultyFiles:
             half(*arguments)
         if self.how == "after":
             call(*arguments)
-        self.die()
+        return self.die()
 
     def die(self) -> None:
         """Kill this process, and all of its group where it was made for this."""
@@ -93,13 +98,15 @@ class FaultyFiles:
 
     def _wrapped(self, call: Callable[..., Any], half: Callable[..., Any] | None) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
+            if _is_cache(arguments[0]):
+                return call(*arguments, **options)
             return self.perform(lambda *given: call(*given, **options), half, *arguments)
 
         return counted
 
     def _wrapped_open(self, call: Callable[..., int]) -> Callable[..., int]:
         def counted(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
-            if not flags & os.O_CREAT:
+            if not flags & os.O_CREAT or _is_cache(path):
                 return call(path, flags, *arguments, **options)
             opened: int = self.perform(lambda: call(path, flags, *arguments, **options), None)
             return opened
@@ -120,7 +127,7 @@ class FaultyFiles:
         }
 
     def _open_file(self, file: Any, mode: str = "r", buffering: int = -1, *more: Any, **options: Any) -> Any:
-        if not set(mode) & set("wax+") or isinstance(file, int) or not str(file).strip():
+        if not set(mode) & set("wax+") or isinstance(file, int) or "opener" in options or _is_cache(file):
             return _OPEN(file, mode, buffering, *more, **options)
         if "open_new" in self.operations:
             self.perform(lambda: None, None)
@@ -129,6 +136,11 @@ class FaultyFiles:
             # not a BufferedWriter, into which numpy would write past Python
             return raw if buffering == 0 else io.BufferedRandom(raw)
         return io.TextIOWrapper(io.BufferedWriter(raw), *more, **options)
+
+
+def _is_cache(file: Any) -> bool:
+    """Is it of the compiled kernels, which are not streamcd's to write?"""
+    return "__pycache__" in str(file)
 
 
 class _FaultyRaw(io.FileIO):
@@ -202,7 +214,9 @@ class PowerCut(FaultyFiles):
     def _rename(self, call: Callable[..., Any], source: Any, target: Any) -> None:
         real = os.path.realpath(source)
         if self.synced_bytes.get(real) != os.stat(real).st_size:
-            os.truncate(real, 0)  # renamed before it was synced: the name survives a power cut, not what is in it
+            os.truncate(
+                real, 0
+            )  # renamed before it was synced: the name survives a power cut, not what is in it
         call(source, target)
 
     def _note_sync(self, descriptor: int) -> None:

@@ -15,7 +15,8 @@ BATCH = 200
 """Texts in a trial: a text takes a millisecond."""
 
 TOKENS = (
-    "1", "-1", "+1", "0", "1:2", "3:0.5", "2:1e3", "4:-.5", "7:1.", "1:nan", "1:inf", "5:1e-400", "6:1e400", "2:0x10", "qid:3",
+    "1", "-1", "+1", "0", "1:2", "3:0.5", "2:1e3", "4:-.5", "7:1.", "1:nan", "1:inf", "5:1e-400", "6:1e400", "2:0x10",
+    "qid:3",
     "qid:3:0.5", "#", "# 1:2", ":", "1:", ":1", "1::2", "-3:1", "99999999999:1", "2147483648:1", "1:1_0", "1,2", "\t", "  ",
     "\r", "\n", "\n\n", "\0", "\ufeff", "é", "1e", "1e+", "--1", "1.5.2", "00001:1", "1:00000000000000000000001",
 )  # fmt: skip
@@ -53,7 +54,9 @@ def mutated(rng: random.Random) -> bytes:
             case 1:
                 text[place:place] = b" " + rng.choice(TOKENS).encode() + b" "
             case 2:
-                text[place : place + 1] = bytes([rng.choice(b"0123456789:.-+eE #\t\n\r") if rng.random() < 0.8 else rng.randrange(256)])
+                text[place : place + 1] = bytes(
+                    [rng.choice(b"0123456789:.-+eE #\t\n\r") if rng.random() < 0.8 else rng.randrange(256)]
+                )
             case _:
                 stop = place + rng.randint(0, 12)
                 text[place:stop] = text[place:stop] * rng.choice((0, 0, 2))
@@ -95,7 +98,7 @@ def _parse_ours(path: Path) -> tuple[np.ndarray, list[dict[int, float]]]:
 
     labels: list[float] = []
     rows: list[dict[int, float]] = []
-    options: dict[str, Any] = {"value_dtype": np.float64, "index_base": 0}
+    options: dict[str, Any] = {"value_dtype": np.float64, "index_base": 0, "block_bytes": 1 << 16}
     for batch in iterate_sources(path, LibsvmFormat(**options)):
         found = batch.rows
         labels += found.label.tolist()

@@ -75,7 +75,11 @@ def run_attack(attack: Attack, kind: str, *, seed: int, first: int, count: int, 
             for finding in findings:
                 row.failures.append((number, finding))
                 again = f"python -m tools.faults --kind {kind} --seed {seed} --first {number} --count 1"
-                print(f"{finding.column}: {finding.what}\n    seed {seed}; again: {again}", file=sys.stderr, flush=True)
+                print(
+                    f"{finding.column}: {finding.what}\n    seed {seed}; again: {again}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     row.seconds = time.monotonic() - begin
     return row
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from .commands import run_command
 
-SOLVED = ("--tol", "1e-9", "--memory", "1GB")
-
 
 @dataclass(frozen=True)
 class Workspace:
-    """A directory with data of two seeds: ``a.txt``, datasets ``a`` (with columns) and ``b``, runs, models."""
+    """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, runs."""
 
     path: Path
 
@@ -42,16 +41,17 @@ def make_workspace(place: Path) -> Workspace:
         _must(place, "convert", f"{name}.txt", name, "--chunk-size", "400B", "--shard-size", "2kB")
         _must(place, "columns", name)
         _must(place, "train", name, f"{name}.run", "--method", "dual", "--max-passes", 3, "--tol", "1e-12")
-        _must(place, "train", name, f"{name}.primal", "--method", "primal", "--max-passes", 2, "--tol", "1e-12")
+        _must(
+            place, "train", name, f"{name}.primal", "--method", "primal", "--max-passes", 2, "--tol", "1e-12"
+        )
         _must(place, "train", name, f"{name}.done", "--method", "dual", "--tol", "1e-3")
         _must(place, "export", f"{name}.done", f"{name}.liblinear")
+    _must(place, "convert", "a.txt", "bare", "--chunk-size", "400B", "--shard-size", "2kB")
     return Workspace(place)
 
 
 def load_kernels() -> None:
     """Load in this process what the forked commands need, so that each does not do it anew."""
-    import tempfile
-
     from streamcd.conversion.convert import convert
     from streamcd.conversion.transpose import make_columns
     from streamcd.prediction.predict import predict
