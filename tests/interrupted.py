@@ -14,6 +14,7 @@ from streamcd.runs.resume import resume
 def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What has to be the same, bit for bit: the weights, and the log but for its seconds and bytes."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines[0].pop("identity", None)
     for line in lines:
         del line["seconds"], line["bytes_read"]
     model = run / "model" if (run / "model").exists() else run / "models"

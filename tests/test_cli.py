@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
+from streamcd.cli import commands as cli_module
 from streamcd.cli.commands import cli
-from streamcd.cli.commands import commands as cli_module
 from streamcd.cli.console import Console, describe_progress, explain
 from streamcd.cli.options import LIBLINEAR_TYPES, LOSSES
 from streamcd.core.errors import DataError, Interrupted, LockError

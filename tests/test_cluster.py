@@ -52,7 +52,8 @@ def weights(run: Path) -> np.ndarray:
 
 
 def log(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "identity"} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -631,6 +632,67 @@ def test_the_dashboard_is_told_or_why_there_is_none(client: Any) -> None:
         assert _dashboard(Scheduled()) == "dask dashboard: none, the scheduler was started without it"
         server.shutdown()
     assert _dashboard(Scheduled()) == f"dask dashboard: {link} (no answer from there yet)"
+
+
+def test_local_workers_are_reached_from_this_machine_only_and_answer_no_browser(tmp_path: Path) -> None:
+    """Dask's web server was open on all interfaces, and told a scheduler's state to whoever asked."""
+    import urllib.error
+    import urllib.request
+
+    import psutil
+
+    from streamcd.cluster.dask_engine import open_client
+
+    def listening() -> set[Any]:
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        found = [each for process in processes for each in process.net_connections("inet")]
+        return {each.laddr for each in found if each.status == "LISTEN"}
+
+    before = listening()  # of other tests
+    with open_client(None, 2) as client:
+        found = listening() - before
+        info = client.scheduler_info()
+        spoken = [
+            info["address"],
+            *info["workers"],
+            *(worker["nanny"] for worker in info["workers"].values()),
+        ]
+        assert len(found) >= len(spoken) == 5
+        assert {address.ip for address in found} == {"127.0.0.1"}
+        for port in {address.port for address in found} - {int(name.rpartition(":")[2]) for name in spoken}:
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/json/identity.json", timeout=5)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_during_training_on_local_workers_is_one_line(
+    data: Dataset, tmp_path: Path, begun: bool
+) -> None:
+    """The terminal sends it to workers too: the start failed with status 1, and later they printed tracebacks."""
+    run, options = tmp_path / "run", "--workers 2 --tol 1e-15 --max-passes 1000000 --loss hinge -C 100"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamcd", "train", data.path, run, *options.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    if begun:
+        _wait_for_rounds(run, 1, process)
+    else:  # a worker is there, and nothing else yet
+        deadline = time.monotonic() + 60
+        while not _children(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "streamcd resume" in errors.strip().splitlines()[-1]
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, tmp_path: Path) -> None:

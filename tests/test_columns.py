@@ -20,9 +20,9 @@ from streamcd.conversion import transpose
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.locks import release_lock, take_lock
+from streamcd.dataset import verify as verify_module
 from streamcd.dataset.column_layout import Columns, open_columns
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.dataset.dataset import verify as verify_module
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"chunk_size": 200, "shard_size": 1500}
@@ -157,7 +157,7 @@ def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: s
     expected = files_of(make_columns(expected_path, **SMALL))
     code = (
         "import os, signal\n"
-        "from streamcd import transpose\n"
+        "from streamcd.conversion import transpose\n"
         "class Killer(transpose.Listener):\n"
         "    def progress(self, progress):\n"
         f"        if progress.phase == {phase!r} and progress.done > progress.total / 3:\n"
@@ -233,7 +233,7 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     expected = files_of(make_columns(expected_path, **SMALL))
     code = (
         "import sys, time\n"
-        "from streamcd import transpose\n"
+        "from streamcd.conversion import transpose\n"
         "transpose._make_plan = lambda *_: transpose.Plan(2_500, 3_000)\n"
         "class Slow(transpose.Listener):\n"
         "    def progress(self, progress):\n"
@@ -350,7 +350,7 @@ def test_ranges_of_chunks_are_checked_as_all_at_once(
 
 
 def transpose_fingerprint(manifest: dict[str, Any]) -> str:
-    from streamcd.dataset.schema import manifest_fingerprint
+    from streamcd.dataset.chunked_table import manifest_fingerprint
 
     return manifest_fingerprint(manifest)
 

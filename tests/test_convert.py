@@ -6,6 +6,7 @@ import errno
 import gzip
 import lzma
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from streamcd import convert as convert_function
+from streamcd import make_columns
 from streamcd.cli.synthetic import write_text_like
-from streamcd.conversion import convert as convert_function
+from streamcd.conversion import staging
 from streamcd.conversion.convert import _LEAST_BYTES
 from streamcd.conversion.external_shuffle import row_keys
 from streamcd.conversion.feature_statistics import (
@@ -410,7 +413,7 @@ def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes:
             found += statistics.columns(70)
         return list(in_groups(found))
 
-    scattered = in_groups(_scattered_statistics(lambda: chunks, 70, memory_bytes, tmp_path))
+    scattered = in_groups(_scattered_statistics(lambda: chunks, 70, memory_bytes, tmp_path / "run"))
     (expected,) = by_ranges(900)
     for (same,) in (by_ranges(max(memory_bytes // STATISTICS_BYTES, 1)), list(scattered)):
         for name, column in expected.items():
@@ -442,6 +445,56 @@ def test_force_does_not_replace_what_is_not_a_dataset(text_file: Path, tmp_path:
     with pytest.raises(UsageError, match="is not a dataset"):
         convert(text_file, tmp_path / "home", force=True)
     assert (tmp_path / "home" / "letter").read_text() == "keep me"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_source_is_never_replaced_and_advice_agrees(force: bool, text_file: Path, tmp_path: Path) -> None:
+    """`convert a9a a9a` named --force, which then was refused."""
+    with pytest.raises(
+        UsageError, match="exists and is not a dataset; --force replaces datasets only: name another"
+    ):
+        convert(text_file, text_file, force=force)
+    data = tmp_path / "data"
+    fingerprint = convert(text_file, data).fingerprint
+    (data / "notes").write_text("1 1:1\n")
+    for source, options in (
+        (data / "notes", {}),
+        (text_file, {"weights": data / "notes"}),
+        (text_file, {"like": data}),
+    ):
+        with pytest.raises(
+            UsageError, match=r"data is what .* is read from, and --force would replace it: name another"
+        ):
+            convert(source, data, force=force, **options)
+    assert open_dataset(data).fingerprint == fingerprint
+
+
+def test_work_goes_to_no_directory_of_others_and_through_no_link(text_file: Path, tmp_path: Path) -> None:
+    """What a symbolic link led to was emptied, and so was a directory that somebody had made for himself."""
+    mine, work = tmp_path / "mine", tmp_path / ".data.partial"
+    mine.mkdir()
+    (mine / "letter").write_text("keep me")
+    for link, target in ((True, mine), (True, text_file), (True, tmp_path / "nowhere"), (False, mine)):
+        work.symlink_to(target) if link else shutil.copytree(target, work)
+        with pytest.raises(UsageError, match=r"\.data\.partial: expected nothing, .* move it away"):
+            convert(text_file, tmp_path / "data")
+        assert (mine / "letter").read_text() == "keep me"
+        assert link or (work / "letter").read_text() == "keep me"
+        work.unlink() if link else shutil.rmtree(work)
+    work.mkdir()
+    (work / "lock").symlink_to(mine / "letter")
+    with pytest.raises((UsageError, OSError)):
+        convert(text_file, tmp_path / "data")
+    assert (mine / "letter").read_text() == "keep me"
+
+
+def test_a_column_layout_is_made_through_no_link(text_file: Path, tmp_path: Path) -> None:
+    dataset = convert(text_file, tmp_path / "data")
+    (tmp_path / "mine").mkdir()
+    (dataset.path / ".columns.partial").symlink_to(tmp_path / "mine")
+    with pytest.raises(UsageError, match="expected nothing"):
+        make_columns(dataset)
+    assert not any((tmp_path / "mine").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -484,7 +537,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 SLOW_CONVERSION = """
 import sys, time
-from streamcd.conversion import convert
+from streamcd import convert
 from streamcd.dataset.writer import PartWriter
 write = PartWriter.write_chunk
 def slow(*arguments):
@@ -547,6 +600,7 @@ def test_a_dataset_that_was_being_replaced_comes_back(text_file: Path, tmp_path:
     # killed between the two renames that put a new dataset in the place of an old one
     old = convert(text_file, tmp_path / "data")
     (tmp_path / ".data.partial").mkdir()
+    (tmp_path / ".data.partial" / "lock").write_bytes(staging._MARK)
     os.rename(tmp_path / "data", tmp_path / ".data.partial" / "replaced")
     (tmp_path / "bad").write_text("x\n")
     with pytest.raises(DataError):
@@ -578,7 +632,7 @@ def test_the_writer_is_told_the_final_dtypes(
 
 CONVERT_AND_MEASURE = """
 import sys
-from streamcd.conversion import convert
+from streamcd import convert
 from streamcd.core.memory_budget import peak_memory_bytes
 dataset = convert(sys.argv[1], sys.argv[2], memory=sys.argv[3])
 print(peak_memory_bytes(), dataset.fingerprint)
@@ -599,6 +653,43 @@ def test_a_conversion_of_a_megabyte_stays_under_the_least_budget(text_file: Path
     least = RESERVED_BYTES + _LEAST_BYTES + 10_000_000
     peak, _ = converted_in_a_process(text_file, tmp_path / "data", str(least), tmp_path / "cache")
     assert peak < least
+
+
+def test_weights_without_end_stay_under_the_budget(text_file: Path, tmp_path: Path) -> None:
+    """A line of weights could grow to 1 GB: /dev/zero took 2,278 MB of the 400 allowed."""
+    program = CONVERT_AND_MEASURE.replace("convert(sys.argv[1], sys.argv[2], memory=sys.argv[3])", "None")
+    program = program.replace("dataset.fingerprint", "said")
+    refused = "try: convert(*sys.argv[1:3], memory=sys.argv[3], weights='/dev/zero')\nexcept Exception as e: said = str(e)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("dataset = None\n", refused), text_file, tmp_path / "data", "400MB"],
+        stdout=subprocess.PIPE, check=True, cwd=ROOT, timeout=300, text=True,
+    )  # fmt: skip
+    peak, said = done.stdout.split(maxsplit=1)
+    assert int(peak) < 400e6
+    assert said.startswith("/dev/zero: expected lines of at most")
+
+
+def test_scales_of_the_training_side_stay_under_the_budget(text_file: Path, tmp_path: Path) -> None:
+    """They are in memory twice, for the coordinator and for the work, and were counted once."""
+    (tmp_path / "wide").write_text("1 1:1 10000000:2\n-1 2:1\n")
+    convert(tmp_path / "wide", tmp_path / "trained", scale="maxabs")
+    program = CONVERT_AND_MEASURE.replace("dataset = convert", "try: dataset = convert")
+    program = program.replace(
+        "sys.argv[3])", "sys.argv[3], like=sys.argv[4])\nexcept Exception as e: sys.exit(str(e))"
+    )
+
+    def run(memory: int) -> subprocess.CompletedProcess[str]:
+        arguments = [text_file, tmp_path / f"to {memory}", str(memory), tmp_path / "trained"]
+        cold = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / str(memory))}
+        return subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT, env=cold, timeout=300
+        )  # fmt: skip
+
+    refused = run(410_000_000)
+    assert "160 MB scales of the features" in refused.stderr, refused.stdout
+    done = run(490_000_000)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) < 490_000_000
 
 
 @pytest.mark.slow

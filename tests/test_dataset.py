@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd.core.errors import DatasetError, StreamcdError
+from streamcd.core.errors import DatasetError, StreamcdError, UsageError
 from streamcd.core.progress import Listener, Progress
+from streamcd.dataset import table_writer
+from streamcd.dataset.chunked_table import manifest_fingerprint
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.parquet import file_checksum
-from streamcd.dataset.schema import manifest_fingerprint
 from streamcd.dataset.writer import DatasetWriter
 from streamcd.runs.train import train
 
@@ -227,6 +229,118 @@ def test_a_flipped_byte_is_named_by_verify_and_never_trained_on(
     assert open_dataset(dataset.path).verify() == []
 
 
+@pytest.mark.parametrize("table", ["rows", "entries"])
+def test_a_data_file_replaced_by_another_of_its_size_is_never_trained_on(
+    dataset: Dataset, tmp_path: Path, table: str
+) -> None:
+    """Its pages are sound, so their checksums are; it used to be trained on."""
+    x, y = random_rows(120, 8, seed=41)
+    x = sp.csr_array(x)
+    x.data = np.roll(x.data, 1)
+    source = np.random.default_rng(0).permutation(y.size)
+    other = write_dataset(tmp_path / "other", (x, -y), n_chunks=6, n_shards=2, source=source)
+    name = dataset.manifest["parts"][1][table]
+    assert (other.path / name).stat().st_size == (dataset.path / name).stat().st_size
+    shutil.copy(other.path / name, dataset.path / name)
+    with pytest.raises(DatasetError, match=rf"{name}, chunk .: .*replaced"):
+        train(dataset.path, tmp_path / "run", max_passes=3, plan=windows_of(dataset, 2))
+
+
+def test_a_dataset_of_an_earlier_version_opens_with_one_warning(
+    dataset: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    forge(dataset, "rows", lambda columns: None)
+    for _ in range(3):
+        assert open_dataset(dataset.path).verify() == []
+    assert [record.message.count("without checksums of chunks") for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize("columns", [("label", "n_entries", "source"), ("source", "label"), ("n_entries",)])
+def test_damage_is_noticed_whichever_columns_are_read(dataset: Dataset, columns: tuple[str, ...]) -> None:
+    """The checksum of a chunk begins at the label; of columns before it the pages' own are checked."""
+    expected = [dataset.read_rows(chunk, columns) for chunk in range(dataset.n_chunks)]
+    path = dataset.path / dataset.manifest["parts"][0]["rows"]
+    original = path.read_bytes()
+    noticed = 0
+    for place in range(0, 1500, 3):
+        data = bytearray(original)
+        data[place] ^= 1
+        path.write_bytes(data)
+        dataset.close()
+        try:
+            found = dataset.read_rows(0, columns)
+        except DatasetError:
+            noticed += 1
+        else:
+            assert [column.tolist() for column in found] == [column.tolist() for column in expected[0]]
+    assert noticed
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 2, 100, 4096, 1_234_567])
+def test_checksums_of_halves_make_that_of_the_whole(n_bytes: int) -> None:
+    data = np.random.default_rng(n_bytes).integers(0, 256, n_bytes + 1000, dtype=np.uint8).tobytes()
+    for first in (0, 1, 1000):
+        joined = table_writer._multiply(zlib.crc32(data[:first]), table_writer._power(len(data) - first))
+        assert joined ^ zlib.crc32(data[first:]) == zlib.crc32(data)
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.parquet", "/outside.parquet", "rows/../../outside.parquet", "rows\0", "", ".", ".."]
+)
+def test_names_of_files_that_leave_the_directory_are_refused(dataset: Dataset, name: str) -> None:
+    manifest = json.loads((dataset.path / "manifest.json").read_text())
+    shutil.copy(dataset.path / manifest["parts"][0]["rows"], dataset.path.parent / "outside.parquet")
+    manifest["parts"][0]["rows"] = name.replace("\0", "\0")
+    with pytest.raises(DatasetError, match=r"manifest\.json: damaged"):
+        with_manifest(dataset.path, manifest)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["device", "pipe", "directory"])
+def test_what_is_no_file_is_named_and_not_read(dataset: Dataset, name: str, kind: str) -> None:
+    """A part that was a link to ``/dev/zero`` had `verify` read for ever."""
+    path = dataset.path / name
+    path.unlink()
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(DatasetError, match="expected a file"):
+        open_dataset(dataset.path)
+    assert any("expected a file" in problem for problem in dataset.verify())
+
+
+def test_a_manifest_that_is_no_file_is_refused(dataset: Dataset) -> None:
+    (dataset.path / "manifest.json").unlink()
+    (dataset.path / "manifest.json").symlink_to("/dev/zero")
+    with pytest.raises(DatasetError, match="expected a file"):
+        open_dataset(dataset.path)
+
+
+def test_a_part_with_too_few_row_groups_is_named(dataset: Dataset, tmp_path: Path) -> None:
+    """It used to end in a traceback while chunks were announced."""
+    for table in ("rows", "entries"):
+        path = dataset.path / dataset.manifest["parts"][1][table]
+        groups = pq.read_table(path)
+        pq.write_table(groups, path)
+        manifest = json.loads((dataset.path / "manifest.json").read_text())
+        manifest["parts"][1] |= {
+            f"{table}_bytes": path.stat().st_size,
+            f"{table}_checksum": file_checksum(path),
+        }
+        short = with_manifest(dataset.path, manifest)
+        with pytest.raises(DatasetError, match=path.name):
+            train(dataset.path, tmp_path / "run", force=True, max_passes=2)
+        with pytest.raises(DatasetError, match=path.name):
+            short.chunk_bytes(short.n_chunks - 1)
+        if table == "entries":
+            with pytest.raises(DatasetError, match=path.name):
+                short.expect(short.n_chunks - 1)
+        assert any(path.name in problem for problem in short.verify())
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_truncated_or_missing_files_are_named_by_verify_and_train(
     dataset: Dataset, tmp_path: Path, name: str
@@ -266,6 +380,16 @@ def test_a_file_lost_while_training_is_named(dataset: Dataset, tmp_path: Path) -
         train(dataset, tmp_path / "run", plan=windows_of(dataset, 1))
 
 
+def test_verify_refuses_a_budget_that_is_too_small(tmp_path: Path) -> None:
+    """By the largest chunk, of rows or of columns, and by all workers."""
+    dataset = write_dataset(tmp_path / "data", random_rows(4000, 400, density=0.3), n_chunks=1)
+    assert dataset.verify(memory="370MB") == []
+    with pytest.raises(UsageError, match=r"58.* MB the largest chunk.*needed"):
+        dataset.verify(memory="350MB")
+    with pytest.raises(UsageError, match="2 workers"):
+        dataset.verify(memory="900MB", workers=2)
+
+
 def test_verify_tells_how_far_it_is(dataset: Dataset) -> None:
     seen: list[Progress] = []
 
@@ -288,7 +412,10 @@ Change = Callable[[dict[str, np.ndarray]], None]
 
 
 def forge(dataset: Dataset, table: str, change: Change, *, part: int = 0, group: int = 1) -> Dataset:
-    """Change one row group of a part, with checksums, sizes and fingerprint made to agree; opens the result."""
+    """Change one row group of a part, with checksums, sizes and fingerprint made to agree; opens the result.
+
+    The checksums of chunks are left out, as before there were any.
+    """
     entry = dataset.manifest["parts"][part]
     path = dataset.path / entry[table]
     file = pq.ParquetFile(path)
@@ -311,7 +438,16 @@ def forge(dataset: Dataset, table: str, change: Change, *, part: int = 0, group:
         f"{table}_bytes": path.stat().st_size,
         f"{table}_checksum": file_checksum(path),
     }
+    manifest["chunks"] = forget_chunk_checksums(dataset.path)
     return with_manifest(dataset.path, manifest)
+
+
+def forget_chunk_checksums(path: Path) -> dict[str, Any]:
+    chunks = path / "chunks.parquet"
+    table = pq.read_table(chunks)
+    names = [name for name in table.column_names if not name.endswith("_crc")]
+    pq.write_table(table.select(names), chunks)
+    return {"bytes": chunks.stat().st_size, "checksum": file_checksum(chunks)}
 
 
 def with_manifest(path: Path, manifest: dict[str, Any]) -> Dataset:
@@ -387,6 +523,7 @@ def test_every_invariant_of_verify_can_fail(dataset: Dataset, table: str, change
     ("key", "value", "word"),
     [
         ("n_rows", 121, "rows"),
+        ("n_rows", 2**62, "rows"),
         ("n_entries", 7, "entries"),
         ("class_counts", [60, 60], "classes"),
         ("classes", [-1, 3], "classes"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamcd.dataset.dataset import direct_writer
+from streamcd.dataset import direct_writer
 from streamcd.dataset.direct_writer import BUFFER_BYTES, DirectWriter
 
 

@@ -16,7 +16,7 @@ from liblinear.liblinearutil import train as liblinear_train
 from streamcd.core.errors import ModelError
 from streamcd.core.progress import Listener
 from streamcd.models.liblinear import export_liblinear, import_liblinear
-from streamcd.models.model import Model, load_model
+from streamcd.models.model import MODEL, Model, load_model, verify_model
 
 
 def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:
@@ -77,8 +77,10 @@ def test_a_flipped_bit_in_the_weights_is_refused_by_name(tmp_path):
 
 
 def _change(path: Path, **fields) -> None:
-    text = json.loads((path / "model.json").read_text())
-    (path / "model.json").write_text(json.dumps(text | fields))
+    """Change fields, with a digest that is right."""
+    content = json.loads((path / "model.json").read_text()) | fields
+    content["digest"] = MODEL.seal(content)
+    (path / "model.json").write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,38 @@ def test_a_damaged_model_is_refused_in_one_line(tmp_path, damage, message):
     with pytest.raises(ModelError, match=message) as refused:
         load_model(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("field", ["intercept", "classes", "bias", "index_base", "loss"])
+def test_a_model_changed_by_hand_is_refused(tmp_path, field):
+    """An intercept of another sign used to predict with it, and exit 0."""
+    a_model().save(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    old = content[field]
+    changed = (
+        [value - 1 for value in old]
+        if isinstance(old, list)
+        else f"not {old}"
+        if isinstance(old, str)
+        else old + 1
+    )
+    content[field] = changed
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="changed since it was written"):
+        load_model(tmp_path)
+
+
+def test_a_model_of_an_earlier_version_opens_with_one_warning(tmp_path, caplog):
+    a_model().save(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    del content["digest"]
+    (tmp_path / "model.json").write_text(json.dumps(content | {"format_version": 1}))
+    for _ in range(3):
+        assert load_model(tmp_path).n_features == 5
+    assert [record.message.count("without a digest") for record in caplog.records] == [1]
+    (tmp_path / "model.json").write_text(json.dumps(content))  # one of this version has a digest
+    with pytest.raises(ModelError, match="changed since it was written"):
+        load_model(tmp_path)
 
 
 def test_what_is_no_model_is_refused_with_advice(tmp_path):
@@ -301,3 +335,29 @@ def test_malformed_model_text_is_refused_in_one_line(tmp_path, text, message):
 def test_the_text_that_the_malformed_ones_are_made_of_is_good(tmp_path):
     (tmp_path / "model.txt").write_text(GOOD)
     assert import_liblinear(tmp_path / "model.txt").weights.tolist() == [[1.0], [2.0], [3.0]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Verification
+
+
+def test_verify_takes_models(tmp_path, streamcd_json, streamcd):
+    """Of a run, of a path over C, or alone; one without a digest is given it."""
+    a_model().save(tmp_path / "run" / "model")
+    for C in (0.25, 0.5):
+        a_model(C=C).save(tmp_path / "path" / f"C={C}")
+    for name in ("run", "run/model", "path"):
+        assert verify_model(tmp_path / name) == []
+    assert streamcd_json("verify", tmp_path / "run" / "model") == {"ok": True, "problems": []}
+    path = tmp_path / "path" / "C=0.5" / "model.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"intercept": [0.0]}))
+    found = streamcd("verify", tmp_path / "path", "--json")
+    assert found.returncode == 2
+    assert "C=0.5/model.json: changed" in json.loads(found.stdout)["problems"][0]
+    digest = content.pop("digest")
+    path.write_text(json.dumps(content | {"format_version": 1}))
+    assert verify_model(tmp_path / "path") == []
+    assert json.loads(path.read_text())["digest"] == digest
+    _change(path.parent, weights_checksum="sha256:0")
+    assert "weights.npy" in verify_model(tmp_path / "path")[0]

@@ -27,10 +27,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streamcd import load_model, make_columns
+from streamcd import convert as convert_function
+from streamcd import evaluate, load_model, make_columns, predict, train
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, chunking
-from streamcd.conversion import convert as convert_function
 from streamcd.conversion.byte_sources import ByteRange, cut_into_ranges
 from streamcd.conversion.chunking import ChunkRule, cut_chunks
 from streamcd.conversion.external_shuffle import RunFormat, RunReader, RunWriter, row_keys
@@ -49,9 +49,7 @@ from streamcd.core.process_pool import (
 from streamcd.core.progress import Listener, Progress
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.verify import verify
-from streamcd.prediction import evaluate, predict
 from streamcd.prediction.sums import ExactSum
-from streamcd.runs import train
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = "2GB"
@@ -92,7 +90,7 @@ def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
 
     def use(n_workers: int) -> int:
-        for module in ("process_pool", "predict", "verify"):
+        for module in ("core.process_pool", "prediction.predict", "dataset.verify"):
             if n_workers > 1:
                 monkeypatch.setattr(
                     importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]
@@ -338,7 +336,7 @@ def test_workers_end_with_a_process_that_is_killed(text_file: Path, tmp_path: Pa
 SLOW_TO_END = """
 import os, sys, threading, time
 import streamcd.core.process_pool as process_pool
-from streamcd.conversion import convert
+from streamcd import convert
 from streamcd import make_columns
 from streamcd.core.errors import StreamcdError
 from streamcd.core.progress import Listener

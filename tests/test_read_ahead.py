@@ -10,10 +10,12 @@ import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
 from streamcd.core.errors import DatasetError
-from streamcd.dataset.dataset import open_dataset, parquet, read_ahead
+from streamcd.dataset import read_ahead
+from streamcd.dataset.dataset import open_dataset
 from streamcd.dataset.read_ahead import ReadAhead
+from streamcd.stream import stream
 from streamcd.stream.arenas import RowLayout
-from streamcd.stream.stream import Stream, stream
+from streamcd.stream.stream import Stream
 
 SIZE = 3_000_001
 
@@ -102,17 +104,18 @@ def test_closing_ends_the_threads_whatever_is_still_to_come(file: Path) -> None:
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Makes every stream read past the page cache; whether each read of entries was handed its bytes."""
+    """Makes every stream read past the page cache; for each read of entries, whether its bytes had been read ahead."""
     handed: list[bool] = []
-    hand_in = parquet.PartReader.hand_in
+    take = ReadAhead.take
 
-    def noting(part: parquet.PartReader, ahead: tuple[int, memoryview] | None) -> None:
-        if part.path.parent.name == "entries":
-            handed.append(ahead is not None)
-        hand_in(part, ahead)
+    def noting(ahead: ReadAhead, path: Path, offset: int) -> memoryview | None:
+        taken = take(ahead, path, offset)
+        if path.parent.name == "entries":
+            handed.append(taken is not None)
+        return taken
 
-    monkeypatch.setattr(stream, "_page_cache_too_small", lambda table: True)
-    monkeypatch.setattr(parquet.PartReader, "hand_in", noting)
+    monkeypatch.setattr(stream, "page_cache_room", lambda: 0)
+    monkeypatch.setattr(ReadAhead, "take", noting)
     return handed
 
 
@@ -136,9 +139,9 @@ def contents(path: Path, n_chunks: int, reads: int = 3) -> list[tuple[bytes, ...
 def test_windows_are_the_same_as_through_the_page_cache(tmp_path: Path, direct: list[bool]) -> None:
     path = write_dataset(tmp_path / "data", random_rows(400, 30, seed=3), n_chunks=40, n_shards=3).path
     past = contents(path, 5)
-    assert sum(direct[::2]) > 0.9 * len(direct[::2])  # every second call takes the bytes back
+    assert sum(direct) > 0.9 * len(direct)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "_page_cache_too_small", lambda table: False)
+        patch.setattr(stream, "page_cache_room", lambda: 2**62)
         assert contents(path, 5) == past
 
 

@@ -29,7 +29,9 @@ from streamcd.runs.options import ProblemOptions, SharedRounds
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.solvers.registry import SOLVERS
+from streamcd.stream.identity import Identity
 from streamcd.stream.memory_plan import Plan
+from streamcd.training import checkpoint
 from streamcd.training.checkpoint import Run, read_array_rows, read_arrays
 from streamcd.training.checkpoint import read_config as read_raw_config
 from streamcd.training.stopping import StopRule
@@ -137,7 +139,7 @@ def test_death_at_any_operation_on_files_leaves_the_bits_alone(
         if (run / "config.json").exists():
             resume(run)
         else:  # nothing was begun that could be resumed, and a new training may begin
-            with pytest.raises(CheckpointError, match=r"no config\.json"):
+            with pytest.raises(CheckpointError, match=r"no config\.json|before its configuration"):
                 resume(run)
             shutil.rmtree(run)
             train(dataset, run, plan=plan, **asked)
@@ -436,7 +438,7 @@ def test_a_changed_configuration_is_refused_by_name(interrupted: Callable[[str],
 
 def rewrite_config(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a run's configuration, and its checksum with it."""
-    directory, config = Run(run), read_raw_config(run)
+    directory, config = checkpoint.open_run(run), read_raw_config(run)
     change(config)
     directory.write_config(config)
     directory.close()
@@ -482,7 +484,7 @@ def test_a_configuration_is_read_as_it_was_written(tmp_path: Path, rounds: Share
         rounds=rounds,
         tune=Search(3),
     )
-    with Run(tmp_path) as directory:
+    with Run(tmp_path, Identity.new()) as directory:
         write_config(directory, config)
         assert read_config(tmp_path) == config
         write_config(directory, read_config(tmp_path))

@@ -32,7 +32,8 @@ LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
 
 def log(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "identity"} for line in lines]
 
 
 def training_rounds(run: Path) -> int:

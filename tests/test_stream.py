@@ -17,7 +17,8 @@ from streamcd.core.randomness import random_key
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan, make_plan
-from streamcd.stream.stream import Stream, Window, chunk_order, cut_windows
+from streamcd.stream.stream import Stream, chunk_order, cut_windows
+from streamcd.stream.window import Window
 
 LAYOUT = RowLayout(alpha_width=1, n_flags=1)
 

@@ -411,6 +411,66 @@ def test_truncated_compressed_file_is_named(codec: str, kept: float, tmp_path: P
         parse(tmp_path / "cut")
 
 
+@pytest.mark.parametrize("codec", COMPRESS)
+def test_what_is_damaged_after_the_first_stream_is_refused(codec: str, tmp_path: Path) -> None:
+    """Of xz, a flipped bit in a later stream's header was the end of the file: a third of the rows, and no word."""
+    stream = COMPRESS[codec](TEXT)
+    flipped = bytearray(stream)
+    flipped[1] ^= 4
+    for rest in (bytes(flipped), b"garbage behind", stream[:2], stream + b"x"):
+        (tmp_path / "data").write_bytes(stream + rest)
+        with pytest.raises(DataError, match="data: expected a whole compressed file"):
+            parse(tmp_path / "data")
+
+
+def test_zeros_in_fours_may_stand_between_and_after_xz_streams(tmp_path: Path) -> None:
+    stream = lzma.compress(TEXT)
+    (tmp_path / "data").write_bytes(stream + bytes(8) + stream + bytes(400_000))
+    assert len(parse(tmp_path / "data").rows) == 4000
+    for data in (stream + bytes(3) + stream, stream + bytes(7)):
+        (tmp_path / "data").write_bytes(data)
+        with pytest.raises(DataError, match="data: expected a whole compressed file"):
+            parse(tmp_path / "data")
+
+
+def test_a_dictionary_that_is_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
+    """73 kB of xz took 716 MB of the 330 allowed."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 16 << 20}]
+    (tmp_path / "data").write_bytes(lzma.compress(TEXT, filters=filters))
+    assert len(parse(tmp_path / "data", decoder_bytes=20 << 20).rows) == 2000
+    with pytest.raises(DataError, match=r"data: .* larger dictionary; give a larger --memory"):
+        parse(tmp_path / "data", decoder_bytes=10 << 20)
+
+
+@pytest.mark.parametrize("token", ["qid:3:0.5", "qid:", "qid:x", "qid:-1", "qid:1.5"])
+def test_a_bad_query_number_is_refused(token: str, parse_text: Callable[..., Parsed]) -> None:
+    """A feature that was called so vanished as if it were a query's number."""
+    with pytest.raises(DataError, match=f"data.libsvm:2: expected qid:number, found '{token}'"):
+        parse_text(f"1 qid:2 1:1\n1 {token} 2:1\n")
+
+
+def test_a_pattern_ends_where_links_lead_back(tmp_path: Path) -> None:
+    for name in ("a", "b/a", "b/.hidden/a", ".c"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1 1:1\n")
+    for name in ("up", "b/up", "b/upper"):
+        (tmp_path / name).symlink_to(tmp_path, target_is_directory=True)
+    expected = [str(tmp_path / "a"), str(tmp_path / "b" / "a")]
+    assert expand_sources(str(tmp_path / "**")) == expected
+    assert expand_sources(str(tmp_path / "**" / "a")) == expected
+    assert expand_sources(str(tmp_path / "**" / "b" / "**" / "*")) == expected[1:]
+
+
+def test_a_pattern_from_here_gives_paths_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("a", "b/a"):
+        (tmp_path / name).write_text("1 1:1\n")
+    monkeypatch.chdir(tmp_path)
+    assert expand_sources("**/a") == ["a", "b/a"]
+    assert expand_sources("b/**") == ["b/a"]
+    assert expand_sources("./**/a") == ["./a", "./b/a"]
+
+
 def test_a_directory_is_read_in_order_of_names_without_hidden_files(tmp_path: Path) -> None:
     for name, label in (("b", 2), ("a", 1), ("c", 3), (".hidden", 9)):
         (tmp_path / name).write_text(f"{label} 1:1\n")

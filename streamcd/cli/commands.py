@@ -156,28 +156,41 @@ def info(dataset: str, as_json: bool) -> None:
     print_dataset(dataset, result, as_json)
 
 
+def _problems_of(path: str, listener: console.Console, workers: int, memory: str) -> list[str]:
+    """Verify what is in a directory: a run, a model, or else a dataset."""
+    from ..dataset.dataset import open_dataset
+    from ..models.model import is_model, verify_model
+
+    if os.path.exists(os.path.join(path, "config.json")):
+        from ..runs.verify import verify_run
+
+        return verify_run(path, listener)
+    if is_model(path):
+        return verify_model(path, memory=memory)
+    try:
+        # files that are missing are problems to list, not a reason to stop
+        return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory)
+    except DatasetError as error:
+        if not os.path.exists(path):
+            raise
+        return [str(error)]
+
+
 @cli.command()
 @click.argument("dataset")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the work.")
+@memory_option
 @quiet_option
 @json_option
-def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
-    """Check every checksum and invariant of a dataset; exit status 2 where something is wrong.
+def verify(dataset: str, workers: int, memory: str, quiet: bool, as_json: bool) -> None:
+    """Check every checksum and invariant of a dataset, a run or a model; exit status 2 where something is wrong.
 
     \b
     Example:
       streamcd verify data
     """
-    from ..dataset.dataset import open_dataset
-
     with console.Console(quiet) as listener:
-        try:
-            # files that are missing are problems to list, not a reason to stop
-            problems = open_dataset(dataset, check_files=False).verify(listener, workers=workers)
-        except DatasetError as error:
-            if not os.path.exists(dataset):
-                raise
-            problems = [str(error)]
+        problems = _problems_of(dataset, listener, workers, memory)
     if as_json:
         console.print_json({"ok": not problems, "problems": problems})
     else:
@@ -185,8 +198,8 @@ def verify(dataset: str, workers: int, quiet: bool, as_json: bool) -> None:
             console.print_error(problem)
         if problems:
             click.echo(
-                f"{len(problems)} found: restore the files that are named from a copy, convert the data again, or make the "
-                "column layout again ('streamcd columns --force') where only its files are named",
+                f"{len(problems)} found: restore the files that are named from a copy, convert the data or train again, or "
+                "make the column layout again ('streamcd columns --force') where only its files are named",
                 err=True,
             )
         else:

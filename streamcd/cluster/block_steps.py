@@ -78,11 +78,10 @@ class Change:
 
 def make_change(values: np.ndarray) -> Change:
     """Pack a dense change, sparse where that is at most half the bytes."""
-    n_rows, n_vectors = values.shape
     index = np.flatnonzero(values.any(axis=1))
-    if index.size * 8 * (n_vectors + 1) < _SPARSE_PAYS * values.nbytes:
-        return Change(index, values[index], n_rows)
-    return Change(None, values, n_rows)
+    if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * values.size:
+        return Change(index, values[index], values.shape[0])
+    return Change(None, values, values.shape[0])
 
 
 def add_changes(a: Change, b: Change) -> Change:
@@ -91,18 +90,16 @@ def add_changes(a: Change, b: Change) -> Change:
     if a.index is None or b.index is None:
         dense, other = (a, b) if a.index is None else (b, a)
         total = dense.values.copy()
-        if other.index is None:
-            total += other.values
-        else:
-            total[other.index] += other.values
+        total[slice(None) if other.index is None else other.index] += other.values
         return Change(None, total, a.n_rows, moved)
     index = np.union1d(a.index, b.index)
     values = np.zeros((index.size, a.values.shape[1]))
     values[np.searchsorted(index, a.index)] = a.values
     values[np.searchsorted(index, b.index)] += b.values
-    if index.size * 8 * (values.shape[1] + 1) < _SPARSE_PAYS * 8 * a.n_rows * values.shape[1]:
-        return Change(index, values, a.n_rows, moved)
-    return Change(None, Change(index, values, a.n_rows).dense(), a.n_rows, moved)
+    joint = Change(index, values, a.n_rows, moved)
+    if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * a.n_rows * values.shape[1]:
+        return joint
+    return Change(None, joint.dense(), a.n_rows, moved)
 
 
 def add_in_tree(changes: Sequence[Change]) -> Change:
@@ -215,14 +212,9 @@ def log_slopes(n_lanes: int, base: np.ndarray, candidate: np.ndarray, eta: np.nd
     old_alpha, old_rest = np.where(used, base[:, :n_lanes], 1.0), np.where(used, base[:, n_lanes:], 1.0)
     before = old_alpha * np.log(old_alpha) + old_rest * np.log(old_rest)
     after = alpha * np.log(alpha) + rest * np.log(rest)
-    return np.stack(
-        [
-            (change * (np.log(alpha) - np.log(rest))).sum(axis=0),
-            (change * change * (1.0 / alpha + 1.0 / rest)).sum(axis=0),
-            (before - after).sum(axis=0),
-        ],
-        axis=1,
-    )
+    slope = change * (np.log(alpha) - np.log(rest))
+    curvature = change * change * (1.0 / alpha + 1.0 / rest)
+    return np.stack([terms.sum(axis=0) for terms in (slope, curvature, before - after)], axis=1)
 
 
 def _between(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
@@ -239,16 +231,10 @@ def apply_step(
     cost: np.ndarray,
     code: np.ndarray,
 ) -> np.ndarray:
-    """Compute the dual variables after a step.
+    """Compute the dual variables after a step `eta`, shape (lanes,); `cost` is of shape (rows, lanes).
 
-    Parameters
-    ----------
-    base, candidate : ndarray of float64, shape (rows, alpha_width)
-    active : ndarray of uint8, shape (rows, flags)
-        Changed in place: set for rows that shrinking took out at a bound from which a step other than 1 moves them.
-    eta : ndarray of float64, shape (lanes,)
-    cost : ndarray of float64, shape (rows, lanes)
-    code : ndarray of int, shape (rows,)
+    `active`, uint8 of shape (rows, flags), changes in place: set for rows that shrinking took out at a bound from which a
+    step other than 1 moves them.
     """
     if (eta == 1.0).all():
         return candidate.copy()
@@ -271,18 +257,8 @@ def quadratic_step(
 ) -> np.ndarray:
     """Find the exact step of every lane where the dual is quadratic: ``-(∇f·Δa) / (‖Δw‖² + Σ D Δa²)``, cut at the longest.
 
-    Parameters
-    ----------
-    product, squared : ndarray, shape (lanes,)
-        ``w·Δw`` and ``‖Δw‖²``.
-    sums : ndarray, shape (lanes, 4)
-        See `direction`.
-    n_partitions : int
-
-    Raises
-    ------
-    EnvironmentFailure
-        Where the direction does not descend.
+    `product` and `squared` are ``w·Δw`` and ``‖Δw‖²`` per lane, `sums` as in `direction`. A direction that does not descend
+    is an error.
     """
     slope, curvature = product + sums[:, LINEAR], squared + sums[:, QUADRATIC]
     eta = np.ones(slope.size)
@@ -306,19 +282,8 @@ def newton_step(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Search the step of every lane for the logistic loss by Newton's method on the slope in eta, within bounds.
 
-    Parameters
-    ----------
-    product, squared, sums, n_partitions
-        As for `quadratic_step`.
-    evaluate : callable
-        Sum over all rows of `log_slopes` at an eta per lane.
-
-    Returns
-    -------
-    eta : ndarray, shape (lanes,)
-    dual_change : ndarray, shape (lanes,)
-        Of the rows' terms of the dual.
-    n_evaluations : int
+    As `quadratic_step`, with `evaluate` for the sum over all rows of `log_slopes` at an eta per lane. Returns eta, the
+    change of the rows' terms of the dual per lane, and the number of evaluations.
     """
     start = product + sums[:, LINEAR]
     moving = np.isfinite(sums[:, LONGEST])
@@ -344,9 +309,8 @@ def newton_step(
         newton = eta - slope / curvature
         inside = (newton > low) & (newton < high)
         # the slope has no limit at the longest step: a step beyond it approaches it by a digit at a time
-        following = np.where(
-            inside, newton, np.where(newton >= high, low + 0.9 * (high - low), 0.5 * (low + high))
-        )
+        outside = np.where(newton >= high, low + 0.9 * (high - low), 0.5 * (low + high))
+        following = np.where(inside, newton, outside)
         if last:  # the lower end descends for certain
             following = np.where(low > 0.0, low, 1.0 / n_partitions)
         eta = np.where(solved, eta, following)
@@ -356,11 +320,7 @@ def newton_step(
 def next_sigma_prime(squared: np.ndarray, apart: np.ndarray, n_partitions: int) -> np.ndarray:
     """Choose sigma' of the next round: the nearest power of two to ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K].
 
-    Parameters
-    ----------
-    squared, apart : ndarray, shape (lanes,)
-        ``‖Σ Δw_k‖²`` and ``Σ ‖Δw_k‖²``; 1 is the answer where nothing moved.
-    n_partitions : int
+    `squared` and `apart` are these two sums per lane; 1 is the answer where nothing moved.
     """
     ratio = np.divide(squared, apart, out=np.ones_like(squared), where=apart > 0.0)
     sigma_prime: np.ndarray = np.exp2(np.rint(np.log2(np.clip(ratio, 1.0, n_partitions))))
@@ -407,16 +367,7 @@ def assign_shards_randomly(
 ) -> dict[str, list[int]]:
     """Assign all shards at random, about as many entries to each worker: a function of the key and the number of workers.
 
-    Parameters
-    ----------
-    entries : ndarray of int, shape (shards,)
-    workers : sequence of str
-    key : uint64
-
-    Returns
-    -------
-    dict of str to list of int
-        Ascending shards of every worker that has any, in the order of `workers`.
+    Returns the ascending shards of every worker that has any, in the order of `workers`.
     """
     if entries.size <= len(workers):  # a shard each, the largest first: nothing to mix
         owners = zip(workers, np.argsort(-entries, kind="stable").tolist(), strict=False)

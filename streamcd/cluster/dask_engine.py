@@ -17,11 +17,13 @@ import importlib
 import logging
 import os
 import re
+import signal
 import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
@@ -29,11 +31,12 @@ import numpy as np
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.progress import Listener
 from . import dask_worker
-from .block_steps import add_changes, assign_shards_randomly
+from .block_steps import Change, add_changes, assign_shards_randomly
 from .dask_worker import SharedWeights
 from .engines import RoundResult, WorkersLost, join_responses
 from .partition import RoundRequest, Superseded, WorkerSpec
 
+_LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between looks at which workers the scheduler knows
 _ANSWER_SECONDS = 30.0  # for the scheduler to answer
@@ -88,7 +91,7 @@ class DaskEngine:
             with contextlib.suppress(Exception):
                 self._bounded(lambda: self.client.cancel(futures), (), _ANSWER_SECONDS)
         self._sent = (request.token, w.copy(), set(names))
-        return join_responses(names, found, change, weights.n_bytes * len(names))
+        return join_responses(names, found, change, weights.change.n_bytes * len(names))
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the workers."""
@@ -146,13 +149,9 @@ class DaskEngine:
         futures += copies[1:] + works
         if len(works) == 1:
             return works, works[0]
-        responses = [
-            self._on(name, dask_worker.without_change, work) for name, work in zip(names, works, strict=True)
-        ]
-        level = [
-            (name, self._on(name, dask_worker.change_of, work))
-            for name, work in zip(names, works, strict=True)
-        ]
+        pairs = list(zip(names, works, strict=True))
+        responses = [self._on(name, dask_worker.without_change, work) for name, work in pairs]
+        level = [(name, self._on(name, dask_worker.change_of, work)) for name, work in pairs]
         futures += responses + [change for _, change in level]
         while len(level) > 1:
             sums = []
@@ -165,18 +164,17 @@ class DaskEngine:
 
     def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Submit a task for one worker and no other."""
-        return self.client.submit(
-            function, *arguments, workers=[worker], allow_other_workers=False, pure=False
-        )
+        pinned = {"workers": [worker], "allow_other_workers": False}
+        return self.client.submit(function, *arguments, **pinned, pure=False)
 
     def _pack(self, version: str, w: np.ndarray, names: Sequence[str]) -> SharedWeights:
         """Pack w, or only the rows that changed, where all workers hold the old w and that is less to send."""
         if self._sent is not None and set(names) <= self._sent[2]:
             index = np.flatnonzero((w != self._sent[1]).any(axis=1))
-            weights = SharedWeights(version, self._sent[0], index, w[index])
-            if 2 * weights.n_bytes < w.nbytes:
-                return weights
-        return SharedWeights(version, "", None, w)
+            change = Change(index, w[index], w.shape[0])
+            if 2 * change.n_bytes < w.nbytes:
+                return SharedWeights(version, self._sent[0], change)
+        return SharedWeights(version, "", Change(None, w, w.shape[0]))
 
     def _wait(
         self, futures: list[Any], names: Sequence[str], progress: Callable[[int], None], token: str
@@ -276,9 +274,8 @@ class DaskEngine:
                 )
             time.sleep(_POLL_SECONDS)
         self._started = True
-        self._owners = assign_shards_randomly(
-            self.shard_entries, sorted(admitted)[: request.n_workers], request.shard_key
-        )
+        names = sorted(admitted)[: request.n_workers]
+        self._owners = assign_shards_randomly(self.shard_entries, names, request.shard_key)
         if request.n_workers is None and set(self._announced) != set(self._owners):
             self._announced = list(self._owners)
             self._announce(len(admitted))
@@ -286,7 +283,7 @@ class DaskEngine:
 
     def _announce(self, n_workers: int) -> None:
         n_shards, n_owners = self.shard_entries.size, len(self._owners)
-        shards = f"{n_shards:,} {_plural('shard', n_shards)} on {n_owners} {_plural('worker', n_owners)}"
+        shards = f"{n_shards:,} shard{'s' * (n_shards != 1)} on {n_owners} worker{'s' * (n_owners != 1)}"
         idle = n_workers - len(self._owners)
         if idle:
             self.listener.warning(
@@ -356,8 +353,7 @@ class DaskEngine:
             raise self._scheduler_lost() from None
 
     def _check_live(self, names: Sequence[str]) -> None:
-        gone = sorted(set(names) - self._live())
-        if gone:
+        if gone := sorted(set(names) - self._live()):
             raise WorkersLost(f"worker {gone[0]} is gone")
 
     def _check_scheduler(self) -> None:
@@ -405,10 +401,6 @@ class DaskEngine:
             raise
 
 
-def _plural(word: str, number: int) -> str:
-    return word if number == 1 else word + "s"
-
-
 def _reason(future: Any) -> str:
     """Return why a worker cannot take part, from the future of `dask_worker.admit`."""
     if future.status == "finished":
@@ -425,16 +417,8 @@ def _reason(future: Any) -> str:
 
 @contextlib.contextmanager
 def open_client(scheduler: str | None, workers: int, listener: Listener | None = None) -> Iterator[Any]:
-    """Open a client of a scheduler, or of `workers` processes on this machine that end with it.
-
-    Raises
-    ------
-    UsageError
-        Where the address is malformed.
-    EnvironmentFailure
-        Where no scheduler answers.
-    """
-    from distributed import Client, LocalCluster
+    """Open a client of a scheduler, or of `workers` processes on this machine that end with it."""
+    from distributed import Client
     from distributed.versions import VersionMismatchWarning
 
     listener = listener or Listener()
@@ -443,16 +427,7 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         if scheduler is None:
-            target: Any = stack.enter_context(
-                LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    processes=True,
-                    memory_limit=0,  # we keep to our own budget
-                    dashboard_address=":0",  # without bokeh too: else the port of another's scheduler is taken for ours
-                    silence_logs=logging.CRITICAL,
-                )
-            )
+            target: Any = stack.enter_context(_local_cluster(workers))
         else:
             target = _checked_address(scheduler)
         try:
@@ -469,16 +444,48 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
                 "client, scheduler and workers have different versions of dask, Python or what dask needs: install the "
                 "same ones everywhere; client.get_versions(check=True) lists them"
             )
-        listener.message(_dashboard(client))
+        if scheduler is not None:
+            listener.message(_dashboard(client))
         yield client
+
+
+@contextlib.contextmanager
+def _local_cluster(workers: int) -> Iterator[Any]:
+    """Start worker processes that only this machine can reach, and that leave Ctrl-C to this process.
+
+    The terminal sends SIGINT to all of them. It stays blocked in what is begun while it is blocked here: dask's threads, and
+    the processes that these begin, now and in place of lost ones.
+    """
+    import dask.config
+    from distributed import LocalCluster
+
+    resource_tracker.ensure_running()  # its start would unblock the signal in a thread of dask's
+    quiet = dask.config.set({f"distributed.{who}.http.routes": [] for who in ("scheduler", "worker")})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with contextlib.ExitStack() as stack:
+        try:
+            with quiet:
+                cluster: Any = LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    host=_LOOPBACK,
+                    memory_limit=0,  # we keep to our own budget
+                    dashboard_address=f"{_LOOPBACK}:0",
+                    scheduler_kwargs={"dashboard": False},
+                    silence_logs=logging.CRITICAL,
+                )
+            stack.enter_context(cluster)
+            for service in cluster.scheduler.services.values():
+                cluster.loop.add_callback(service.stop)  # the web server, which nobody asks
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield cluster
 
 
 def _checked_address(address: str) -> str:
     """Check an address: dask reports what is wrong with one, and then does not end."""
-    if (
-        re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?(\[[^\]]+\]|[^\s:/]+)(:[0-9]{1,5}|/\S+)", address)
-        is None
-    ):
+    if not re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?(\[[^\]]+\]|[^\s:/]+)(:[0-9]{1,5}|/\S+)", address):
         raise UsageError(
             f"expected the address of a dask scheduler such as tcp://host:8786, found {address!r}"
         )

@@ -26,12 +26,7 @@ class SharedWeights:
 
     version: str  # name of this w
     base: str  # of the w that it changes; empty where it is whole
-    index: np.ndarray | None
-    values: np.ndarray
-
-    @property
-    def n_bytes(self) -> int:
-        return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
+    change: Change
 
 
 @dataclass
@@ -58,11 +53,11 @@ class _WorkerSession:
 
     def update_w(self, weights: SharedWeights) -> np.ndarray:
         if not weights.base:
-            self.w = np.array(weights.values)
+            self.w = np.array(weights.change.values)
         else:
             if self.w is None or self.version not in (weights.base, weights.version):
                 raise WorkersLost("a worker had lost the weights of the last round")
-            self.w[weights.index] = weights.values
+            self.w[weights.change.index] = weights.change.values
         self.version = weights.version
         return self.w
 

@@ -11,20 +11,14 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import VIOLATION_MAX, VIOLATION_MIN
 from .block_steps import Change, add_direction, add_in_tree, assign_shards_randomly
-from .partition import (
-    Partition,
-    RoundRequest,
-    RoundResponse,
-    WorkerSpec,
-    open_same,
-)
+from .partition import Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
 
 class WorkersLost(Exception):
     """Loss of a worker, which went away or stopped in the middle of a round."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RoundResult(RoundResponse):
     """Sum of the partitions' responses; `seconds` is the longest time of one."""
 
@@ -37,15 +31,12 @@ class Engine(Protocol):
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
         """Let every partition work; raises `WorkersLost` where one cannot be had."""
-        ...
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the partitions of the last round."""
-        ...
 
     def close(self) -> None:
         """Release what is held for this run."""
-        ...
 
 
 def join_responses(

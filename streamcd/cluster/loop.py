@@ -19,15 +19,15 @@ import numpy as np
 
 from ..core.atomic_files import sync
 from ..core.errors import EnvironmentFailure
-from ..core.progress import Listener
 from ..core.randomness import random_key
 from ..kernels.primitives import DUAL, GAP
 from ..solvers.dual import violation
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
-from ..stream.slot_store import SlotStore
+from ..stream.slot_store import chunk_slots
 from ..training.checkpoint import Run
-from ..training.loop import StopRequested, Task, TrainingLoop
-from ..training.stopping import BY_VIOLATION, restore
+from ..training.loop import Session, Task, TrainingLoop
+from ..training.result import BY_VIOLATION
+from ..training.stopping import restore
 from .block_steps import (
     APART,
     LINEAR,
@@ -53,14 +53,6 @@ _NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness", "lane_gap_estimate_facto
 """Arrays of a state that have another name in ``state.npz``."""
 
 
-@dataclass(frozen=True)
-class RoundOptions:
-    """Options of a training in rounds."""
-
-    local_passes: int | None  # of every worker a round; None for `default_local_passes`
-    worker_timeout: float  # seconds without a response of a worker, after which others take over its shards
-
-
 def default_local_passes(n_rows: int, n_features: int) -> int:
     """Choose the passes of every worker in a round, where several share the rows.
 
@@ -82,24 +74,35 @@ class _Step:
 
 
 class RoundLoop(TrainingLoop):
-    """Training on workers, round after round; every round is a checkpoint. See `TrainingLoop`.
+    """Training on workers of a client (or `Simulation`), round after round; every round is a checkpoint.
 
-    `make_engine` is called once there is something to do; for `local_passes` see `RoundOptions`.
+    `memory` is a worker's, in bytes; one that does not respond for `worker_timeout` seconds loses its shards to others.
+    `local_passes` are of every worker a round; None for `default_local_passes`.
     """
 
     def __init__(
         self,
         directory: Run,
         task: Task,
-        make_engine: Callable[[], Engine],
+        session: Session,
+        method: str,
+        memory: int,
         local_passes: int | None,
-        listener: Listener,
-        stop_requested: StopRequested | None,
+        worker_timeout: float,
     ) -> None:
-        super().__init__(directory, task, listener, stop_requested)
-        dataset = task.dataset
+        super().__init__(directory, task, session)
+        self.client, self.worker_timeout, dataset = session.client, worker_timeout, task.dataset
+        self.spec = WorkerSpec(
+            dataset=str(dataset.path.resolve()),
+            fingerprint=dataset.fingerprint,
+            folder=str(directory.path.resolve() / "dual"),
+            problem=task.problem,
+            method=method,
+            seed=task.seed,
+            memory=memory,
+            identity=directory.identity,
+        )
         self.local_passes = local_passes or default_local_passes(dataset.n_rows, dataset.n_features)
-        self.make_engine = make_engine
         self.engine: Engine | None = None
         self.bytes_read = 0
         self.round, self.attempts = 0, 0
@@ -115,10 +118,18 @@ class RoundLoop(TrainingLoop):
         self._remove_other_attempts()
 
     def _train(self) -> None:
-        self.engine = self.make_engine()
+        self.engine = self._make_engine()
         while self._has_open_lanes():
             self._stop_if_requested()
             self._round(self.engine)
+
+    def _make_engine(self) -> Engine:
+        if isinstance(self.client, Simulation):
+            return SerialEngine(self.spec, self.client.n_workers)
+        from .dask_engine import DaskEngine
+
+        entries = shard_entries(self.task.dataset)
+        return DaskEngine(self.client, self.spec, entries, self.listener, self.worker_timeout, self.task.run)
 
     def _close(self) -> None:
         if self.engine is not None:
@@ -146,9 +157,9 @@ class RoundLoop(TrainingLoop):
         record = self._conclude_round(request, result, step)
         self.bytes_read += result.bytes_read
         record["seconds"] = {
-            "total": _rounded(time.monotonic() - started),
-            "workers": {name: _rounded(seconds) for name, seconds in result.worker_seconds.items()},
-            "line_search": _rounded(stepped - worked),
+            "total": round(time.monotonic() - started, 6),
+            "workers": {name: round(seconds, 6) for name, seconds in result.worker_seconds.items()},
+            "line_search": round(stepped - worked, 6),
         }
         self.directory.append_log(record)
         self._commit()  # the state remembers how long the log is
@@ -210,9 +221,8 @@ class RoundLoop(TrainingLoop):
             state.totals[trained, GAP] *= state.lanes["gap_estimate_factor"][trained]
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
-        state.lanes["passes"][trained] += (
-            result.n_passes - 1
-        )  # the rules of a single process count the last one
+        # the rules of a single process count the last pass
+        state.lanes["passes"][trained] += result.n_passes - 1
         state.lanes["sigma_prime"][:] = step.sigma_prime
         self.calibrates = result.w is None and not self.schedule.was_alone
         self._conclude_read(trained, certified)
@@ -316,13 +326,10 @@ class RoundLoop(TrainingLoop):
     def _begin(self) -> None:
         start, task = self.task.warm_start, self.task
         if start is not None:  # the other run's dual variables are the first commit
-            layout, dataset = paired_layout(task.solver.layout), task.dataset
+            layout = paired_layout(task.solver.layout)
             self.committed = "000000-start"
-            store = SlotStore(
-                self._folder / self.committed,
-                dataset.chunk_part,
-                np.diff(dataset.row_start),
-                layout.state_bytes,
+            store = chunk_slots(
+                self._folder / self.committed, task.dataset, layout.state_bytes, self.directory.identity
             )
             self.state.lanes["dual_sum"] += start.write_alpha(store, layout.n_flags, copies=2)
             store.sync()
@@ -354,10 +361,6 @@ class RoundLoop(TrainingLoop):
         return visited
 
 
-def _rounded(seconds: float) -> float:
-    return round(seconds, 6)
-
-
 def _range(numbers: np.ndarray) -> list[float] | None:
     """Return the smallest and the largest."""
     return [float(numbers.min()), float(numbers.max())] if numbers.size else None
@@ -366,41 +369,3 @@ def _range(numbers: np.ndarray) -> list[float] | None:
 def _shown(eta: np.ndarray) -> str:
     low, high = float(eta.min()), float(eta.max())
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-
-
-def make_round_loop(
-    directory: Run,
-    task: Task,
-    client: Any,
-    options: RoundOptions,
-    method: str,
-    memory: int,
-    listener: Listener,
-    stop_requested: StopRequested | None,
-) -> RoundLoop:
-    """Make the loop of a task on the workers of a client (or `Simulation`).
-
-    Parameters
-    ----------
-    memory : int
-        Budget of a worker, bytes.
-    """
-    dataset = task.dataset
-    spec = WorkerSpec(
-        dataset=str(dataset.path.resolve()),
-        fingerprint=dataset.fingerprint,
-        folder=str(directory.path.resolve() / "dual"),
-        problem=task.problem,
-        method=method,
-        seed=task.seed,
-        memory=memory,
-    )
-
-    def make_engine() -> Engine:
-        if isinstance(client, Simulation):
-            return SerialEngine(spec, client.n_workers)
-        from .dask_engine import DaskEngine
-
-        return DaskEngine(client, spec, shard_entries(dataset), listener, options.worker_timeout, task.run)
-
-    return RoundLoop(directory, task, make_engine, options.local_passes, listener, stop_requested)

@@ -24,10 +24,12 @@ from ..kernels.primitives import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
 from ..solvers.problem import LOSSES, Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..solvers.registry import make_solver
-from ..stream.arenas import RowArena, RowLayout
+from ..stream.arenas import RowLayout
+from ..stream.identity import Identity
 from ..stream.memory_plan import make_plan
-from ..stream.slot_store import SlotStore
-from ..stream.stream import Stream, Window
+from ..stream.slot_store import SlotStore, chunk_slots
+from ..stream.stream import Stream
+from ..stream.window import RowArena, Window
 from .block_steps import (
     APART,
     Change,
@@ -72,6 +74,7 @@ class WorkerSpec:
     method: str
     seed: int
     memory: int  # budget of a worker, bytes
+    identity: Identity | None = None  # of the run
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,7 @@ class RoundRequest:
     eta: np.ndarray  # step of that round, per lane
     read: int  # number of the first read of the data
     n_passes: int  # reads, each with a number of its own; a partition alone makes one, whatever this says
-    lanes: dict[
-        str, np.ndarray
-    ]  # the per-lane arrays of the state, sigma_prime among them (see `block_steps`)
+    lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
     shard_key: np.uint64  # shards are assigned by it; the key of the last round leaves them where they are
     n_workers: int | None = None  # that take part; None for all
 
@@ -98,7 +99,7 @@ class RoundRequest:
         return np.where(self.lanes["phase"] == TRAIN, self.lanes["sigma_prime"], 1.0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RoundResponse:
     """Result of one worker's local passes.
 
@@ -108,13 +109,11 @@ class RoundResponse:
 
     totals: np.ndarray  # (lanes, N_TOTALS)
     direction: np.ndarray  # (lanes, 4), see `block_steps.direction`
-    change: (
-        Change  # of w for lanes that trained; the partition's share of w(alpha) for lanes that were certified
-    )
+    change: Change  # of w for lanes that trained, the partition's share of w(alpha) for those certified
     w: np.ndarray | None  # the local w of an only partition, whose change need not be added: no bit changes
-    n_passes: int
-    seconds: float
-    bytes_read: int
+    n_passes: int = 0
+    seconds: float = 0.0
+    bytes_read: int = 0
 
 
 @dataclass
@@ -127,14 +126,6 @@ class _LocalRound:
     totals: np.ndarray
     dual_change: np.ndarray
     direction: np.ndarray
-
-
-@dataclass(frozen=True)
-class _Records:
-    """Rows' states that one attempt wrote: the first slot of every chunk, in a folder of its own."""
-
-    token: str
-    slots: SlotStore
 
 
 class Superseded(Exception):
@@ -157,13 +148,7 @@ def saving_bytes(solver: Solver) -> int:
 
 
 def open_same(spec: WorkerSpec) -> Dataset:
-    """Open the dataset of a run, as this process sees it.
-
-    Raises
-    ------
-    DatasetError, CheckpointError
-        Where dataset or run are missing, or not those of the run.
-    """
+    """Open the dataset of a run, as this process sees it; refused where it or the run is missing or another."""
     dataset = open_dataset(spec.dataset)
     if dataset.fingerprint != spec.fingerprint:
         raise DatasetError(
@@ -178,32 +163,17 @@ def open_same(spec: WorkerSpec) -> Dataset:
 
 
 class Partition:
-    """Some shards of a dataset, and the local passes over them, round after round.
+    """Some shards of a dataset, ascending, and the local passes over them, round after round.
 
-    Parameters
-    ----------
-    spec : WorkerSpec
-    shards : list of int
-        Ascending.
-    dataset : Dataset, optional
-        The whole; opened by `open_same` where it is not given.
-
-    Attributes
-    ----------
-    whole : Dataset
-        For the next partition of the same run.
-    alone : bool
-        Whether the partition has all shards.
-    wanted : str or None
-        Token of the round that may go on; others end at their next window. None: any.
+    `dataset` is the whole; opened by `open_same` where it is not given.
     """
 
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
-        self.whole = whole = dataset or open_same(spec)
-        self.spec, self.shards = spec, shards
+        self.whole = whole = dataset or open_same(spec)  # also for the next partition of the same run
+        self.spec, self.shards, self._folder = spec, shards, Path(spec.folder)
         self.alone = len(shards) == whole.n_shards
-        self.wanted: str | None = None
-        self._chunk_shard, self._n_rows = whole.chunk_part, np.diff(whole.row_start)
+        self.wanted: str | None = None  # the round that may go on; others end at their next window
+        self._n_rows = np.diff(whole.row_start)
         self._chunks = np.flatnonzero(np.isin(whole.chunk_part, shards))
         self._dataset = whole.select_parts(shards)
         self._problem = _writable(spec.problem)
@@ -214,15 +184,16 @@ class Partition:
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
         weights = {"weights": model_bytes(solver)}
         self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
-        self._stream = Stream(
-            self._dataset, self.plan, self._layout, spec.seed, n_folds=self._problem.n_folds
-        )
+        n_folds = self._problem.n_folds
+        self._stream = Stream(self._dataset, self.plan, self._layout, spec.seed, n_folds=n_folds)
         self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         # in a resident arena: the folder whose records the rows of a chunk hold, and whether the step was applied
         self._holds: list[str | None] = [None] * self._chunks.size
         self._applied = np.zeros(self._chunks.size, dtype=bool)
         self._arena: RowArena | None = None
-        self._reader = self._writer = self._records("")
+        self._reader = self._writer = self._records(
+            ""
+        )  # what an attempt wrote: the first slot of every chunk
         self._slot_bytes_read = 0
 
     def run(self, request: RoundRequest, w: np.ndarray, report: Report | None = None) -> RoundResponse:
@@ -246,7 +217,7 @@ class Partition:
                     report(window.n_entries)
             self._conclude_pass(local, number, last)
         if training:
-            self._writer.slots.sync()
+            self._writer.sync()
         response = self._response(local, w)
         response.n_passes, response.seconds = n_passes, time.monotonic() - started
         response.bytes_read = self._bytes_read() - bytes_before
@@ -264,7 +235,7 @@ class Partition:
             else:
                 pair = np.empty((n_rows, 2 * width))
                 active = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
-                self._writer.slots.load(chunk, [pair, active])
+                self._writer.load(chunk, [pair, active])
             total += log_slopes(self._n_lanes, pair[:, width:], pair[:, :width], eta)
         return total
 
@@ -312,9 +283,6 @@ class Partition:
             direction=local.direction,
             change=Change(None, values[:0], values.shape[0]) if self.alone else make_change(values),
             w=values if self.alone else None,
-            n_passes=0,
-            seconds=0.0,
-            bytes_read=0,
         )
 
     # -- rows in and out ----------------------------------------------------------------------------------------------
@@ -331,7 +299,7 @@ class Partition:
                     self._holds[chunk], self._applied[chunk] = request.token, False
             elif not self.plan.resident:
                 pair = arena.alpha[start:stop]
-                self._writer.slots.load(int(self._chunks[chunk]), [pair, arena.active[start:stop]])
+                self._writer.load(int(self._chunks[chunk]), [pair, arena.active[start:stop]])
 
     def _load_committed(
         self, arena: RowArena, chunk: int, start: int, stop: int, request: RoundRequest
@@ -345,7 +313,7 @@ class Partition:
             self._solver.new_rows(arena, start, stop)
             pair[:, width:] = pair[:, :width]
         else:
-            self._reader.slots.load(int(self._chunks[chunk]), [pair, active])
+            self._reader.load(int(self._chunks[chunk]), [pair, active])
         if request.committed:
             code, cost = self._row_costs(arena, start, stop)
             base, candidate = pair[:, width:], pair[:, :width]
@@ -360,7 +328,7 @@ class Partition:
             if last_pass:
                 pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
             if last_pass or not self.plan.resident:
-                self._writer.slots.save(int(self._chunks[chunk]), [pair, active])
+                self._writer.save(int(self._chunks[chunk]), [pair, active])
             if last_pass and not self.alone:
                 code, cost = self._row_costs(arena, start, stop)
                 sums = direction(problem, pair[:, width:], pair[:, :width], cost, code)
@@ -379,26 +347,27 @@ class Partition:
 
     def _open_stores(self, committed: str, token: str) -> None:
         """Open the records of the last committed round for reading, and those of this attempt for writing."""
-        if self._reader.token != committed:
-            self._reader = self._exchange(self._reader, committed)
-            self._reader.slots.restore(np.zeros_like(self._reader.slots.current))
-        if self._writer.token != token:
-            self._writer = self._exchange(self._writer, token)
+        before = self._reader
+        self._reader = self._exchange(before, committed)
+        if self._reader is not before:
+            self._reader.restore(np.zeros_like(self._reader.current))
+        self._writer = self._exchange(self._writer, token)
 
-    def _exchange(self, old: _Records, token: str) -> _Records:
-        self._slot_bytes_read += old.slots.bytes_read
-        old.slots.close()
+    def _exchange(self, old: SlotStore, token: str) -> SlotStore:
+        if old.folder == self._folder / token:
+            return old
+        self._slot_bytes_read += old.bytes_read
+        old.close()
         return self._records(token)
 
-    def _records(self, token: str) -> _Records:
+    def _records(self, token: str) -> SlotStore:
         # where there is no round yet, the store has no chunks, so that it needs no file
-        n_chunks = self._n_rows.size if token else 0
-        shard, n_rows = self._chunk_shard[:n_chunks], self._n_rows[:n_chunks]
-        slots = SlotStore(Path(self.spec.folder) / token, shard, n_rows, self._layout.state_bytes)
-        return _Records(token, slots)
+        return chunk_slots(
+            self._folder / token, self.whole, self._layout.state_bytes if token else 0, self.spec.identity
+        )
 
     def _bytes_read(self) -> int:
-        stores = self._reader.slots.bytes_read + self._writer.slots.bytes_read
+        stores = self._reader.bytes_read + self._writer.bytes_read
         return self._stream.bytes_read + self._slot_bytes_read + stores
 
 

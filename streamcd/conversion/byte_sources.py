@@ -11,6 +11,7 @@ import io
 import lzma
 import os
 import queue
+import re
 import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -27,6 +28,9 @@ STANDARD_INPUT = "-"
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
 """Of ranges that several processes read."""
 
+DECODER_BYTES = 70 << 20
+"""Enough for xz -9."""
+
 PADDING = 16
 """Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
 
@@ -38,47 +42,24 @@ _COMPRESSED_READ_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class ByteBlock:
-    """Whole lines of one source.
+    """Whole lines of one source: ``buffer[start:stop]``, which ends with a newline; then come `PADDING` more bytes."""
 
-    Attributes
-    ----------
-    buffer : bytearray
-        Holds the text in ``buffer[start:stop]``, which ends with a newline, and `PADDING` more bytes. It is filled anew
-        once the next block but one is asked for.
-    start, stop : int
-    name : str
-        The source, as messages name it.
-    first : bool
-        True for the first block of its source.
-    bytes_read : int
-        Bytes of all sources read so far; compressed bytes where they are compressed.
-    """
-
-    buffer: bytearray
+    buffer: bytearray  # filled anew once the next block but one is asked for
     start: int
     stop: int
-    name: str
-    first: bool
-    bytes_read: int
+    name: str  # of the source, in messages
+    first: bool  # of its source
+    bytes_read: int  # of all sources so far; compressed where they are
+
+    def as_array(self) -> np.ndarray:
+        """The buffer as bytes, padding included, without a copy."""
+        return np.frombuffer(self.buffer, dtype=np.uint8)
 
 
 def expand_sources(sources: str | Path | Sequence[str | Path]) -> list[str]:
     """List the files that the sources mean, in an order that does not depend on the file system.
 
-    Parameters
-    ----------
-    sources : path or sequence of paths
-        Files, directories (the files in them, hidden ones skipped), glob patterns, or ``"-"`` for standard input.
-
-    Returns
-    -------
-    list of str
-        Paths of files, and ``"-"``.
-
-    Raises
-    ------
-    UsageError
-        Where a source does not exist or holds no file.
+    Sources are files, directories (the files in them, hidden ones skipped), glob patterns, or ``"-"`` for standard input.
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths = [path for source in given for path in _expand(os.fspath(source))]
@@ -108,11 +89,28 @@ def _expand(source: str) -> list[str]:
     if os.path.exists(source):
         return [source]
     if glob.has_magic(source):
-        found = sorted(path for path in glob.glob(source, recursive=True) if not os.path.isdir(path))
+        found = sorted({path for path in _matches(source) if not os.path.isdir(path)})
         if found:
             return found
         raise UsageError(f"no file matches {source!r}; check the pattern")
     raise UsageError(f"no such file or directory: {source}; check the name")
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """Paths that a pattern matches; its ``**`` enters folders, but no symbolic links: one may lead back to where it is."""
+    head, deep, tail = re.sub(r"(^|/)\*\*$", r"\1**/*", pattern).partition("**/")
+    if not deep or (head and not head.endswith("/")):
+        yield from glob.iglob(pattern)
+        return
+    for root in glob.iglob(head) if head else [""]:
+        for folder, folders, _ in os.walk(root or "."):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            within = (
+                os.path.join(root, os.path.relpath(folder, root or "."), "")
+                if folder != (root or ".")
+                else root
+            )
+            yield from _matches(glob.escape(within) + tail)
 
 
 def display_name(source: str) -> str:
@@ -133,10 +131,7 @@ def total_bytes(paths: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """A part of a source that begins and ends where a line does: bytes ``start`` to ``stop`` of the file as it lies on disk.
-
-    Only text that is not compressed has parts; `stop` is None where the range is all of a source.
-    """
+    """Bytes of a file as it lies on disk, from line to line; all of it where `stop` is None, as of what is compressed."""
 
     path: str
     start: int = 0
@@ -149,10 +144,7 @@ class ByteRange:
 
 
 class _Counted(io.RawIOBase):
-    """A file that counts what is read from it, and gives back its first bytes after they were looked at.
-
-    With `n_bytes`, the file ends after that many bytes.
-    """
+    """A file that counts what is read, up to `n_bytes`, and gives back its first bytes after they were looked at."""
 
     def __init__(self, file: Any, n_bytes: int | None = None) -> None:
         self._file = file
@@ -255,13 +247,54 @@ def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
             start = stop
 
 
-def _decompressed(raw: _Counted, whole: bool) -> Any:
+class _XzStreams:
+    """The text of xz streams, one after the other; `lzma.LZMAFile` takes a damaged one for the end of the file.
+
+    A stream that asks for more than `memory_bytes`, most of it for its dictionary, is refused.
+    """
+
+    def __init__(self, raw: _Counted, memory_bytes: int) -> None:
+        self._raw, self._memory_bytes = io.BufferedReader(raw, _COMPRESSED_READ_BYTES), memory_bytes
+        self._given = b""  # to the decoder next
+        self._begin()
+
+    def _begin(self) -> None:
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, self._memory_bytes)
+
+    def readinto(self, view: memoryview) -> int:
+        while not self._decoder.eof or self._goes_on():
+            if self._decoder.needs_input and not self._given:
+                self._given = self._raw.read1(_COMPRESSED_READ_BYTES)
+                if not self._given:
+                    raise EOFError("it ends within a stream")
+            given, self._given = self._given, b""
+            if text := self._decoder.decompress(given, min(len(view), _COMPRESSED_READ_BYTES)):
+                view[: len(text)] = text
+                return len(text)
+        return 0
+
+    def _goes_on(self) -> bool:
+        """Begin the next stream, where there is one; zeros in fours may come between streams and after the last one."""
+        rest, n_zeros = self._decoder.unused_data, 0
+        while not (stream := rest.lstrip(b"\0")):
+            n_zeros += len(rest)
+            rest = self._raw.read1(_COMPRESSED_READ_BYTES)
+            if not rest:
+                break
+        if (n_zeros + len(rest) - len(stream)) % 4:
+            raise lzma.LZMAError("bytes after a stream that are no stream")
+        self._given = stream
+        self._begin()
+        return bool(stream)
+
+
+def _decompressed(raw: _Counted, whole: bool, memory_bytes: int) -> Any:
     """A file of the text in `raw`, whatever its compression, which the first bytes of a whole file tell."""
     codec = _codec(raw.peek(6)) if whole else None
     if codec is None:
         return raw
     if codec == "xz":
-        return lzma.LZMAFile(io.BufferedReader(raw, _COMPRESSED_READ_BYTES))
+        return _XzStreams(raw, memory_bytes)
     import pyarrow as pa  # only compressed input needs it
 
     return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
@@ -277,6 +310,11 @@ def _fill(file: Any, view: memoryview, name: str) -> int:
                 break
             filled += size
     except (EOFError, lzma.LZMAError, OSError) as error:
+        if "Memory usage limit" in str(error):
+            raise DataError(
+                f"{name}: expected a compressed file that this memory budget has room to read, found one with a larger "
+                "dictionary; give a larger --memory, or compress it anew with a smaller preset (xz -6)"
+            ) from None
         if isinstance(error, OSError) and error.errno is not None:
             error.filename = error.filename or name
             raise  # the device failed, not the data
@@ -293,8 +331,10 @@ def _fill(file: Any, view: memoryview, name: str) -> int:
 class _Reader:
     """The thread that fills buffers; its life is one call of `read_blocks`."""
 
-    def __init__(self, ranges: Sequence[ByteRange], block_bytes: int, max_line_bytes: int) -> None:
-        self._ranges = ranges
+    def __init__(
+        self, ranges: Sequence[ByteRange], block_bytes: int, max_line_bytes: int, decoder_bytes: int
+    ) -> None:
+        self._ranges, self._decoder_bytes = ranges, decoder_bytes
         self._max_line_bytes = max_line_bytes
         self.free: queue.Queue[bytearray | None] = queue.Queue()
         self.filled: queue.Queue[ByteBlock | BaseException | None] = queue.Queue()
@@ -312,8 +352,6 @@ class _Reader:
                     self._read_range(raw, part)
                     self._bytes_before += raw.n_bytes
             self.filled.put(None)
-        except _Stopped:
-            pass
         except BaseException as error:  # handed over to the thread that asked
             self.filled.put(error)
 
@@ -333,7 +371,7 @@ class _Reader:
 
     def _read_range(self, raw: _Counted, part: ByteRange) -> None:
         name = display_name(part.path)
-        file = _decompressed(raw, whole=part.stop is None)
+        file = _decompressed(raw, part.stop is None, self._decoder_bytes)
         tail, first, more = b"", part.start == 0, True
         while more:
             buffer = self._take_buffer()
@@ -369,28 +407,23 @@ class _Reader:
 
 
 class _Stopped(Exception):
-    """The consumer does not want any more blocks."""
+    """Nobody takes any more blocks, nor this."""
 
 
 def read_blocks(
-    ranges: Sequence[ByteRange], *, block_bytes: int, max_line_bytes: int | None = None
+    ranges: Sequence[ByteRange],
+    block_bytes: int,
+    max_line_bytes: int | None = None,
+    decoder_bytes: int = DECODER_BYTES,
 ) -> Generator[ByteBlock, None, None]:
-    """Read ranges one after the other in blocks of whole lines.
+    """Read ranges one after the other in blocks of whole lines; a source without a byte gives one block without text.
 
-    Parameters
-    ----------
-    ranges : sequence of ByteRange
-    block_bytes : int
-        Size of a block; three of them are in memory, besides what decompression takes.
-    max_line_bytes : int, optional
-        The longest line for which a block may grow (by default 64 blocks, or 1 GB if that is more).
-
-    Yields
-    ------
-    ByteBlock
-        A source without a byte gives one block without text. A block's buffer is used again once the next one is taken.
+    Three blocks of `block_bytes` are in memory, besides what decompression takes; a block may grow for a line of up to
+    `max_line_bytes` (by default 64 blocks, or 1 GB if that is more), and a decoder of xz take up to `decoder_bytes`.
     """
-    reader = _Reader(ranges, block_bytes, max_line_bytes or max(64 * block_bytes, 1_000_000_000))
+    reader = _Reader(
+        ranges, block_bytes, max_line_bytes or max(64 * block_bytes, 1_000_000_000), decoder_bytes
+    )
     reader.thread.start()
     try:
         while (block := reader.filled.get()) is not None:
@@ -400,8 +433,3 @@ def read_blocks(
             reader.free.put(block.buffer)
     finally:
         reader.stop()
-
-
-def as_array(block: ByteBlock) -> np.ndarray:
-    """The block's buffer as bytes, padding included, without a copy."""
-    return np.frombuffer(block.buffer, dtype=np.uint8)

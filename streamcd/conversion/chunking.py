@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -47,15 +48,12 @@ def cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> t
     n_rows, n_entries = [0], [0]
     for counts in _blocks_of_lengths(lengths):
         before = np.concatenate([[0], np.cumsum(counts)])
-        start = 0
-        for end in rule.ends(counts):
-            n_rows[-1] += end - start
-            n_entries[-1] += int(before[end] - before[start])
-            n_rows.append(0)
-            n_entries.append(0)
-            start = end
-        n_rows[-1] += len(counts) - start
-        n_entries[-1] += int(before[-1] - before[start])
+        for number, (start, stop) in enumerate(pairwise([0, *rule.ends(counts), len(counts)])):
+            if number:
+                n_rows.append(0)
+                n_entries.append(0)
+            n_rows[-1] += stop - start
+            n_entries[-1] += int(before[stop] - before[start])
     return np.array(n_rows), np.array(n_entries)
 
 

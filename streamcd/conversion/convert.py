@@ -1,14 +1,14 @@
 """libsvm text to a dataset, shuffled, in bounded memory.
 
-Two stages: parse the source and let `shuffle.Sorter` take its rows; then write them in their final order, cut into
-chunks. The result is a function of the source, the seed and the options of the format: neither of memory nor of how the
-source is spread over files of the same order.
+The result is a function of the source, the seed and the options of the format: neither of memory nor of how the source is
+spread over files of the same order.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,11 @@ def convert(
 
 
 def _value_dtype(dtype: Any) -> np.dtype:
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = np.dtype(np.void)
-    if found not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise UsageError(f"expected --dtype float32 or float64, found {dtype!r}")
-    return found
+    for known in (np.float32, np.float64):
+        with suppress(TypeError):  # of what numpy knows nothing
+            if np.dtype(dtype) == known:
+                return np.dtype(known)
+    raise UsageError(f"expected --dtype float32 or float64, found {dtype!r}")
 
 
 def _index_base(index_base: str | int) -> int | None:
@@ -179,14 +177,14 @@ def _load_like(path: Path) -> Like:
             raise UsageError(
                 f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
             )
+        found: Any = dataset
         scaling = dataset.read_scaling()
-        return Like(
-            str(path), dataset.index_base, dataset.n_features, dataset.classes, dataset.label_kind, scaling
-        )
-    from ..models.model import load_model  # model.py is needed for this only
+    else:
+        from ..models.model import load_model  # needed for this only
 
-    model = load_model(path)
-    return Like(str(path), model.index_base, model.n_features, model.classes, model.label_kind, model.scaling)
+        found = load_model(path)
+        scaling = found.scaling
+    return Like(str(path), found.index_base, found.n_features, found.classes, found.label_kind, scaling)
 
 
 def _check(options: Options) -> None:
@@ -210,14 +208,28 @@ def _check(options: Options) -> None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
-    if options.dest.exists() and not options.force:
-        raise UsageError(f"{options.dest} exists; name another place or replace it with --force")
-    if options.dest.exists() and not (options.dest / "manifest.json").exists() and _has_content(options.dest):
-        raise UsageError(
-            f"{options.dest} exists and is not a dataset; --force replaces datasets only: name another place"
-        )
+    _check_place(options)
     if not options.dest.absolute().parent.is_dir():
         raise UsageError(f"no such directory: {options.dest.absolute().parent}; make it first")
+
+
+def _check_place(options: Options) -> None:
+    """Refuse to replace anything but another dataset, and that without `force`."""
+    dest = options.dest
+    if not os.path.lexists(dest):
+        return
+    if _has_content(dest) and not (dest / "manifest.json").exists():
+        raise UsageError(
+            f"{dest} exists and is not a dataset; --force replaces datasets only: name another place"
+        )
+    inputs = [*options.paths, options.weights, None if options.like is None else options.like.name]
+    for path in inputs:
+        if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
+            raise UsageError(
+                f"{dest} is what {path} is read from, and --force would replace it: name another place"
+            )
+    if not options.force:
+        raise UsageError(f"{dest} exists; name another place or replace it with --force")
 
 
 def _has_content(path: Path) -> bool:
@@ -231,7 +243,7 @@ def _plan(options: Options) -> Plan:
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
         "blocks being read": _LEAST_BYTES,
-        "scales of the features": _scales_in_memory(options.like),
+        "scales of the features": 2 * _scales_in_memory(options.like),  # of all, and those at work
     }
     if options.workers == 1:
         left = require(options.memory_bytes, needs) + _LEAST_BYTES

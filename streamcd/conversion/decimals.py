@@ -15,6 +15,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from ..kernels.compile import kernel
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Machine instructions that numba does not offer
 
@@ -99,7 +101,7 @@ _FIVES_UPPER, _FIVES_LOWER = _powers_of_five()
 OK, MALFORMED, HARD = 0, 1, 2  # HARD: Python's float() has to decide
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _scaled(significand, power):
     """``significand · 10^power`` correctly rounded, and whether it could be decided (not so for subnormal numbers).
 
@@ -165,7 +167,7 @@ def digits(text, position):
             return total, position
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _long_number(text, start, stop, power):
     """A number of more than 18 digits in ``text[start:stop]`` (digits and at most one point), times 10^power.
 
@@ -194,7 +196,7 @@ def _long_number(text, start, stop, power):
     return value, decided
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _exponent(text, position):
     """The exponent whose ``e`` is at `position`, limited to ± 99999, and where it ends (0: malformed)."""
     position += 1

@@ -122,15 +122,9 @@ def _lines(dataset: Dataset, listener: Listener) -> Iterator[tuple[np.ndarray, b
             stop = min(max(start + 1, end), data.label.size)
             entries = slice(int(data.indptr[start]), int(data.indptr[stop]))
             feature = data.feature[entries] if original is None else original[data.feature[entries]]
-            text = io.BytesIO()
-            write_rows(
-                text,
-                data.label[start:stop],
-                data.indptr[start : stop + 1] - data.indptr[start],
-                feature,
-                data.value[entries],
-                dataset.index_base,
-            )
+            text, indptr = io.BytesIO(), data.indptr[start : stop + 1] - data.indptr[start]
+            label, value = data.label[start:stop], data.value[entries]
+            write_rows(text, label, indptr, feature, value, dataset.index_base)
             yield data.source[start:stop], text.getvalue()
             start = stop
         listener.progress(Progress("export", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))

@@ -33,18 +33,7 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 
 def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
-    """Hash the numbers of rows in the source, bijectively, in another way for every seed.
-
-    Parameters
-    ----------
-    source_row : ndarray of int64
-    seed : int
-        Taken modulo 2^64.
-
-    Returns
-    -------
-    ndarray of uint64
-    """
+    """Hash the numbers of rows in the source (int64) to uint64, bijectively, in another way for every seed modulo 2^64."""
     golden = 0x9E3779B97F4A7C15
     first, second = _mix(np.array([seed % 2**64, (seed + golden) % 2**64], dtype=np.uint64))
     return _mix(_mix(source_row.astype(np.uint64) ^ first) + second)
@@ -52,22 +41,11 @@ def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RunFormat:
-    """Format of runs, on which their writers and readers have to agree.
-
-    Attributes
-    ----------
-    directory : Path
-    seed : int or None
-        None keeps the order of the source.
-    bits : int
-        Leading bits of the keys that make a bucket.
-    value_dtype : dtype
-    weighted : bool
-    """
+    """Format of runs, on which their writers and readers have to agree."""
 
     directory: Path
-    seed: int | None
-    bits: int
+    seed: int | None  # None keeps the order of the source
+    bits: int  # leading ones of the keys, which make a bucket
     value_dtype: np.dtype
     weighted: bool
 
@@ -106,16 +84,7 @@ class HeldRows:
 
 
 class RunWriter:
-    """Writes the rows of one task: a run, or several where indices get wide or segments many.
-
-    Parameters
-    ----------
-    form : RunFormat
-    number : int
-        Of the task.
-    memory_bytes : int
-        For rows in memory.
-    """
+    """Writes the rows of the task `number`: a run, or several where indices get wide or segments many."""
 
     def __init__(self, form: RunFormat, number: int, memory_bytes: int) -> None:
         self._form, self._number, self._memory_bytes = form, number, memory_bytes
@@ -138,30 +107,22 @@ class RunWriter:
                 path, layout, self._form.n_buckets, self._memory_bytes, record_bytes=_ROW_BYTES
             )
             self._n_runs, self._n_bytes = self._n_runs + 1, 0
-        fields = (
-            [rows.source_row, rows.label]
-            if rows.weight is None
-            else [rows.source_row, rows.label, rows.weight]
-        )
-        self._writer.append(
-            self._bucket(rows, segment), Records(fields, rows.indptr, (rows.index, rows.value))
-        )
+        fields = [rows.source_row, rows.label, *([] if rows.weight is None else [rows.weight])]
+        records = Records(fields, rows.indptr, (rows.index, rows.value))
+        self._writer.append(self._bucket(rows, segment), records)
         self._n_bytes += rows.n_rows * _ROW_BYTES + rows.n_entries * layout.item_bytes
 
     def _bucket(self, rows: Rows, segment: int) -> np.ndarray:
         if self._form.seed is None:
             return np.full(rows.n_rows, segment, np.uint16)
-        return (row_keys(rows.source_row, self._form.seed) >> np.uint64(64 - self._form.bits)).astype(
-            np.uint16
-        )
+        keys = row_keys(rows.source_row, self._form.seed)
+        return (keys >> np.uint64(64 - self._form.bits)).astype(np.uint16)
 
     def close(self, hold: bool = False) -> HeldRows | None:
         """Write what is left; with `hold`, give all rows if they are in memory, and write nothing."""
-        if hold and self._n_runs == 1 and self._writer is not None:
-            records = self._writer.hold()
-            if records is not None:
-                rows = self._form.rows(records)
-                return HeldRows(rows, self._form.order(rows))
+        if hold and self._n_runs == 1 and self._writer is not None and (records := self._writer.hold()):
+            rows = self._form.rows(records)
+            return HeldRows(rows, self._form.order(rows))
         self._end_run()
         return None
 
@@ -192,15 +153,7 @@ class Cell:
 class RunReader:
     """Reads buckets from all runs; a context, which closes their files.
 
-    Parameters
-    ----------
-    form : RunFormat
-    memory_bytes : int
-        For rows in memory.
-    wide : bool
-        True where any index needs 64 bits.
-    held : HeldRows, optional
-        All rows, where no run was written: one bucket of one cell.
+    `wide` where any index needs 64 bits; `held` are all rows, where no run was written: one bucket of one cell.
     """
 
     def __init__(self, form: RunFormat, memory_bytes: int, wide: bool, held: HeldRows | None = None) -> None:
@@ -218,8 +171,7 @@ class RunReader:
 
     @cached_property
     def _paths(self) -> list[Path]:
-        indices = sorted(self._form.directory.glob("run-*.index"))
-        return [index.with_suffix("") for index in indices]
+        return [index.with_suffix("") for index in sorted(self._form.directory.glob("run-*.index"))]
 
     @property
     def n_buckets(self) -> int:
@@ -229,7 +181,7 @@ class RunReader:
         return self._form.n_buckets * (len(self._paths) if self._form.seed is None else 1)
 
     def _bucket(self, bucket: int) -> tuple[PartitionReader, int]:
-        """What reads a bucket, and its number there."""
+        """The reader of a bucket, and its number there."""
         run, number = divmod(bucket, self._form.n_buckets)
         if run not in self._readers:
             if self._form.seed is None:  # one run at a time is open

@@ -9,15 +9,16 @@ say), their entries are sorted into files of ranges first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError
+from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.parquet import read_groups
 from ..dataset.schema import MAX_CLASSES
@@ -30,6 +31,7 @@ _GROUP_FEATURES = 1 << 16
 """Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""
 
 _N_RANGES = 256
+_BLOCK_BYTES = 1 << 20  # of entries read at a time
 
 Entries = Iterable[tuple[int, np.ndarray, np.ndarray]]
 """(shard, feature, value) of some entries after the other, in the order of the dataset."""
@@ -41,16 +43,12 @@ FeatureColumns = Iterable[Mapping[str, np.ndarray]]
 _SAVED_SUMS = np.dtype([("feature", np.int64), ("sums", np.float64, (5,))])
 """A feature, and its number of entries, sum, sum of squares, least and greatest."""
 
-_RECORD = np.dtype([("feature", np.int64), ("value", np.float64), ("shard", np.int32)])
+_LAYOUT = Layout((np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int32)))
+"""Of an entry that is scattered: feature, value, shard."""
 
 
 class RangeStatistics:
-    """Statistics of the features ``start <= feature < stop``.
-
-    Parameters
-    ----------
-    start, stop : int
-    """
+    """Statistics of the features ``start <= feature < stop``."""
 
     def __init__(self, start: int, stop: int) -> None:
         self._start = start
@@ -146,19 +144,32 @@ def read_statistics(read: Callable[[], Entries], start: int, stop: int, n_rows: 
 
 
 def scatter_statistics(
-    read: Callable[[], Entries], n_rows: int, memory_bytes: int, scratch: Path, out: Path
+    read: Callable[[], Entries], n_rows: int, memory_bytes: int, run: Path, out: Path
 ) -> None:
-    """Make the statistics of few features in a wide space: entries go to files of ranges in `scratch` first."""
-    save_columns(_scattered_statistics(read, n_rows, memory_bytes, scratch), out)
+    """Make the statistics of few features in a wide space: entries are dealt out to ranges of features first."""
+    save_columns(_scattered_statistics(read, n_rows, memory_bytes, run), out)
 
 
 def _scattered_statistics(
-    read: Callable[[], Entries], n_rows: int, memory_bytes: int, scratch: Path
+    read: Callable[[], Entries], n_rows: int, memory_bytes: int, run: Path
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    # ranges of about as many features each, and in them those that occur
-    for path in _scatter(read(), _range_ends(read()), scratch):
-        yield from _occurring_statistics(partial(_read_records, path), n_rows, memory_bytes)
-        path.unlink()
+    ends = _range_ends(read())
+    with PartitionWriter(run, _LAYOUT, len(ends) + 1, memory_bytes // 2) as writer:
+        for shard, feature, value in read():
+            shards = np.full(len(feature), shard, np.int32)
+            writer.append(np.searchsorted(ends, feature), Records([feature, value, shards]))
+    with PartitionReader([run], _LAYOUT) as reader:
+        for number in range(len(ends) + 1):
+            entries = partial(_dealt_entries, reader, number)
+            yield from _occurring_statistics(entries, n_rows, memory_bytes)
+
+
+def _dealt_entries(reader: PartitionReader, number: int) -> Entries:
+    for block in reader.blocks(number, _BLOCK_BYTES):
+        feature, value, shard = block.fields
+        borders = [0, *(1 + np.flatnonzero(np.diff(shard))).tolist(), block.size]
+        for start, stop in pairwise(borders):
+            yield int(shard[start]), feature[start:stop], value[start:stop]
 
 
 def save_columns(batches: FeatureColumns, path: Path) -> None:
@@ -198,10 +209,7 @@ def _occurring_statistics(
 
 
 def sorted_distinct(*parts: np.ndarray) -> np.ndarray:
-    """The distinct integers in some arrays, ascending, as int64.
-
-    By sorting: `numpy.unique` hashes, which took ten times as long.
-    """
+    """Sort out the distinct integers in some arrays, as int64; `numpy.unique` hashes, which took ten times as long."""
     merged = parts[0] if len(parts) == 1 else np.concatenate(parts)
     merged = np.sort(merged.astype(np.int64, copy=False))
     first = np.ones(merged.size, np.bool_)
@@ -231,31 +239,6 @@ def _range_ends(entries: Entries) -> np.ndarray:
     return (
         sample[np.linspace(0, sample.size - 1, _N_RANGES).astype(np.int64)[1:-1]] if sample.size else sample
     )
-
-
-def _scatter(entries: Entries, ends: np.ndarray, scratch: Path) -> list[Path]:
-    """Write entries to a file for each range of features, each in the order in which they come."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    paths = [scratch / f"range-{number:03x}" for number in range(len(ends) + 1)]
-    with ExitStack() as stack:
-        files = [stack.enter_context(open(path, "wb")) for path in paths]
-        for shard, feature, value in entries:
-            number = np.searchsorted(ends, feature)
-            order = np.argsort(number, kind="stable")
-            records = np.empty(len(feature), _RECORD)
-            records["feature"], records["value"], records["shard"] = feature[order], value[order], shard
-            stops = np.searchsorted(number[order], np.arange(len(paths)), side="right")
-            for file, start, stop in zip(files, np.append(0, stops[:-1]), stops, strict=True):
-                if stop > start:
-                    file.write(records[start:stop].data.cast("B"))
-    return paths
-
-
-def _read_records(path: Path) -> Entries:
-    with open(path, "rb") as file:
-        while (records := np.fromfile(file, _RECORD, 1 << 16)).size:
-            for same in np.split(records, 1 + np.flatnonzero(np.diff(records["shard"]))):
-                yield int(same["shard"][0]), same["feature"].copy(), same["value"].copy()
 
 
 def in_groups(batches: FeatureColumns) -> Iterator[dict[str, np.ndarray]]:
@@ -311,13 +294,7 @@ class LabelCounts:
 
 
 class DistinctFeatures:
-    """The indices that occur, ascending; for ``--compact``.
-
-    Parameters
-    ----------
-    n_bytes : int
-        Memory that their map may take.
-    """
+    """The indices that occur, ascending; for ``--compact``. Their map may take `n_bytes`."""
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes

@@ -22,9 +22,9 @@ from ..core.progress import Listener, Progress
 from ..kernels.compile import kernel
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import (
+    DECODER_BYTES,
     ByteBlock,
     ByteRange,
-    as_array,
     display_name,
     expand_sources,
     read_blocks,
@@ -102,13 +102,8 @@ def _parse(text, stop, state, label, indptr, index, value, least_index, end_inde
     int
         `_END`, `_FULL` (no room for the next row), `_FLOAT`, or the error at ``state[_TOKEN]``.
     """
-    position, line, row, entry, last = (
-        state[_POSITION],
-        state[_LINE],
-        state[_ROWS],
-        state[_ENTRIES],
-        state[_LAST],
-    )
+    position, line, last = state[_POSITION], state[_LINE], state[_LAST]
+    row, entry = state[_ROWS], state[_ENTRIES]
     zeros, underflows, ignored = 0, 0, 0
     capacity = len(label)
     status = _END
@@ -174,9 +169,10 @@ def _parse(text, stop, state, label, indptr, index, value, least_index, end_inde
                     and text[position + 3] == 0x3A
                 ):
                     state[_QIDS] += 1
-                    while text[position] > 0x20 and text[position] != 0x23:
-                        position += 1
-                    continue
+                    _, end = digits(text, position + 4)
+                    if end > position + 4 and (text[end] <= 0x20 or text[end] == 0x23):
+                        position = end
+                        continue
                 status = _BELOW if c == 0x2D and 0 <= text[position + 1] - 48 <= 9 else _BAD_TOKEN
                 break
             whole, end = digits(text, position)
@@ -248,13 +244,8 @@ def _parse(text, stop, state, label, indptr, index, value, least_index, end_inde
         last = _LINE_START
         position += 1
         line += 1
-    state[_POSITION], state[_LINE], state[_ROWS], state[_ENTRIES], state[_LAST] = (
-        position,
-        line,
-        row,
-        entry,
-        last,
-    )
+    state[_POSITION], state[_LINE], state[_LAST] = position, line, last
+    state[_ROWS], state[_ENTRIES] = row, entry
     state[_TOKEN] = token
     state[_ZEROS] += zeros
     state[_UNDERFLOWS] += underflows
@@ -291,30 +282,17 @@ def _count(text, start, stop):
 
 @dataclass(frozen=True)
 class LibsvmFormat:
-    """Options of parsing.
-
-    Attributes
-    ----------
-    value_dtype : dtype
-        float32 or float64.
-    index_base : {0, 1}, optional
-        The least index allowed; None allows 0, and `Counts.zero_index` tells whether it occurs.
-    n_features : int, optional
-        Width: indices must be below ``n_features + index_base`` (with no base given, as if it were 1).
-    ignore_beyond : bool
-        Pass over entries beyond the width, and count them, rather than refuse them.
-    block_bytes : int
-        Text parsed at a time. Memory used is about ten times as much.
-    max_line_bytes : int, optional
-        The longest line for which a block may grow.
-    """
+    """Options of parsing."""
 
     value_dtype: Any = np.float32
-    index_base: int | None = None
-    n_features: int | None = None
-    ignore_beyond: bool = False
-    block_bytes: int = BLOCK_BYTES
-    max_line_bytes: int | None = None
+    index_base: int | None = (
+        None  # the least index allowed; None allows 0, `Counts.zero_index` tells if it occurs
+    )
+    n_features: int | None = None  # indices are below ``n_features + index_base``; no base counts as 1
+    ignore_beyond: bool = False  # pass over entries beyond the width, and count them, rather than refuse them
+    block_bytes: int = BLOCK_BYTES  # parsed at a time; memory used is about ten times as much
+    max_line_bytes: int | None = None  # for which a block may grow
+    decoder_bytes: int = DECODER_BYTES  # for decompression
 
     @property
     def end_index(self) -> int:
@@ -325,7 +303,7 @@ class LibsvmFormat:
 
     def blocks(self, ranges: Sequence[ByteRange]) -> Generator[ByteBlock, None, None]:
         """The text, in blocks of whole lines."""
-        return read_blocks(ranges, block_bytes=self.block_bytes, max_line_bytes=self.max_line_bytes)
+        return read_blocks(ranges, self.block_bytes, self.max_line_bytes, self.decoder_bytes)
 
 
 class _Parser:
@@ -349,7 +327,7 @@ class _Parser:
         n_bytes = block.stop - block.start
         if n_bytes // 4 + 1 > len(self._index):
             self._make_room(n_bytes)
-        text = as_array(block)
+        text = block.as_array()
         state = np.zeros(_N_STATE, np.int64)
         state[_POSITION], state[_LINE] = block.start, 0 if block.first else self._line
         state[_LAST], state[_KNOWN], state[_MAX_SEEN] = _LINE_START, -1, self._counts.max_index
@@ -402,6 +380,8 @@ class _Parser:
 
     def _complaint(self, status: int, token: str, last: int) -> str:
         found = f"found {_shortened(token)}"
+        if token.startswith("qid:"):
+            return f"expected qid:number, {found}; correct the line"
         number = token.rpartition(":")[2].lower().lstrip("+-")
         if status in (_BAD_LABEL, _BAD_VALUE) and number in ("nan", "inf", "infinity"):
             what = "label" if status == _BAD_LABEL else "value"
@@ -478,13 +458,7 @@ def iterate_sources(
     listener: Listener | None = None,
     phase: str = "parse",
 ) -> Iterator[RowBatch]:
-    """Parse all of some sources, as `expand_sources` takes them, and tell how far it is; see `iterate_batches`.
-
-    Raises
-    ------
-    DataError
-        As `iterate_batches`, and where there is no row at all.
-    """
+    """Parse all of some sources, as `expand_sources` takes them, and tell how far it is; refuse them without a row."""
     paths = expand_sources(sources)
     total = total_bytes(paths)
     n_rows = 0
@@ -510,26 +484,17 @@ def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:
     n_rows = n_lines = 0
     with closing(form.blocks([part])) as blocks:
         for block in blocks:
-            rows, lines = _count(as_array(block), block.start, block.stop)
+            rows, lines = _count(block.as_array(), block.start, block.stop)
             n_rows, n_lines = n_rows + rows, n_lines + lines
     return n_rows, n_lines
 
 
-def copy_weights(path: str, out: Path) -> int:
-    """Copy weights of rows, from text with a number a line to numbers of 8 bytes.
-
-    Returns
-    -------
-    int
-        How many there are.
-
-    Raises
-    ------
-    DataError
-        Naming the row of a weight that is none.
-    """
+def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
+    """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
-    form = LibsvmFormat(np.float64, block_bytes=1 << 18)
+    form = LibsvmFormat(
+        np.float64, block_bytes=1 << 16, max_line_bytes=max_line_bytes, decoder_bytes=decoder_bytes
+    )
     n_weights = 0
     with open(out, "wb") as file:
         for batch in iterate_sources(path, form):

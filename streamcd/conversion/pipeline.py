@@ -55,6 +55,7 @@ from .shard_writing import (
 )
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
+_LEAST_DECODER_BYTES = 10 << 20
 _MAX_RANGES = 8
 """Above this number of passes for ranges of a fixed width, entries are scattered to files first."""
 
@@ -128,6 +129,11 @@ class Plan:
     statistics_bytes: int
     map_bytes: int
 
+    @property
+    def decoder_bytes(self) -> int:
+        """Memory to decompress with: that of the statistics, which are made later; at least what xz -6 takes."""
+        return max(self.statistics_bytes, _LEAST_DECODER_BYTES)
+
     def check_scales(self, n_features: int) -> None:
         """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""
         needed = 8 * n_features
@@ -192,25 +198,14 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Parsing:
-    """Knowledge that workers share to parse.
-
-    Attributes
-    ----------
-    parse : callable
-        ``parse(ranges, first_row=, first_line=)`` gives batches of the rows of some ranges.
-    weights : Weights, optional
-    distinct : Path, optional
-        A directory for the indices that occur in each task.
-    tell : callable, optional
-        Told the bytes read, where all of the source is one task.
-    """
+    """Knowledge that workers share to parse."""
 
     form: RunFormat
     plan: Plan
-    parse: Callable[..., Iterator[RowBatch]]
+    parse: Callable[..., Iterator[RowBatch]]  # ``parse(ranges, first_row=, first_line=)``
     weights: Weights | None
-    distinct: Path | None
-    tell: Tell | None
+    distinct: Path | None  # a directory for the indices that occur in each task
+    tell: Tell | None  # told the bytes read, where all of the source is one task
 
 
 class _Parsed(NamedTuple):
@@ -246,11 +241,11 @@ def _parse(parsing: Parsing, task: _Task) -> _Parsed:
     return _Parsed(counts, labels, held)
 
 
-def _merge_distinct(directory: Path, n_tasks: int, n_bytes: int, out: Path) -> int:
+def _merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:
     """Write the indices that occur in any task; returns their number."""
     distinct = DistinctFeatures(n_bytes)
-    for number in range(n_tasks):
-        distinct.add(np.load(directory / f"{number:07d}.npy"))
+    for path in sorted(directory.iterdir()):
+        distinct.add(np.load(path))
     merged = distinct.merge()
     np.save(out, merged)
     return int(merged.size)
@@ -279,14 +274,14 @@ class Conversion:
         original: Path | None = None
         if self.options.compact:
             original = self.work / "original.npy"
-            merging = (self.work / "distinct", len(tasks), self.plan.map_bytes, original)
+            merging = (self.work / "distinct", self.plan.map_bytes, original)
             (n_features,) = self.pool.run(_merge_distinct, [merging])
         shape = Shape(counts.n_rows, n_features, base)
         sums = self._sums("dataset", shape, parsed.held)
         rows_bytes = self.plan.rows_bytes(sums is not None)
         writing = Writing(
             partial(RunReader, form, rows_bytes, counts.is_wide, parsed.held),
-            self._part(self.work / "dataset", shape),
+            partial(PartWriter, self.work / "dataset", **self._table_format(shape)),
             shape,
             original,
             self.work / "dataset",
@@ -296,7 +291,9 @@ class Conversion:
             encode_ahead=self.pool.n_workers > 1,
         )
         self._write(writing, self._manifest(parsed, shape), parsed.held)
-        self._tell_result(counts, n_features)
+        size = f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
+        for message in [*counts.messages(self.options.value_dtype), size]:
+            self.pool.listener.message(message)
 
     # -- reading
 
@@ -334,13 +331,15 @@ class Conversion:
             like is not None,
             self.plan.block_bytes,
             self.plan.max_line_bytes,
+            self.plan.decoder_bytes,
         )
 
     def _weights(self, tasks: Sequence[_Task]) -> Weights | None:
         name, path = self.options.weights, self.work / "weights"
         if name is None:
             return None
-        (n_weights,) = self.pool.run(copy_weights, [(name, path)])
+        copying = (name, path, self.plan.max_line_bytes, self.plan.decoder_bytes)
+        (n_weights,) = self.pool.run(copy_weights, [copying])
         weights = Weights(name, path, n_weights)
         weights.check(sum(task.n_rows or 0 for task in tasks))
         return weights
@@ -383,13 +382,6 @@ class Conversion:
             )
         return base, options.n_features
 
-    def _tell_result(self, counts: Counts, n_features: int) -> None:
-        for message in counts.messages(self.options.value_dtype):
-            self.pool.listener.message(message)
-        self.pool.listener.message(
-            f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
-        )
-
     def _manifest(self, parsed: _Parsed, shape: Shape) -> dict[str, Any]:
         options, like, counts = self.options, self.options.like, parsed.counts
         kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
@@ -420,33 +412,19 @@ class Conversion:
 
     # -- writing
 
-    def _part(self, dataset: Path, shape: Shape) -> Callable[[int, int], PartWriter]:
-        return partial(
-            PartWriter,
-            dataset,
-            index_dtype=shape.index_dtype,
-            value_dtype=self.options.value_dtype,
-            row_dtype=shape.row_dtype,
-            compression=self.options.compression,
-        )
-
-    def _writer(self, dataset: Path, shape: Shape) -> DatasetWriter:
-        return DatasetWriter(
-            dataset,
-            index_dtype=shape.index_dtype,
-            value_dtype=self.options.value_dtype,
-            row_dtype=shape.row_dtype,
-            weighted=self.options.weights is not None,
-            shard_bytes=self.options.shard_bytes,
-            compression=self.options.compression,
-        )
+    def _table_format(self, shape: Shape) -> dict[str, Any]:
+        return {
+            "index_dtype": shape.index_dtype,
+            "value_dtype": self.options.value_dtype,
+            "row_dtype": shape.row_dtype,
+            "compression": self.options.compression,
+        }
 
     def _given_scales(self) -> Path | None:
-        scales = self.options.scaling.scales
-        if scales is None:
-            return None
-        np.save(self.work / "scales.npy", scales)
-        return self.work / "scales.npy"
+        if self.options.scaling.scales is not None:
+            np.save(self.work / "scales.npy", self.options.scaling.scales)
+            return self.work / "scales.npy"
+        return None
 
     def _write(self, writing: Writing, manifest: dict[str, Any], held: HeldRows | None) -> None:
         """Write the dataset; where features are scaled, one without scaling first."""
@@ -460,7 +438,7 @@ class Conversion:
         plain = replace(
             writing,
             dataset=unscaled,
-            part=self._part(unscaled, writing.shape),
+            part=partial(PartWriter, unscaled, **self._table_format(writing.shape)),
             scaling=Scaling(),
             scales=None,
             sums=self._sums("unscaled", writing.shape, held),
@@ -477,7 +455,12 @@ class Conversion:
         manifest: dict[str, Any],
         held: HeldRows | None,
     ) -> None:
-        writer = self._writer(writing.dataset, writing.shape)
+        writer = DatasetWriter(
+            writing.dataset,
+            weighted=self.options.weights is not None,
+            shard_bytes=self.options.shard_bytes,
+            **self._table_format(writing.shape),
+        )
         phase = "write" if writing.dataset.name == "dataset" else "write unscaled"
         tell = self.pool.tell_within(phase, "rows", writing.shape.n_rows)
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
@@ -580,9 +563,7 @@ class Conversion:
         read = partial(read_entries, dataset, means)
         if shape.n_features > width * _MAX_RANGES * self.pool.n_workers:
             out = directory / "all"
-            self.pool.run(
-                scatter_statistics, [(read, shape.n_rows, memory_bytes, directory / "scratch", out)]
-            )
+            self.pool.run(scatter_statistics, [(read, shape.n_rows, memory_bytes, directory / "run", out)])
             return [out]
         n_ranges = max(-(-shape.n_features // width), self.pool.n_workers)
         return self._by_ranges(partial(read_statistics, read), directory, n_ranges, shape)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numba import njit
+
+from ..kernels.rows import gather_entries
 
 _INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Consecutive rows; columns as in `streamcd.rowlayout.ChunkData`, `index` as in the text or a feature.
+    """Consecutive rows; columns as in a dataset, `index` as in the text or a feature.
 
     `weight` is None where the rows have none.
     """
@@ -38,27 +39,9 @@ class Rows:
         np.cumsum(self.indptr[rows + 1] - self.indptr[rows], out=indptr[1:])
         index = np.empty(indptr[-1], self.index.dtype)
         value = np.empty(indptr[-1], self.value.dtype)
-        _gather(rows, self.indptr, self.index, self.value, index, value)
+        gather_entries(rows, self.indptr, self.index, self.value, index, value)
         weight = None if self.weight is None else self.weight[rows]
         return Rows(self.source_row[rows], self.label[rows], weight, indptr, index, value)
-
-
-@njit(cache=True, nogil=True)
-def _gather(
-    rows: np.ndarray,
-    indptr: np.ndarray,
-    index: np.ndarray,
-    value: np.ndarray,
-    out_index: np.ndarray,
-    out_value: np.ndarray,
-) -> None:
-    """Copy the entries of rows, one after the other."""
-    end = 0
-    for row in rows:
-        for entry in range(indptr[row], indptr[row + 1]):
-            out_index[end] = index[entry]
-            out_value[end] = value[entry]
-            end += 1
 
 
 def concatenate(batches: list[Rows]) -> Rows:
@@ -84,33 +67,18 @@ def concatenate(batches: list[Rows]) -> Rows:
 
 @dataclass
 class Counts:
-    """Counts of what was met while parsing, over all blocks so far.
-
-    Attributes
-    ----------
-    n_rows, n_entries : int
-        Rows, and entries kept.
-    n_explicit_zeros, n_underflows, n_ignored : int
-        Entries dropped: written as zero; zero only in the dtype asked for; with an index beyond the width.
-    n_query_ids, n_decimal_labels : int
-        ``qid:`` tokens skipped, and labels that are no integers.
-    zero_index : bool
-        True where an index 0 occurs.
-    max_index : int
-        The largest index, -1 where there is none; `max_location` is the file and line where it occurs first.
-    max_location : str
-    """
+    """Counts of what was met while parsing, over all blocks so far."""
 
     n_rows: int = 0
-    n_entries: int = 0
+    n_entries: int = 0  # kept
     n_explicit_zeros: int = 0
-    n_underflows: int = 0
-    n_ignored: int = 0
+    n_underflows: int = 0  # zero only in the dtype asked for
+    n_ignored: int = 0  # with an index beyond the width
     n_query_ids: int = 0
-    n_decimal_labels: int = 0
+    n_decimal_labels: int = 0  # that are no integers
     zero_index: bool = False
     max_index: int = -1
-    max_location: str = ""
+    max_location: str = ""  # file and line where the largest index occurs first
 
     @property
     def label_kind(self) -> str:
@@ -146,19 +114,10 @@ _SUMS = [field.name for field in fields(Counts) if field.name.startswith("n_")]
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Consecutive rows of the input. The arrays are filled anew when the next batch is taken: copy what has to stay.
+    """Consecutive rows of the input. The arrays are filled anew when the next batch is taken: copy what has to stay."""
 
-    Attributes
-    ----------
-    rows : Rows
-        Without weights; `source_row` counts the rows of the whole input, `index` is as in the source: the base is not
-        subtracted.
-    bytes_read : int
-        Bytes of the sources read so far.
-    counts : Counts
-        Of this parser's input, up to and including this batch.
-    """
-
-    rows: Rows
-    bytes_read: int
-    counts: Counts
+    rows: (
+        Rows  # without weights; `source_row` counts all of the input, the base is not subtracted from `index`
+    )
+    bytes_read: int  # of the sources so far
+    counts: Counts  # of this parser's input, up to and including this batch

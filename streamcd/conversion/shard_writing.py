@@ -57,49 +57,28 @@ class Shard:
 
 @dataclass(frozen=True)
 class Writing:
-    """Knowledge that workers share to write shards.
+    """Knowledge that workers share to write shards."""
 
-    Attributes
-    ----------
-    reader : callable
-        Opens the runs.
-    original : Path, optional
-        The indices of `compact`, ascending, as in the text.
-    scaling : Scaling
-        Without its divisors, which `scales` names.
-    sums : Path, optional
-        A directory for the sums of every task's features; None where those of all do not fit in memory.
-    encode_ahead : bool
-        A thread encodes a chunk while the next one is gathered.
-    tell : callable, optional
-        Told the rows written, where all shards are one task.
-    """
-
-    reader: Callable[[], RunReader]
+    reader: Callable[[], RunReader]  # opens the runs
     part: Callable[[int, int], PartWriter]
     shape: Shape
-    original: Path | None
+    original: Path | None  # the indices of `compact`, ascending, as in the text
     dataset: Path
-    scaling: Scaling
+    scaling: Scaling  # without its divisors, which `scales` names
     scales: Path | None
-    sums: Path | None
-    encode_ahead: bool
-    tell: Tell | None = None
+    sums: Path | None  # a directory for those of every task's features; None where they do not fit in memory
+    encode_ahead: bool  # a thread encodes a chunk while the next one is gathered
+    tell: Tell | None = None  # told the rows written, where all shards are one task
 
     def whole_scaling(self) -> Scaling:
         """The scaling, with its divisors."""
         return self.scaling if self.scales is None else replace(self.scaling, scales=np.load(self.scales))
 
-    def sums_path(self, shard: int) -> Path | None:
-        """The file for the sums of a task that begins with a shard."""
-        return None if self.sums is None else self.sums / f"shard-{shard:07d}"
-
     def numbered(self, rows: Rows, original: np.ndarray | None) -> Rows:
         """Rows whose indices are 0-based features."""
-        if original is None:
-            index = rows.index - self.shape.index_base
-        else:
-            index = np.searchsorted(original, rows.index)
+        index = (
+            rows.index - self.shape.index_base if original is None else np.searchsorted(original, rows.index)
+        )
         return replace(rows, index=index.astype(self.shape.index_dtype, copy=False))
 
 
@@ -157,15 +136,14 @@ class _Encoder:
         if not self._scaling.changes_values:
             return chunk.value
         n_features = self._writing.shape.n_features
-        return _stored_values(
-            self._scaling.apply(chunk.indptr, chunk.index, chunk.value, n_features), chunk.value.dtype
-        )
+        scaled = self._scaling.apply(chunk.indptr, chunk.index, chunk.value, n_features)
+        return _stored_values(scaled, chunk.value.dtype)
 
     def save_statistics(self, first_shard: int) -> None:
         """Write the sums of the features of the shards written; the statistics themselves where these are all."""
-        path = self._writing.sums_path(first_shard)
-        if path is None or self._statistics is None:
+        if self._writing.sums is None or self._statistics is None:
             return
+        path = self._writing.sums / f"shard-{first_shard:07d}"
         if self._writing.tell is None:
             self._statistics.save(path)
         else:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core.atomic_files import put_directory, restore_directory
-from ..core.errors import EnvironmentFailure
+from ..core.errors import EnvironmentFailure, UsageError
 from ..core.locks import release_lock, take_lock
+
+_MARK = b"streamcd works here\n"
+"""Content of the lock file: who made the directory."""
 
 
 @contextmanager
@@ -19,24 +23,33 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
     """A locked directory beside `dest`, for work in progress; its ``dataset`` becomes `dest` if all goes well.
 
     What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left, unless
-    the process is killed.
+    the process is killed. A directory that is not ours is refused, and a symbolic link.
     """
     dest = dest.absolute()
     work = dest.with_name(f".{dest.name}.partial")
+    with (
+        disk_full_means(
+            f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
+            "decoded entries, four with --scale) and run it again"
+        ),
+        _locked(work),
+    ):
+        _clean(work, dest)
+        try:
+            yield work
+            put_directory(work / "dataset", dest, work / "replaced" if force else None)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def disk_full_means(message: str) -> Iterator[None]:
+    """Raise an `EnvironmentFailure` in place of the system's error where the disk is full."""
     try:
-        with _locked(work):
-            _clean(work, dest)
-            try:
-                yield work
-                put_directory(work / "dataset", dest, work / "replaced" if force else None)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
+        yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise EnvironmentFailure(
-                f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
-                "decoded entries, four with --scale) and run it again"
-            ) from error
+            raise EnvironmentFailure(message) from error
         raise
 
 
@@ -44,8 +57,11 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
 def _locked(work: Path) -> Iterator[None]:
     """Hold the lock file in a directory, which is made where it is not there."""
     while True:
-        work.mkdir(exist_ok=True)
-        lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT)
+        check_own(work)
+        with suppress(FileExistsError):
+            work.mkdir()
+        _check_marked(work)
+        lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         if lock is None:
             raise EnvironmentFailure(
                 f"{work}: another conversion writes this dataset; wait for it or stop it"
@@ -55,9 +71,35 @@ def _locked(work: Path) -> Iterator[None]:
             break
         release_lock(lock)
     try:
+        os.pwrite(lock, _MARK, 0)
         yield
     finally:
         release_lock(lock)
+
+
+def check_own(work: Path) -> None:
+    """Refuse a place for work where there is something else than a directory of this user's, such as a symbolic link."""
+    with suppress(FileNotFoundError):
+        found = os.lstat(work)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise _not_ours(work)
+
+
+def _check_marked(work: Path) -> None:
+    """Refuse a directory with content in which no conversion was begun."""
+    lock = work / "lock"
+    with suppress(FileNotFoundError):
+        names = os.listdir(work)
+        marked = "lock" in names and stat.S_ISREG(os.lstat(lock).st_mode)
+        if names not in ([], ["lock"]) and not (marked and lock.read_bytes() == _MARK):
+            raise _not_ours(work)
+
+
+def _not_ours(work: Path) -> UsageError:
+    return UsageError(
+        f"{work}: expected nothing, or what an interrupted call left there, found something else; "
+        "move it away, or name another place"
+    )
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
@@ -71,7 +113,7 @@ def _clean(work: Path, dest: Path) -> None:
     """Remove what an interrupted conversion left; give back a dataset that it was about to replace."""
     restore_directory(dest, work / "replaced")
     for entry in work.iterdir():
-        if entry.is_dir():
+        if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         elif entry.name != "lock":
             entry.unlink()

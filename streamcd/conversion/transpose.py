@@ -14,7 +14,6 @@ On two cores a second worker pays little: of 99.5 M entries, within 1 GB, one ma
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.atomic_files import put_directory, restore_directory, write_file
-from ..core.errors import DatasetError, EnvironmentFailure, LockError, UsageError
+from ..core.errors import DatasetError, LockError, UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, index_path
 from ..core.locks import release_lock, take_lock
 from ..core.memory_budget import parse_size, require
@@ -45,6 +44,7 @@ from ..core.progress import Listener
 from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import scatter
+from .staging import check_own, disk_full_means
 
 _MAX_BUCKETS = 256
 """Half of them for jobs, whose shards begin within a range that would fit."""
@@ -106,7 +106,11 @@ def make_columns(
     options = Options(parse_size(chunk_size), parse_size(shard_size), compression)
     plan = _make_plan(dataset, parse_size(memory), options, checked_workers(workers))
     listener, work = listener or Listener(), dataset.path / f".{FOLDER}.partial"
-    with _locked(dataset.path), _disk_full(dataset.path):
+    disk_full = (
+        f"{dataset.path}: the disk is full; make room (about three times the size of the decoded entries) and run it "
+        "again: it goes on where it stopped"
+    )
+    with _locked(dataset.path), disk_full_means(disk_full):
         _begin_or_go_on(dataset, options, plan, work, workers, listener)
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
@@ -168,19 +172,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         release_lock(lock)
-
-
-@contextmanager
-def _disk_full(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise EnvironmentFailure(
-                f"{path}: the disk is full; make room (about three times the size of the decoded entries) and run it "
-                "again: it goes on where it stopped"
-            ) from error
-        raise
 
 
 def _miscounted(dataset: Dataset) -> DatasetError:
@@ -325,6 +316,8 @@ def _begin_or_go_on(
 ) -> None:
     """Prepare ``work / "state.json"``, or keep that of an earlier call of the same task, whatever its workers."""
     task = options.task(dataset)
+    for begun in (work, *dataset.path.glob(f".{FOLDER}.*")):
+        check_own(begun)
     try:
         # a kill right after the layout was put in place left a state of what is there no more
         if json.loads((work / "state.json").read_bytes())["task"] == task and (work / FOLDER).exists():
@@ -345,16 +338,7 @@ def _begin_or_go_on(
 
 
 class Transposition:
-    """One transposition, as its directory describes it: the tasks, and who hands them out.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    plan : Plan
-        Of each worker.
-    work : Path
-        Holds ``state.json``, and with it runs, marks and the layout.
-    """
+    """One transposition, as ``state.json`` in `work` describes it; runs, marks and the layout lie beside it."""
 
     def __init__(self, dataset: Dataset, plan: Plan, work: Path) -> None:
         self._dataset, self._plan, self._work = dataset, plan, work
@@ -374,10 +358,8 @@ class Transposition:
         self._run(pool, "scatter", [index_path(run) for run in self._runs], self._share_entries)
         self._run(pool, "sort", self._marks, self._job_entries)
         results = [json.loads(mark.read_bytes()) for mark in self._marks]
-        finished = {
-            name: [item for result in results for item in result[name]] for name in ("parts", "chunks")
-        }
-        self._writer(finished).close()
+        joined = {name: [one for result in results for one in result[name]] for name in ("parts", "chunks")}
+        self._writer(joined).close()
 
     def _run(
         self, pool: Pool, phase: str, marks: list[Path], entries: Callable[[int], tuple[int, int]]
@@ -400,8 +382,7 @@ class Transposition:
         return start, stop
 
     def _writer(self, finished: dict[str, Any]) -> ColumnsWriter:
-        options = asdict(self._options)
-        return ColumnsWriter(self._work / FOLDER, self._dataset, **options, finished=finished)
+        return ColumnsWriter(self._work / FOLDER, self._dataset, **asdict(self._options), finished=finished)
 
     # -- scattering
 
@@ -472,7 +453,7 @@ class Transposition:
             writer.add_pieces(feature, *entries.fields[1:])
         if n_entries != bucket.n_entries:
             raise _miscounted(self._dataset)
-        writer.end_feature(feature)
+        writer.end_feature()
 
     def _sort_in_memory(self, bucket: Bucket, blocks: Blocks, writer: ColumnsWriter) -> None:
         pieces = list(self._counts.pieces(bucket.start, bucket.stop))

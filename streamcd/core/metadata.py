@@ -13,12 +13,16 @@ import msgspec
 
 from .atomic_files import write_file
 from .errors import StreamcdError
+from .progress import warn_once
 
 MAX_DEPTH = 32
 """Levels of nesting allowed; what is written here has five at most."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A number of things, in a declared structure."""
+
+FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
+"""Name of a file in the directory that holds the metadata, or in a folder of it."""
 
 
 class Structure(msgspec.Struct):
@@ -53,6 +57,7 @@ class Kind(Generic[Content]):
     remedy: str
     seal_key: str = ""
     seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
+    older: tuple[int, ...] = ()  # versions that are read too
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
@@ -96,22 +101,28 @@ def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Cont
     StreamcdError
         Where the file is damaged or of another kind; of the type that `kind` names.
     """
+    if path.exists() and not path.is_file():
+        raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")
     try:
         raw = parse_json(path.read_bytes())
     except ValueError as error:
         raise kind.error(f"{path}: damaged ({error}); {kind.remedy}") from None
     if not isinstance(raw, dict) or raw.get("format") != kind.format:
         raise kind.error(f"{path}: expected a {kind.format}, found something else; {kind.remedy}")
-    if raw.get("format_version") != kind.version:
+    if raw.get("format_version") not in (kind.version, *kind.older):
         raise kind.error(
             f"{path}: expected format version {kind.version}, found {raw.get('format_version')!r}; "
             f"use the version of streamcd that wrote it, or {kind.remedy}"
         )
-    if kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
+    if kind.seal_key and kind.seal_key not in raw and raw["format_version"] in kind.older:
+        warn_once(
+            f"{path}: written by an earlier version, without a digest: changes made to it are not noticed"
+        )
+    elif kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
         raise kind.error(f"{path}: changed since it was written; {kind.remedy}")
     try:
         return raw, msgspec.convert(raw, kind.structure, str_keys=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # the latter by half a surrogate pair
         reason = str(error)
         raise kind.error(f"{path}: damaged ({reason[0].lower()}{reason[1:]}); {kind.remedy}") from None
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 _logger = logging.getLogger("streamcd")
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Progress:
     total: int | None
     unit: str
     note: str = ""
+
+
+def warn_once(text: str) -> None:
+    """Log a warning, once in this process."""
+    if text not in _warned:
+        _warned.add(text)
+        _logger.warning(text)
 
 
 class Listener:

@@ -1,23 +1,25 @@
-"""A chunked table on disk, which both layouts of a dataset are: its parts, chunks and checksums; opening, reading, writing.
+"""Chunked tables, which both layouts of a dataset are, open for reading: parts, chunks, checksums; and the row layout.
 
 Entries lie in parts, each with a second table that counts them by row or by feature. A row group of a part's two files is a
 chunk, the unit of reading. ``chunks.parquet`` lists the chunks; ``manifest.json``, written last, lists all files with their
-bytes and checksums.
+bytes and checksums. The row layout has a row per sample in ``rows/``, and its non-zeros in ``entries/``, sorted by row.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from ..core.atomic_files import sync
 from ..core.errors import DatasetError
-from ..core.metadata import Kind, write_metadata
-from .parquet import OpenParts, Schema, TableWriter, file_checksum, read_table, reading
+from ..core.metadata import Count, FileName, Kind, Structure, content_digest, read_metadata
+from ..core.progress import warn_once
+from .parquet import NO_CRC, OpenParts, file_checksum, read_table, reading
+from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`read_order.chunk_order`)."""
@@ -26,28 +28,127 @@ _LISTED = {"chunks.parquet": "chunks", "features.parquet": "features", "scaling.
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Manifests
+
+Index = Literal["int32", "int64"]
+Value = Literal["float32", "float64"]
+
+
+class FileRecord(Structure):
+    """A file that a manifest lists."""
+
+    bytes: Count
+    checksum: str
+
+
+class ScalingRecord(Structure):
+    """Transformation of the source's values; see `scaling.Scaling`."""
+
+    scale: str
+    normalize: str
+    digest: str
+
+
+class RowPart(Structure):
+    """The files of a part of the row layout."""
+
+    rows: FileName
+    rows_bytes: Count
+    rows_checksum: str
+    entries: FileName
+    entries_bytes: Count
+    entries_checksum: str
+
+
+class DatasetManifest(Structure):
+    """``manifest.json`` of a dataset."""
+
+    n_rows: Count
+    n_features: Count
+    n_entries: Count
+    index_dtype: Index
+    value_dtype: Value
+    classes: list[float] | None
+    class_counts: list[Count] | None
+    label_kind: Literal["integer", "decimal"]
+    weighted: bool
+    index_base: int
+    seed: int
+    parts: list[RowPart]
+    chunks: FileRecord
+    features: FileRecord
+    scales: FileRecord | None = None
+    scaling: ScalingRecord | None = None
+    row_norms: dict[str, float | None] | None = None
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = [None if counted is None else len(counted) for counted in (self.classes, self.class_counts)]
+        if sizes[0] != sizes[1]:
+            raise ValueError("`classes` and `class_counts` differ in length")
+        if not np.isfinite(self.classes or []).all():
+            raise ValueError("a class that is not finite")
+
+
+class ColumnPart(Structure):
+    """The files of a part of the column layout."""
+
+    entries: FileName
+    entries_bytes: Count
+    entries_checksum: str
+    index: FileName
+    index_bytes: Count
+    index_checksum: str
+
+
+class ColumnsManifest(Structure):
+    """``columns/manifest.json``."""
+
+    dataset: str
+    n_features: Count
+    n_entries: Count
+    index_dtype: Index
+    row_dtype: Index
+    value_dtype: Value
+    parts: list[ColumnPart]
+    chunks: FileRecord
+
+
+def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Digest of a manifest, the checksums of all parts included, but for where the data came from."""
+    return content_digest(manifest, "fingerprint", "source")[:32]
+
+
+ROW_LAYOUT = Kind(
+    "streamcd-dataset",
+    1,
+    DatasetManifest,
+    DatasetError,
+    "restore the file or convert the data again",
+    "fingerprint",
+    manifest_fingerprint,
+)
+COLUMN_LAYOUT = Kind(
+    "streamcd-columns",
+    1,
+    ColumnsManifest,
+    DatasetError,
+    "make the layout again with 'streamcd columns --force'",
+    "fingerprint",
+    manifest_fingerprint,
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Reading
 
 
 class ChunkedTable:
-    """A chunked table, open for reading. Not for use by several threads at a time.
-
-    Attributes
-    ----------
-    path : Path
-    manifest : dict
-    fingerprint : str
-    n_entries, n_chunks, n_shards : int
-    index_dtype, value_dtype : dtype
-    chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
-        The part and the row group in it that hold a chunk.
-    entry_start : ndarray of int64, shape (n_chunks + 1,)
-        Chunk ``c`` holds the entries ``entry_start[c]:entry_start[c + 1]``.
-    """
+    """A chunked table, open for reading. Not for use by several threads at a time."""
 
     KIND: ClassVar[Kind[Any]]
     """Kind of its manifest."""
-    TABLES: ClassVar[Mapping[str, int]]
+    TABLES: ClassVar[Mapping[str, str]]
     """Tables of a part, each with the first column that training reads."""
 
     def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
@@ -58,11 +159,14 @@ class ChunkedTable:
         self.n_shards = len(manifest["parts"])
         self.index_dtype = np.dtype(manifest["index_dtype"])
         self.value_dtype = np.dtype(manifest["value_dtype"])
-        self.chunk_part = chunk_table["part"].astype(np.int32)
+        self.chunk_part = chunk_table["part"].astype(
+            np.int32
+        )  # the part, and the row group in it, of every chunk
         self.n_chunks = self.chunk_part.size
         first_of_part = np.searchsorted(self.chunk_part, np.arange(self.n_shards))
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
         self.entry_start = starts_of(chunk_table["n_entries"])
+        self.chunk_crc = {table: chunk_table[f"{table}_crc"] for table in self.TABLES}
         self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS)
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
@@ -71,9 +175,9 @@ class ChunkedTable:
         cls, path: Path, manifest: Mapping[str, Any], check_files: bool
     ) -> dict[str, np.ndarray]:
         """Read ``chunks.parquet``; refuse it, or any file with `check_files`, where it is not as listed."""
-        if check_files:
-            for _, problem in file_problems(path, cls.listed_files(manifest)):
-                raise DatasetError(f"{problem}; {cls.KIND.remedy}")
+        listed = [file for file in cls.listed_files(manifest) if check_files or file[0] == "chunks.parquet"]
+        for _, problem in file_problems(path, listed):
+            raise DatasetError(f"{problem}; {cls.KIND.remedy}")
         chunks_path = path / "chunks.parquet"
         with reading(chunks_path):
             if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
@@ -81,6 +185,13 @@ class ChunkedTable:
         table = read_table(chunks_path)
         if table["part"].max(initial=-1) >= len(manifest["parts"]):
             raise DatasetError(f"{chunks_path}: a part that the manifest does not list; {cls.KIND.remedy}")
+        for name in cls.TABLES:
+            if check_files and f"{name}_crc" not in table:
+                warn_once(
+                    f"{path}: written by an earlier version, without checksums of chunks: a file that is replaced by "
+                    "another of its size is noticed by 'streamcd verify' only"
+                )
+            table.setdefault(f"{name}_crc", np.full(table["part"].size, NO_CRC))
         return table
 
     @classmethod
@@ -100,8 +211,9 @@ class ChunkedTable:
     def _read(
         self, table: str, chunk: int, columns: Sequence[str], n_rows: int, verify: bool
     ) -> list[np.ndarray]:
-        """Read columns of a chunk of a table, of which `n_rows` rows are expected."""
-        arrays = self._parts.read(*self._file(table, chunk), columns, verify)
+        """Read columns of a chunk's `n_rows` rows of a table."""
+        crc = int(self.chunk_crc[table][chunk]) if columns[0] == self.TABLES[table] else NO_CRC
+        arrays = self._parts.read(*self._file(table, chunk), columns, verify, crc)
         for array in arrays:
             if array.size != n_rows:
                 raise DatasetError(
@@ -125,13 +237,10 @@ class ChunkedTable:
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes on disk that reading a chunk for training asks for."""
         if self._chunk_bytes[chunk] < 0:
-            extents = [self._extent(table, chunk, first) for table, first in self.TABLES.items()]
+            located = [(self._file(table, chunk), first) for table, first in self.TABLES.items()]
+            extents = [self._parts.extent(name, group, first) for (name, group), first in located]
             self._chunk_bytes[chunk] = sum(n_bytes for _, n_bytes in extents)
         return int(self._chunk_bytes[chunk])
-
-    def _extent(self, table: str, chunk: int, first_column: int) -> tuple[int, int]:
-        name, group = self._file(table, chunk)
-        return self._parts[name].extent(group, first_column)
 
     def place(self, chunk: int, table: str = "entries") -> str:
         """Location of a chunk for messages: the file and the number of the chunk in it."""
@@ -153,70 +262,93 @@ def starts_of(counts: np.ndarray) -> np.ndarray:
 
 
 def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator[tuple[Path, str]]:
-    """Find files in a directory that are missing or have other bytes than listed, each with a line that says so.
-
-    Parameters
-    ----------
-    path : Path
-    files : iterable of (str, int, str)
-        Name, bytes and checksum of each.
-    """
+    """Find files, given by name, bytes and checksum, that are missing or have other bytes; each with a line that says so."""
     for name, n_bytes, _ in files:
         try:
-            found = os.stat(path / name).st_size
-        except FileNotFoundError:
+            status = os.stat(path / name)
+        except (FileNotFoundError, NotADirectoryError):
             yield path / name, f"{path / name}: the file is missing"
             continue
-        if found != n_bytes:
+        found = status.st_size
+        if not stat.S_ISREG(status.st_mode):  # a device or a pipe would be read for ever
+            yield path / name, f"{path / name}: expected a file, found a device, a pipe or a directory"
+        elif found != n_bytes:
             kind = "truncated" if found < n_bytes else "too long"
             yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Writing
+class RowTable(ChunkedTable):
+    """The row layout of a dataset, open for reading; its attributes are those of `dataset.Dataset`."""
 
+    KIND = ROW_LAYOUT
+    TABLES: ClassVar = FIRST_OF_ROWS
 
-class PartFiles:
-    """The files of one part being written, a row group each for a chunk.
+    def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
+        super().__init__(path, manifest, chunk_table)
+        self.n_rows: int = manifest["n_rows"]
+        self.n_features: int = manifest["n_features"]
+        classes = manifest["classes"]
+        self.classes = None if classes is None else np.array(classes, dtype=np.float64)
+        self.class_counts = None if classes is None else np.array(manifest["class_counts"], dtype=np.int64)
+        self.row_dtype = row_dtype(self.n_rows)
+        self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
+        self.row_start = starts_of(chunk_table["n_rows"])
+        # the items of this layout are rows, and every chunk travels by itself (see `plan.Table`)
+        self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 
-    Parameters
-    ----------
-    path : Path
-    names : mapping of str to str
-        Name of each table's file.
-    schemas : mapping of str to Schema
-    compression : {"lz4", "zstd", "none"}
-    """
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, check_files: bool = True) -> Self:
+        """Open the row layout in a directory; see `dataset.open_dataset`."""
+        path = Path(path)
+        try:
+            manifest, _ = read_metadata(path / "manifest.json", cls.KIND)
+        except (FileNotFoundError, NotADirectoryError):
+            raise DatasetError(_describe_absence(path)) from None
+        return cls(path, manifest, cls.read_chunk_table(path, manifest, check_files))
 
-    def __init__(
-        self, path: Path, names: Mapping[str, str], schemas: Mapping[str, Schema], compression: str
-    ) -> None:
-        self.names = names
-        self._writers = {
-            table: TableWriter(path / name, schemas[table], compression) for table, name in names.items()
+    def read_rows(
+        self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of a chunk's rows: among ``row``, ``source``, ``label``, ``weight``, ``n_entries``.
+
+        The arrays may share memory that is freed with them and are not writable. `verify` checks checksums; a file that is
+        missing or damaged is named by a `DatasetError`.
+        """
+        n_rows = int(self.row_start[chunk + 1] - self.row_start[chunk])
+        return self._read("rows", chunk, columns, n_rows, verify)
+
+    def read_entries(
+        self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of the entries table of a chunk; as `read_rows`, with ``row``, ``feature``, ``value``."""
+        return self._read_entries(chunk, columns, verify)
+
+    def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
+        """Read a whole chunk."""
+        source, label, weight, n_entries = self.read_rows(
+            chunk, ("source", "label", "weight", "n_entries"), verify=verify
+        )
+        feature, value = self.read_entries(chunk, verify=verify)
+        return ChunkData(
+            int(self.row_start[chunk]), source, label, weight, starts_of(n_entries), feature, value
+        )
+
+    def select_parts(self, parts: Sequence[int]) -> Self:
+        """Select parts, ascending, as a dataset of its own for reading; chunks and rows are numbered anew."""
+        chunks = np.isin(self.chunk_part, parts)
+        table = {
+            "part": np.searchsorted(parts, self.chunk_part[chunks]),
+            "n_rows": np.diff(self.row_start)[chunks],
+            "n_entries": np.diff(self.entry_start)[chunks],
+            **{f"{name}_crc": crc[chunks] for name, crc in self.chunk_crc.items()},
         }
-
-    def write(self, table: str, **columns: np.ndarray) -> None:
-        """Write the chunk's row group of one table."""
-        self._writers[table].write(**columns)
-
-    def close(self) -> dict[str, Any]:
-        """End the files; returns their bytes and checksums, by the manifest's keys."""
-        figures = {table: writer.close() for table, writer in self._writers.items()}
-        return {f"{table}_{key}": value for table, found in figures.items() for key, value in found.items()}
+        totals = {name: int(table[name].sum()) for name in ("n_rows", "n_entries")}
+        chosen = [self.manifest["parts"][part] for part in parts]
+        return type(self)(self.path, {**self.manifest, **totals, "parts": chosen}, table)
 
 
-def write_chunk_table(path: Path, schema: Schema, table: np.ndarray, compression: str) -> dict[str, Any]:
-    """Write ``chunks.parquet``, a row per chunk; returns its bytes and checksum."""
-    writer = TableWriter(path / "chunks.parquet", schema, compression)
-    writer.write(**{name: table[:, k] for k, name in enumerate(schema.names)})
-    return writer.close()
-
-
-def write_manifest(
-    path: Path, kind: Kind[Any], fields: Mapping[str, Any], folders: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Make the files in `path` and its folders durable and write the manifest, which is returned."""
-    for folder in (*folders, ""):
-        sync(path / folder)
-    return write_metadata(path / "manifest.json", kind, fields)
+def _describe_absence(path: Path) -> str:
+    if (path / "config.json").exists():
+        return f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
+    found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
+    return f"{path} {found}; 'streamcd convert SRC {path}' makes a dataset"

@@ -16,34 +16,19 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
-from .chunked_table import ChunkedTable, PartFiles, starts_of, write_chunk_table, write_manifest
-from .row_layout import RowTable
-from .schema import COLUMN_CHUNKS, COLUMN_LAYOUT, column_schemas
+from .chunked_table import COLUMN_LAYOUT, ChunkedTable, RowTable, starts_of
+from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
+from .table_writer import PartFiles, chunk_records, write_manifest
 
 FOLDER = "columns"
 AGAIN = COLUMN_LAYOUT.remedy
 
 
 class Columns(ChunkedTable):
-    """The column layout of a dataset, open for reading; see `ChunkedTable`; made by `open_columns`.
-
-    Attributes
-    ----------
-    dataset : RowTable
-        Whose columns these are; its fingerprint is in the manifest.
-    row_dtype : dtype
-    n_items : int
-        Features that occur.
-    first_feature : ndarray of int64, shape (n_chunks,)
-    item_start : ndarray of int64, shape (n_chunks + 1,)
-        Chunk ``c`` begins the features ``item_start[c]:item_start[c + 1]`` of those that occur: none where it goes on with
-        a feature.
-    unit_start : ndarray of int64, shape (units + 1,)
-        Chunks ``unit_start[u]:unit_start[u + 1]`` belong together: one chunk, or all pieces of a feature.
-    """
+    """The column layout of a dataset, open for reading; made by `open_columns`. Its items are the features that occur."""
 
     KIND = COLUMN_LAYOUT
-    TABLES: ClassVar = {"entries": 1, "index": 0}  # row and value; feature and n_entries
+    TABLES: ClassVar = FIRST_OF_COLUMNS
 
     def __init__(
         self, dataset: RowTable, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
@@ -55,17 +40,13 @@ class Columns(ChunkedTable):
         self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
         self.first_feature, self.n_listed = chunk_table["first_feature"], chunk_table["n_features"]
         begins = chunk_table["piece"] == 0
+        # chunk c begins the items item_start[c]:item_start[c + 1]: none where it goes on with a feature
         self.item_start = starts_of(np.where(begins, self.n_listed, 0))
+        # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Read the features of a chunk, ascending, and the number of entries that each has in it.
-
-        Raises
-        ------
-        DatasetError
-            Where the file is missing or damaged; names it.
-        """
+        """Read the features of a chunk, ascending, and the number of entries that each has in it."""
         n_listed = int(self.n_listed[chunk])
         feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
         expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
@@ -116,13 +97,7 @@ def has_columns(dataset: RowTable) -> bool:
 
 
 def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
-    """Open the column layout of a dataset.
-
-    Raises
-    ------
-    DatasetError
-        Where there is none, or it is damaged, or was made from another dataset.
-    """
+    """Open the column layout of a dataset; `DatasetError` where there is none, or it is damaged, or of another dataset."""
     path = dataset.path / FOLDER
     try:
         manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
@@ -143,18 +118,11 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
 
 
 class ColumnsWriter:
-    """Writes a column layout into a directory: features ascending, cut into chunks by their sizes and nothing else.
+    """Writer of a column layout into a directory: features ascending, cut into chunks by their sizes and nothing else.
 
-    Parameters
-    ----------
-    path : Path
-        Made where it is not there. Meant to be a temporary one that is renamed at the end.
-    dataset : RowTable
-    chunk_bytes, shard_bytes : int
-        Decoded bytes of a chunk's entries, and those at which a new part is begun.
-    compression : {"lz4", "zstd", "none"}
-    finished : dict, optional
-        Result of `finished`, to go on after those parts.
+    The directory is made where it is not there; it is meant to be a temporary one that is renamed at the end. Entries of
+    `chunk_bytes`, decoded, make a chunk; after `shard_bytes` a new part is begun. With a result of `finished` it goes on
+    after those parts.
     """
 
     FEATURE_BYTES = 16
@@ -189,12 +157,8 @@ class ColumnsWriter:
         if n_parts < 1 or not later:
             return None
         done = [chunk for chunk in self._table if chunk[0] < n_parts]
-        return {
-            "parts": self._parts[:n_parts],
-            "chunks": done,
-            "feature": later[0][1],
-            "piece": later[0][4],
-        }
+        _, feature, _, _, piece = later[0]
+        return {"parts": self._parts[:n_parts], "chunks": done, "feature": feature, "piece": piece}
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         """Append whole features, ascending, with their entries one feature after another."""
@@ -208,7 +172,7 @@ class ColumnsWriter:
                 self.begin_feature()
                 stop = int(entry_end[start])
                 self.add_pieces(int(feature[start]), row[entry:stop], value[entry:stop])
-                self.end_feature(int(feature[start]))
+                self.end_feature()
                 start += 1
                 continue
             room = self._chunk_bytes - self._pending_bytes
@@ -241,30 +205,27 @@ class ColumnsWriter:
             self._hold(np.array([feature]), count, row[start:stop], value[start:stop])
             self._held_entries += stop - start
             if self._held_entries == self.piece_entries:
-                self._flush_piece(feature)
+                self._flush_piece()
             start = stop
 
-    def end_feature(self, feature: int) -> None:
+    def end_feature(self) -> None:
         """End the feature that was begun."""
         if self._held_entries:
-            self._flush_piece(feature)
+            self._flush_piece()
 
     def _hold(self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         # copied: the caller uses its memory again
         self._pending.append((feature.copy(), count.copy(), row.copy(), value.copy()))
 
-    def _flush_piece(self, feature: int) -> None:
-        row = np.concatenate([held[2] for held in self._pending])
-        value = np.concatenate([held[3] for held in self._pending])
-        self._write(np.array([feature]), np.array([row.size]), row, value, self._piece)
+    def _flush_piece(self) -> None:
+        feature, count, row, value = map(np.concatenate, zip(*self._pending, strict=True))
+        self._write(feature[:1], count.sum(keepdims=True), row, value, self._piece)
         self._piece += 1
         self._held_entries = 0
 
     def _flush(self) -> None:
         if self._pending:
-            feature, count, row, value = (
-                np.concatenate([held[k] for held in self._pending]) for k in range(4)
-            )
+            feature, count, row, value = map(np.concatenate, zip(*self._pending, strict=True))
             self._write(feature, count, row, value, 0)
 
     def _write(
@@ -289,7 +250,7 @@ class ColumnsWriter:
             number, rows = len(self._parts), self._dataset
             names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
             schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
-            self._files = PartFiles(self._path, names, schemas, self._compression)
+            self._files = PartFiles(self._path, names, schemas, self._compression, FIRST_OF_COLUMNS)
             self._parts.append({**names, "n_entries": 0, "n_chunks": 0})
         return self._files, self._parts[-1]
 
@@ -317,30 +278,19 @@ class ColumnsWriter:
             "value_dtype": self._dataset.value_dtype.name,
             "chunk_bytes": self._chunk_bytes,
             "shard_bytes": self._shard_bytes,
-            "parts": self._parts,
-            "chunks": write_chunk_table(self._path, COLUMN_CHUNKS, table, self._compression),
+            **chunk_records(self._path, COLUMN_CHUNKS, table, self._parts, self._compression),
         }
         return write_manifest(self._path, COLUMN_LAYOUT, fields)
 
 
 class ColumnsOutline(ColumnsWriter):
-    """Finds the features at which a layout's parts begin, from the numbers of entries alone; writes nothing.
-
-    Attributes
-    ----------
-    starts : list of (int, int)
-        The first feature of every part, and the piece of it with which the part begins.
-    """
+    """Finder of the features at which a layout's parts begin, from the numbers of entries alone; writes nothing."""
 
     def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
-            dataset.path,
-            dataset,
-            chunk_bytes=chunk_bytes,
-            shard_bytes=shard_bytes,
-            compression="none",
+            dataset.path, dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
         )
-        self.starts: list[tuple[int, int]] = []
+        self.starts: list[tuple[int, int]] = []  # of every part: its first feature, and the piece of it
 
     def add_counts(self, feature: np.ndarray, n_entries: np.ndarray) -> None:
         """Append whole features, ascending."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.progress import Listener
+from .chunked_table import RowTable
 from .parquet import read_groups, reading
-from .row_layout import RowTable
 from .scaling import Scaling
 
 
@@ -50,14 +50,9 @@ class Dataset(RowTable):
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Read statistics of the features that occur, ascending, block by block: columns of ``features.parquet``.
+        """Read statistics of the features that occur, ascending, block by block from `first_group` on.
 
-        Parameters
-        ----------
-        columns : sequence of str, optional
-            All by default.
-        first_group : int
-            The block to begin with.
+        They are columns of ``features.parquet``, all by default.
         """
         return read_groups(self.path / "features.parquet", columns, first_group=first_group)
 
@@ -102,7 +97,9 @@ class Dataset(RowTable):
             "fingerprint": self.fingerprint,
         }
 
-    def verify(self, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
+    def verify(
+        self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
+    ) -> list[str]:
         """Check every checksum and invariant, those of the column layout included where there is one.
 
         Parameters
@@ -110,15 +107,22 @@ class Dataset(RowTable):
         listener : Listener, optional
         workers : int
             Processes that share the work.
+        memory : int or str, optional
+            Bound on the process's resident memory, or on the sum of all of them.
 
         Returns
         -------
         list of str
-            What is wrong, a line each, naming the file; empty where all is well.
+            Problems, a line each, naming the file; empty where all is well.
+
+        Raises
+        ------
+        UsageError
+            Where `memory` is too small.
         """
         from .verify import verify  # numba: only where it is needed
 
-        return verify(self, listener, workers=workers)
+        return verify(self, listener, workers=workers, memory=memory)
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:

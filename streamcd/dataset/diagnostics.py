@@ -16,6 +16,7 @@ With rows of unit norm dna takes 9 / 33 / 57 passes, and news20 8 / 18 / 23.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -47,19 +48,7 @@ def feature_rms(dataset: Dataset) -> dict[str, float] | None:
 
 
 def advice(dataset: Dataset, C: float = 1.0) -> list[str]:
-    """Describe what is badly scaled in a dataset, with figures and the option that changes it.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    C : float
-        Of the training.
-
-    Returns
-    -------
-    list of str
-        A line each; empty where nothing is.
-    """
+    """Describe what is badly scaled for a training with `C`, with figures and the option that changes it, in a line each."""
     return [*_about_features(dataset), *_about_rows(dataset, C)]
 
 
@@ -84,6 +73,6 @@ def _about_rows(dataset: Dataset, C: float) -> list[str]:
     what = "C is large for these rows" if mean_square < BAD_MEAN_SQUARE else "rows are badly scaled"
     return [
         f"{what}: norms from {norms['min']:.3g} to {norms['max']:.3g}, root mean square "
-        f"{np.sqrt(mean_square):.3g}; {product}, so coordinate descent is slow; 'streamcd convert --normalize l2' gives "
+        f"{math.sqrt(mean_square):.3g}; {product}, so coordinate descent is slow; 'streamcd convert --normalize l2' gives "
         "rows unit norm (choose C anew), or take a smaller C"
     ]

@@ -23,18 +23,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 
 class DirectWriter:
-    """A file being written; once it is closed its bytes are there and durable.
-
-    Parameters
-    ----------
-    path : Path
-        Made, or emptied.
-
-    Attributes
-    ----------
-    n_bytes : int
-        Written so far.
-    """
+    """A file being written, new or emptied first; once it is closed its bytes are there and durable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Parquet files: row groups read one at a time, and tables written with checksums."""
+"""Parquet files read a row group at a time, and the checksums of files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,10 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import Schema as Schema  # for those who describe tables: the door to pyarrow is here
 
 from ..core.errors import DatasetError, EnvironmentFailure
-from .direct_writer import DirectWriter
 from .read_ahead import ReadAhead
 
 # Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
@@ -25,37 +24,13 @@ from .read_ahead import ReadAhead
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ and "jemalloc" in pa.supported_memory_backends():
     pa.set_memory_pool(pa.jemalloc_memory_pool())
 
-_PAGE_BYTES = 1 << 20
+NO_CRC = -1
+"""In place of a checksum where none was recorded."""
+
 _COPY_BYTES = 1 << 22
 
-
-def schema(**columns: Any) -> Schema:
-    """Describe columns without nulls by their names and numpy types."""
-    return pa.schema(
-        [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in columns.items()]
-    )
-
-
-class ChecksumFile(DirectWriter):
-    """A file being written, with the checksum of its bytes; what pyarrow asks of a file."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._digest = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        return super().write(data)
-
-    def flush(self) -> None:
-        pass
-
-    def tell(self) -> int:
-        return self.n_bytes
-
-    @property
-    def checksum(self) -> str:
-        return "sha256:" + self._digest.hexdigest()
+_ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES)
+"""Failures that say nothing of the file's content."""
 
 
 def file_checksum(path: Path) -> str:
@@ -67,32 +42,21 @@ def file_checksum(path: Path) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-class reading:
-    """Turns the errors that pyarrow raises over a damaged file into one line that names the file."""
-
-    def __init__(self, path: Path, where: str = "") -> None:
-        self._location = f"{path}, {where}" if where else str(path)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, FileNotFoundError):
-            raise DatasetError(
-                f"{self._location}: the file is missing; restore it or convert the data again"
-            ) from None
-        if isinstance(error, OSError) and error.errno in (
-            errno.EIO,
-            errno.EMFILE,
-            errno.ENFILE,
-            errno.EACCES,
-        ):
-            raise EnvironmentFailure(f"{self._location}: {error.strerror}") from None
-        if isinstance(error, (OSError, pa.ArrowException, KeyError, ValueError, IndexError)):
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DatasetError(
-                f"{self._location}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
-            ) from None
+@contextlib.contextmanager
+def reading(path: Path, where: str = "") -> Iterator[None]:
+    """Turn the errors that pyarrow raises over a damaged file into one line that names the file."""
+    location = f"{path}, {where}" if where else str(path)
+    try:
+        yield
+    except FileNotFoundError:
+        raise DatasetError(f"{location}: the file is missing; restore it or convert the data again") from None
+    except (OSError, pa.ArrowException, KeyError, ValueError, IndexError) as error:
+        if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
+            raise EnvironmentFailure(f"{location}: {error.strerror}") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DatasetError(
+            f"{location}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
+        ) from None
 
 
 def column_values(column: pa.ChunkedArray) -> np.ndarray:
@@ -130,20 +94,14 @@ def read_groups(
 
 
 class _Source:
-    """A file as Arrow reads it, some of whose bytes may have been read already.
-
-    Attributes
-    ----------
-    ahead : (int, memoryview) or None
-        Bytes in memory and their offset in the file; handed out without a copy.
-    """
+    """A file as Arrow reads it, some of whose bytes may have been read already."""
 
     closed = False
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._offset = descriptor, 0
         self._size = os.fstat(descriptor).st_size
-        self.ahead: tuple[int, memoryview] | None = None
+        self.ahead: tuple[int, memoryview] | None = None  # offset, and bytes handed out without a copy
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
@@ -164,6 +122,14 @@ class _Source:
 
     def close(self) -> None:
         self.closed = True
+
+
+def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple[int, int]:
+    """Offset and length in the file of a row group's columns from `first_column` on."""
+    row_group = metadata.row_group(group)
+    start = row_group.column(first_column).data_page_offset
+    last = row_group.column(row_group.num_columns - 1)
+    return start, last.data_page_offset + last.total_compressed_size - start
 
 
 class PartReader:
@@ -197,23 +163,27 @@ class PartReader:
         """Bytes of the file that were read already, and their offset; None to forget them."""
         self._bytes.ahead = ahead
 
-    def extent(self, group: int, first_column: int | str) -> tuple[int, int]:
-        """Offset and length in the file of a row group's columns from `first_column` on."""
-        number = self._index[first_column] if isinstance(first_column, str) else first_column
+    def extent(self, group: int, first_column: str) -> tuple[int, int]:
+        """See `extent_of`."""
+        number = self._index[first_column]
         extent = self._extents.get((group, number))
         if extent is None:
-            metadata = self._reader.metadata.row_group(group)
-            start = metadata.column(number).data_page_offset
-            last = metadata.column(metadata.num_columns - 1)
-            extent = start, last.data_page_offset + last.total_compressed_size - start
-            self._extents[group, number] = extent
+            extent = self._extents[group, number] = extent_of(self._reader.metadata, group, number)
         return extent
 
-    def expect(self, group: int, first_column: int) -> None:
+    def begins_before(self, columns: Sequence[str]) -> bool:
+        """True where the file holds a column before the first one of these."""
+        return min(self._index[name] for name in columns) < self._index[columns[0]]
+
+    def fetch(self, offset: int, n_bytes: int) -> bytes:
+        """Read bytes of the file as they are."""
+        return os.pread(self._descriptor, n_bytes, offset)
+
+    def expect(self, offset: int, n_bytes: int) -> None:
         """Have the kernel read ahead; a footer so damaged that it objects is named by the read to come."""
         if hasattr(os, "posix_fadvise"):  # not on macOS
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor, *self.extent(group, first_column), os.POSIX_FADV_WILLNEED)
+            with contextlib.suppress(OSError, OverflowError):
+                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         self._source.close()
@@ -221,15 +191,7 @@ class PartReader:
 
 
 class OpenParts:
-    """The parts of a directory that are open, the latest ones used, up to a number.
-
-    Parameters
-    ----------
-    path : Path
-        The directory.
-    limit : int
-        Footers kept in memory at most.
-    """
+    """Open parts of a directory, the latest ones used: at most `limit`, whose footers are in memory."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self._path, self._limit = path, limit
@@ -251,27 +213,42 @@ class OpenParts:
         self._parts[name] = part
         return part
 
-    def read(self, name: str, group: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
-        """Columns of a row group of a part; `DatasetError` names the part where it is damaged."""
+    def read(
+        self, name: str, group: int, columns: Sequence[str], verify: bool, crc: int = NO_CRC
+    ) -> list[np.ndarray]:
+        """Columns of a row group of a part; `DatasetError` names the part where it is damaged.
+
+        With `crc`, that of the bytes from the first of these columns to the end of the row group, `verify` compares this one
+        instead of the pages' own: a part that was replaced by another is as sound as this one was.
+        """
         part = self[name]
         with reading(part.path, f"chunk {group}"):
-            if self._ahead is None:
-                return part.read(group, columns, verify)
-            offset, _ = part.extent(group, columns[0])
-            ahead = self._ahead.take(part.path, offset)
-            part.hand_in(None if ahead is None else (offset, ahead))
+            offset, n_bytes = part.extent(group, columns[0])
+            data: memoryview | bytes | None = self._ahead.take(part.path, offset) if self._ahead else None
+            if verify and crc != NO_CRC:
+                data = part.fetch(offset, n_bytes) if data is None else data
+                if zlib.crc32(data) != crc:
+                    raise ValueError("not the bytes that the chunk table records: replaced or changed")
+                verify = part.begins_before(columns)
+            part.hand_in(None if data is None else (offset, memoryview(data)))
             try:
                 return part.read(group, columns, verify)
             finally:
                 part.hand_in(None)
 
-    def expect(self, name: str, group: int, first_column: int) -> None:
-        """Announce that a row group's columns from `first_column` on will be read, in the order of such calls."""
+    def extent(self, name: str, group: int, first_column: str) -> tuple[int, int]:
+        """Offset and length in a part's file of a row group's columns from `first_column` on."""
         part = self[name]
+        with reading(part.path, f"chunk {group}"):
+            return part.extent(group, first_column)
+
+    def expect(self, name: str, group: int, first_column: str) -> None:
+        """Announce that a row group's columns from `first_column` on will be read, in the order of such calls."""
+        offset, n_bytes = self.extent(name, group, first_column)
         if self._ahead is None or not self._ahead.possible:
-            part.expect(group, first_column)
+            self[name].expect(offset, n_bytes)
         else:
-            self._ahead.expect(part.path, *part.extent(group, first_column))
+            self._ahead.expect(self._path / name, offset, n_bytes)
 
     def close(self) -> None:
         """Close all; the next use opens them again."""
@@ -280,31 +257,3 @@ class OpenParts:
             self._ahead = None
         while self._parts:
             self._parts.popitem()[1].close()
-
-
-class TableWriter:
-    """One Parquet file being written, a row group a call."""
-
-    def __init__(self, path: Path, schema: pa.Schema, compression: str) -> None:
-        self.schema = schema
-        self.file = ChecksumFile(path)
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self.file, mode="w"),
-            schema,
-            compression=compression,
-            use_dictionary=False,
-            write_statistics=False,
-            write_page_checksum=True,
-            data_page_size=_PAGE_BYTES,
-            store_schema=False,
-        )
-
-    def write(self, **columns: np.ndarray) -> None:
-        arrays = [pa.array(columns[field.name], type=field.type) for field in self.schema]
-        table = pa.table(arrays, schema=self.schema)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-
-    def close(self) -> dict[str, Any]:
-        self._writer.close()
-        self.file.close()
-        return {"bytes": self.file.n_bytes, "checksum": self.file.checksum}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import threading
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 AHEAD_BYTES = 6_000_000
@@ -30,8 +30,7 @@ class _Range:
     offset: int
     length: int
     buffer: mmap.mmap | None = None
-    read: bool = False
-    done: threading.Event = field(default_factory=threading.Event)
+    complete: Future[bool] | None = None  # once it is being read
 
     @property
     def key(self) -> tuple[Path, int]:
@@ -49,68 +48,54 @@ class _Range:
 
 
 class ReadAhead:
-    """Reads ranges in the order in which they are announced; they are taken in that order.
+    """Reader of ranges in the order in which they are announced; they are taken in that order.
 
     A range that cannot be read in this way (a file system without direct reads, a file that is too short or gone) is
     left to the caller's own reading, which says what is wrong.
-
-    Attributes
-    ----------
-    possible : bool
-        False once the file system has refused a direct read.
     """
 
     def __init__(self) -> None:
-        self.possible = bool(_DIRECT)
-        self._change = threading.Condition()
+        self.possible = bool(_DIRECT)  # false once the file system has refused a direct read
         self._coming: deque[_Range] = deque()  # announced, and not taken yet
         self._announced: Counter[tuple[Path, int]] = Counter()  # their keys
-        self._waiting: deque[_Range] = deque()  # of these, not begun
+        self._waiting: deque[_Range] = deque()  # of these, the last ones, not begun
         self._held = 0
         self._free: list[mmap.mmap] = []
         self._taken: _Range | None = None
-        self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name="streamcd-disk", daemon=True) for _ in range(_THREADS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streamcd-disk")
 
     def expect(self, path: Path, offset: int, length: int) -> None:
         """Announce a range of a file that will be taken."""
         wanted = _Range(path, offset, length)
-        with self._change:
-            self._coming.append(wanted)
-            self._announced[wanted.key] += 1
-            self._waiting.append(wanted)
-            self._change.notify()
+        self._coming.append(wanted)
+        self._announced[wanted.key] += 1
+        self._waiting.append(wanted)
+        self._begin()
 
     def take(self, path: Path, offset: int) -> memoryview | None:
         """Take the bytes of an announced range, valid until the next is taken; None where they must be read in another way.
 
         Ranges announced before it and not taken are given up.
         """
-        with self._change:
-            self._give_back()
-            if (path, offset) not in self._announced:
-                return None
-            while (wanted := self._next()).key != (path, offset):
-                self._forget(wanted)
-            self._taken = wanted
-        wanted.done.wait()
-        if not wanted.read or wanted.buffer is None:
+        if self._taken is not None:
+            self._release(self._taken)
+            self._taken = None
+        if (path, offset) not in self._announced:
+            self._begin()
+            return None
+        while (wanted := self._next()).key != (path, offset):
+            self._release(wanted)
+        self._begin()
+        self._taken = wanted
+        assert wanted.complete is not None, "nothing before it holds memory"
+        if not wanted.complete.result() or wanted.buffer is None:
             return None
         shift = wanted.offset - wanted.start
         return memoryview(wanted.buffer)[shift : shift + wanted.length]
 
     def close(self) -> None:
         """Stop the threads."""
-        with self._change:
-            self._closed = True
-            self._waiting.clear()
-            self._change.notify_all()
-        for thread in self._threads:
-            thread.join()
+        self._threads.shutdown(cancel_futures=True)
 
     def _next(self) -> _Range:
         wanted = self._coming.popleft()
@@ -119,48 +104,30 @@ class ReadAhead:
             del self._announced[wanted.key]
         return wanted
 
-    def _forget(self, wanted: _Range) -> None:
-        if wanted in self._waiting:
-            self._waiting.remove(wanted)
-            return
-        self._change.release()
-        wanted.done.wait()
-        self._change.acquire()
-        self._release(wanted)
-
-    def _give_back(self) -> None:
-        if self._taken is not None:
-            wanted, self._taken = self._taken, None
-            self._release(wanted)
+    def _begin(self) -> None:
+        """Have the next ranges read, as far as there is memory for them."""
+        while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= AHEAD_BYTES):
+            wanted = self._waiting.popleft()
+            wanted.buffer = self._buffer(wanted.size)
+            self._held += len(wanted.buffer)
+            wanted.complete = self._threads.submit(self._read, wanted)
 
     def _release(self, wanted: _Range) -> None:
-        if wanted.buffer is not None:
-            self._held -= len(wanted.buffer)
-            self._free.append(wanted.buffer)
-            wanted.buffer = None
-        self._change.notify()
+        if wanted.complete is None or wanted.buffer is None:
+            self._waiting.popleft()  # itself: all before it are gone
+            return
+        wanted.complete.result()
+        self._held -= len(wanted.buffer)
+        self._free.append(wanted.buffer)
+        wanted.buffer = None
 
-    def _work(self) -> None:
-        while (wanted := self._begin()) is not None:
-            try:
-                wanted.read = _read(wanted)
-            except OSError as error:  # else the caller's own reading says what is wrong
-                if error.errno == errno.EINVAL:
-                    self.possible = False
-            finally:
-                wanted.done.set()
-
-    def _begin(self) -> _Range | None:
-        """The next range to read, with memory for it; None at the end."""
-        with self._change:
-            while not self._closed:
-                if self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= AHEAD_BYTES):
-                    wanted = self._waiting.popleft()
-                    wanted.buffer = self._buffer(wanted.size)
-                    self._held += len(wanted.buffer)
-                    return wanted
-                self._change.wait()
-        return None
+    def _read(self, wanted: _Range) -> bool:
+        try:
+            return _read(wanted)
+        except OSError as error:  # the caller's own reading says what is wrong
+            if error.errno == errno.EINVAL:
+                self.possible = False
+            return False
 
     def _buffer(self, size: int) -> mmap.mmap:
         """Memory for a range; buffers are used again, since new ones cost a page fault every 4 kB."""
@@ -173,7 +140,7 @@ class ReadAhead:
 
 
 def _read(wanted: _Range) -> bool:
-    """Read the blocks of a range; whether all of the range is there."""
+    """Read the blocks of a range; true where all of the range is there."""
     buffer = wanted.buffer
     assert buffer is not None
     descriptor = os.open(wanted.path, os.O_RDONLY | _DIRECT)

@@ -24,24 +24,18 @@ _DIGEST_FEATURES = 1 << 16  # at a time; a constant, since the digest depends on
 
 @dataclass(frozen=True)
 class Scaling:
-    """A transformation of rows, features first. Two are equal where they do the same to every row.
+    """A transformation of rows, features first. Two are equal where they do the same to every row."""
 
-    Attributes
-    ----------
-    scale : {"none", "maxabs", "standard"}
-        Every value is divided by its feature's greatest magnitude, or by its standard deviation.
-    normalize : {"none", "l2"}
-        Every row is then divided by its Euclidean norm.
-    scales : ndarray of float64, shape (n_features,), or None
-        The divisors; None where there are none, or where they have not been read.
-    digest : str
-        Of the divisors, made from them where it is not given; stands for them where scalings are compared.
-    """
-
-    scale: str = "none"
-    normalize: str = "none"
-    scales: np.ndarray | None = field(default=None, compare=False)
-    digest: str = ""
+    scale: str = (
+        "none"  # each value is divided by its feature's greatest magnitude, or by its standard deviation
+    )
+    normalize: str = "none"  # each row is then divided by its Euclidean norm
+    scales: np.ndarray | None = field(
+        default=None, compare=False
+    )  # the divisors, where there are some and they were read
+    digest: str = (
+        ""  # of the divisors, made from them by default; stands for them where scalings are compared
+    )
 
     @property
     def changes_values(self) -> bool:
@@ -61,19 +55,7 @@ class Scaling:
     def apply(
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, n_features: int
     ) -> np.ndarray:
-        """Transform a block of sparse rows.
-
-        Parameters
-        ----------
-        indptr : ndarray of int64, shape (rows + 1,)
-        feature, value : ndarray, shape (entries,)
-            Features are 0-based. Values of features from `n_features` on become 0.
-        n_features : int
-
-        Returns
-        -------
-        ndarray of float64, shape (entries,)
-        """
+        """Transform the values of a block of sparse rows, as float64; those of features from `n_features` on become 0."""
         from ..kernels.rows import scale_rows  # numba: only where rows are met
 
         scales = np.empty(0) if self.scales is None else self.scales
@@ -135,14 +117,8 @@ def standard_scales(
 ) -> np.ndarray:
     """Standard deviation of every feature over all rows, absent entries as zeros; 1 for features with but one value.
 
-    Parameters
-    ----------
-    deviations : iterable of mapping
-        Statistics of the entries less their features' means. (The difference of mean square and squared mean would lose
-        all digits where the mean is large.)
-    means : ndarray, shape (n_features,)
-        See `feature_means`; not used any more when this returns.
-    n_rows : int
+    `deviations` are statistics of the entries less their features' `means` (see `feature_means`; not used any more when this
+    returns). The difference of mean square and squared mean would lose all digits where the mean is large.
     """
     scales = np.ones(means.size)
     for piece in deviations:

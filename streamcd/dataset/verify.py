@@ -3,50 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..core.errors import DatasetError
-from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares
+from ..core.memory_budget import parse_size, require
+from ..core.process_pool import (
+    TASKS_PER_WORKER,
+    InProcess,
+    Pool,
+    Workers,
+    checked_workers,
+    in_shares,
+    memory_per_worker,
+    open_pool,
+)
 from ..core.progress import Listener, Progress
 from ..kernels import primitives
-from .chunked_table import ChunkedTable, file_problems
+from .chunked_table import ChunkedTable, RowTable, file_problems
 from .column_layout import AGAIN, FOLDER, Columns, open_columns
 from .parquet import file_checksum, read_groups
-from .row_layout import RowTable
 from .schema import ChunkData
+
+_CHECK_BYTES, _CHUNK_TABLE_BYTES = 120, 200
+"""Of an entry or an item of a chunk (24 decoded, as many compressed, their copies, differences and hashes); of a chunk."""
 
 _SHARES = 1000
 """Ranges of chunks after each of which a single process tells how far it is."""
 
 Found = TypeVar("Found")
-Table = TypeVar("Table", bound=ChunkedTable)
+Table = TypeVar("Table", RowTable, Columns)
 
 
-def verify(dataset: RowTable, listener: Listener | None = None, *, workers: int = 1) -> list[str]:
-    """Check a dataset and, where there is one, its column layout against it.
+def verify(
+    dataset: RowTable,
+    listener: Listener | None = None,
+    *,
+    workers: int = 1,
+    memory: int | str | None = None,
+) -> list[str]:
+    """Check a dataset and, where there is one, its column layout against it; see `Dataset.verify`.
 
     The entries of both layouts are compared by sums of a hash of (row, feature, value) over all of them: equal for the
     same entries in any order, and for others with a chance of 2⁻¹²⁸ only.
-
-    Parameters
-    ----------
-    dataset : RowTable
-    listener : Listener, optional
-    workers : int
-        Processes that share the work.
-
-    Returns
-    -------
-    list of str
-        What is wrong, a line each, naming the file; empty where all is well.
     """
-    with _task_runner(workers, listener or Listener()) as tasks:
+    budget = None if memory is None else parse_size(memory)
+    _require_memory(dataset, budget, checked_workers(workers))
+    with open_pool(workers, listener or Listener(), __name__) as pool:
+        tasks = _Tasks(pool, budget)
         problems = list(_row_problems(dataset, tasks))
         if (dataset.path / FOLDER).exists():
             problems += _column_problems(dataset, tasks, compare=not problems)
@@ -57,11 +66,24 @@ def verify(dataset: RowTable, listener: Listener | None = None, *, workers: int 
 # The long readings
 
 
-class _Tasks:
-    """Runs the long readings in this process, or in `workers`."""
+def _require_memory(table: RowTable | Columns, budget: int | None, workers: int) -> None:
+    """Refuse a budget that does not hold the largest chunk, decoded, beside what its checks make of it."""
+    size = np.diff(table.entry_start) + np.diff(table.item_start)
+    needs = {
+        "the largest chunk": _CHECK_BYTES * int(size.max(initial=0)),
+        "chunk tables": _CHUNK_TABLE_BYTES * table.n_chunks,
+    }
+    if budget is not None and workers == 1:
+        require(budget, needs)
+    elif budget is not None:
+        memory_per_worker(budget, workers, needs)
 
-    def __init__(self, listener: Listener, workers: Workers | None = None) -> None:
-        self._listener, self._workers = listener, workers
+
+class _Tasks:
+    """Runner of the long readings in a pool."""
+
+    def __init__(self, pool: Pool, budget: int | None) -> None:
+        self._pool, self._budget = pool, budget
 
     def changed_files(
         self, path: Path, files: Sequence[tuple[str, int, str]], phase: str
@@ -86,37 +108,23 @@ class _Tasks:
 
         Workers open the table by `reopen`. Before chunk ``c``, ``starts[c]`` of `unit` are done.
         """
-        n_shares = TASKS_PER_WORKER * self._workers.n_workers if self._workers else _SHARES
+        _require_memory(table, self._budget, self._pool.n_workers)
+        alone = isinstance(self._pool, InProcess)
+        n_shares = _SHARES if alone else TASKS_PER_WORKER * self._pool.n_workers
         shares = in_shares(np.diff(table.entry_start).tolist(), n_shares)
         sizes = [int(starts[stop] - starts[start]) for start, stop in shares]
-        if self._workers is None:
-            return self._run(partial(check, table), shares, phase, unit, sizes)
-        return self._run(partial(_check_reopened, check, reopen), shares, phase, unit, sizes)
+        run = partial(check, table) if alone else partial(_check_reopened, check, reopen)
+        return self._run(run, shares, phase, unit, sizes)
 
     def _run(
         self, function: Callable[..., Any], tasks: Sequence[Any], phase: str, unit: str, sizes: Sequence[int]
-    ) -> Iterable[Any]:
-        if self._workers is not None:
-            return self._workers.run(function, tasks, phase=phase, unit=unit, sizes=sizes)
-        return self._run_here(function, tasks, phase, unit, sizes)
-
-    def _run_here(
-        self, function: Callable[..., Any], tasks: Sequence[Any], phase: str, unit: str, sizes: Sequence[int]
     ) -> Iterator[Any]:
-        total, done = sum(sizes), 0
-        for task, size in zip(tasks, sizes, strict=True):
+        if isinstance(self._pool, Workers):
+            yield from self._pool.run(function, tasks, phase=phase, unit=unit, sizes=sizes)
+            return
+        for task, done in zip(tasks, accumulate(sizes), strict=True):
             yield function(*task)
-            done += size
-            self._listener.progress(Progress(phase, done, total, unit))
-
-
-@contextmanager
-def _task_runner(workers: int, listener: Listener) -> Iterator[_Tasks]:
-    if checked_workers(workers) == 1:
-        yield _Tasks(listener)
-    else:
-        with Workers(workers, listener, __name__) as processes:
-            yield _Tasks(listener, processes)
+            self._pool.listener.progress(Progress(phase, done, sum(sizes), unit))
 
 
 def _is_changed(path: Path, checksum: str) -> bool:
@@ -245,11 +253,11 @@ def _total_problems(dataset: RowTable, counts: Mapping[float, int], source_sum: 
     ):
         if int(start[-1]) != expected:
             yield f"{manifest_path}: says {expected} {what}, the chunks hold {int(start[-1])}"
-    block = 1 << 18
-    starts = range(0, dataset.n_rows, block)
-    expected_sum = sum(_hash_sum(np.arange(start, min(start + block, dataset.n_rows))) for start in starts)
+    n_rows, block = int(dataset.row_start[-1]), 1 << 18  # not the manifest's number, which may be anything
+    starts = range(0, n_rows, block)
+    expected_sum = sum(_hash_sum(np.arange(start, min(start + block, n_rows))) for start in starts)
     if (source_sum - expected_sum) % 2**64:
-        yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {dataset.n_rows - 1} once"
+        yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {n_rows - 1} once"
     if dataset.classes is not None and dataset.class_counts is not None:
         expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
         if {label: count for label, count in expected_counts.items() if count} != dict(counts):
@@ -281,25 +289,14 @@ def _hash_sum(numbers: np.ndarray) -> int:
 
 @dataclass
 class _ColumnFindings:
-    """Findings in consecutive chunks of columns, up to the first thing wrong.
-
-    Attributes
-    ----------
-    problem : str
-        The first thing wrong, or nothing.
-    first, last : int or None
-        Feature and row of the first and of the last entry, as one number; None where they could not be told.
-    place : str
-        Of the first chunk.
-    sums : ndarray of uint64, shape (2,)
-        Of a hash of every entry.
-    """
+    """Findings in consecutive chunks of columns, up to the first thing wrong."""
 
     problem: str = ""
+    # feature and row of the first and of the last entry, as one number; None where they could not be told
     first: int | None = None
     last: int | None = None
-    place: str = ""
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.uint64))
+    place: str = ""  # of the first chunk
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.uint64))  # of the entries' hashes
 
     def join(self, later: _ColumnFindings) -> None:
         """Take in the findings in the chunks that follow."""

@@ -10,29 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from .chunked_table import PartFiles, write_chunk_table, write_manifest
-from .parquet import TableWriter
+from .chunked_table import ROW_LAYOUT
 from .scaling import Scaling
-from .schema import ROW_CHUNKS, ROW_LAYOUT, SCALES, features_schema, row_schemas
+from .schema import FIRST_OF_ROWS, ROW_CHUNKS, SCALES, features_schema, row_schemas
+from .table_writer import PartFiles, TableWriter, chunk_records, write_manifest
 
 _SCALES_GROUP = 1 << 16
 """Features to a row group of ``scaling.parquet``."""
 
 
 class PartWriter:
-    """Writes one part of a dataset: a file of rows and a file of entries, a row group each for a chunk.
-
-    Parameters
-    ----------
-    path : Path
-        The dataset's directory, with its folders.
-    number : int
-        Of the part.
-    row0 : int
-        Rows in the parts before it.
-    index_dtype, value_dtype, row_dtype, compression
-        As for `DatasetWriter`.
-    """
+    """Writer of part `number` of a dataset, after `row0` rows: a row group a chunk; the rest as for `DatasetWriter`."""
 
     def __init__(
         self,
@@ -48,7 +36,8 @@ class PartWriter:
         self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
         self._number, self._row0 = number, row0
         names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
-        self._files = PartFiles(path, names, row_schemas(row_dtype, index_dtype, value_dtype), compression)
+        schemas = row_schemas(row_dtype, index_dtype, value_dtype)
+        self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
         self.n_rows = self.n_entries = 0
         self.row_norms = _no_norms()
         # part, rows, entries of each chunk; a list would take ten times the memory
@@ -66,20 +55,19 @@ class PartWriter:
         """Append a chunk, as `DatasetWriter.write_chunk`."""
         from ..kernels.rows import add_row_norms  # numba: only where rows are written
 
-        n_rows, n_entries = label.size, feature.size
         value = np.ascontiguousarray(value, dtype=self._value_dtype)
         add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self.row_norms)
         row0 = self._row0 + self.n_rows
-        row = np.arange(row0, row0 + n_rows, dtype=self._row_dtype)
+        row = np.arange(row0, row0 + label.size, dtype=self._row_dtype)
         counts = np.diff(indptr)
-        weight = np.ones(n_rows) if weight is None else weight
+        weight = np.ones(label.size) if weight is None else weight
         n_stored = counts.astype(self._index_dtype)
         feature = feature.astype(self._index_dtype, copy=False)
         self._files.write("rows", row=row, source=source, label=label, weight=weight, n_entries=n_stored)
         self._files.write("entries", row=np.repeat(row, counts), feature=feature, value=value)
-        self.n_rows += n_rows
-        self.n_entries += n_entries
-        self.chunk_table.extend((self._number, n_rows, n_entries))
+        self.n_rows += label.size
+        self.n_entries += feature.size
+        self.chunk_table.extend((self._number, label.size, feature.size))
 
     def close(self) -> dict[str, Any]:
         """End the files; returns the manifest's record of the part."""
@@ -93,21 +81,10 @@ class PartWriter:
 
 
 class DatasetWriter:
-    """Writes a dataset's files into a directory, chunk by chunk, the manifest last.
+    """Writer of a dataset's files into a directory, chunk by chunk, the manifest last.
 
-    Parameters
-    ----------
-    path : path
-        A directory; made where it is not there. Meant to be a temporary one that is renamed at the end.
-    index_dtype, value_dtype : dtype
-        int32 or int64; float32 or float64.
-    row_dtype : dtype
-        int32 where the number of rows fits, else int64.
-    weighted : bool
-        Whether the rows carry weights of their own.
-    shard_bytes : int
-        Decoded bytes of entries at which a new part is begun.
-    compression : {"lz4", "zstd", "none"}
+    The directory is made where it is not there; it is meant to be a temporary one that is renamed at the end. A new part is
+    begun after `shard_bytes` of decoded entries. `weighted`: the rows carry weights of their own.
     """
 
     def __init__(
@@ -122,11 +99,8 @@ class DatasetWriter:
         compression: str = "lz4",
     ) -> None:
         self.path = Path(path)
-        self._dtypes = {
-            "index_dtype": np.dtype(index_dtype),
-            "value_dtype": np.dtype(value_dtype),
-            "row_dtype": np.dtype(row_dtype),
-        }
+        dtypes = {"index_dtype": index_dtype, "value_dtype": value_dtype, "row_dtype": row_dtype}
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
         self._entry_bytes = self._dtypes["index_dtype"].itemsize + self._dtypes["value_dtype"].itemsize
         self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
         self._parts: list[dict[str, Any]] = []
@@ -149,16 +123,9 @@ class DatasetWriter:
         feature: np.ndarray,
         value: np.ndarray,
     ) -> None:
-        """Append a chunk; rows come in their final order and are numbered here.
+        """Append a chunk; rows come in their final order and are numbered here, features ascend within a row.
 
-        Parameters
-        ----------
-        source : ndarray of int64, shape (rows,)
-        label : ndarray of float64, shape (rows,)
-        weight : ndarray of float64, shape (rows,), or None for all ones
-        indptr : ndarray of int64, shape (rows + 1,)
-        feature, value : ndarray, shape (entries,)
-            Features ascending within a row.
+        `source` is int64, `label` and `weight` (None for all ones) float64, `indptr` int64 of shape (rows + 1,).
         """
         self._current_part().write_chunk(source, label, weight, indptr, feature, value)
         self.n_rows += label.size
@@ -205,18 +172,10 @@ class DatasetWriter:
             self._part = None
 
     def close(self, **manifest: Any) -> dict[str, Any]:
-        """Write the chunk table and, last, the manifest.
+        """Write the chunk table and, last, the manifest, which is returned.
 
-        Parameters
-        ----------
-        **manifest
-            ``n_features``, ``index_base``, ``classes``, ``class_counts``, ``label_kind``, ``seed``, ``source`` and what
-            else is worth keeping.
-
-        Returns
-        -------
-        dict
-            The manifest.
+        Its further keys are given: ``n_features``, ``index_base``, ``classes``, ``class_counts``, ``label_kind``, ``seed``,
+        ``source`` and what else is worth keeping.
         """
         self.finish_parts()
         if self._features is None:
@@ -231,8 +190,7 @@ class DatasetWriter:
             **manifest,
             "row_norms": self._norms(),
             **self._scales,
-            "parts": self._parts,
-            "chunks": write_chunk_table(self.path, ROW_CHUNKS, table, self._compression),
+            **chunk_records(self.path, ROW_CHUNKS, table, self._parts, self._compression),
             "features": self._features,
         }
         return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
@@ -259,7 +217,9 @@ class DatasetWriter:
         return self._part
 
     def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        self._parts.append(part)
+        self._parts.append(
+            part | {f"{table}_crcs": array("q", part[f"{table}_crcs"]) for table in FIRST_OF_ROWS}
+        )
         self._chunk_table.extend(chunk_table)
         # sums of parts are added in their order, whoever made them
         least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])

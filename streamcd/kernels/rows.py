@@ -1,4 +1,4 @@
-"""Rows of entries without a solver: norms, scaling, and margins of predictions."""
+"""Rows of entries without a solver: copies, norms, scaling, and margins of predictions."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ def _row_norm(value, start, stop):
         ratio = np.float64(value[k]) / largest
         ratios += ratio * ratio
     return largest * math.sqrt(ratios)
+
+
+@kernel
+def gather_entries(rows, indptr, index, value, out_index, out_value):
+    """Copy the entries of `rows` (int64), one row after the other, to `out_index` and `out_value`."""
+    end = 0
+    for row in rows:
+        for entry in range(indptr[row], indptr[row + 1]):
+            out_index[end] = index[entry]
+            out_value[end] = value[entry]
+            end += 1
 
 
 @kernel

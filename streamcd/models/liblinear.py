@@ -38,10 +38,7 @@ def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Liste
     of unit norm the text can hold nothing: without a bias a row's norm does not change its label, but its decision values;
     with one it may change the label.
 
-    Raises
-    ------
-    ModelError
-        Where LIBLINEAR cannot hold the model: labels that are not integers; rows of unit norm and a bias; twin planes.
+    `ModelError` where LIBLINEAR cannot hold the model: labels that are no integers, rows of unit norm with a bias, twins.
     """
     if model.loss == "twin":
         raise ModelError(
@@ -108,10 +105,7 @@ def _write_weights(file: TextIO, weights: np.ndarray, columns: np.ndarray) -> No
 def import_liblinear(path: str | os.PathLike[str]) -> Model:
     """Read a model from LIBLINEAR's text; it then predicts the same as in LIBLINEAR.
 
-    Raises
-    ------
-    ModelError
-        Where the text is malformed, or the problem is none of `LIBLINEAR_SOLVERS`.
+    `ModelError` where the text is malformed, or the problem is none of `LIBLINEAR_SOLVERS`.
     """
     try:
         with open(path, encoding="ascii") as file:

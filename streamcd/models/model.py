@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from ..core.atomic_files import replacing, sync
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
-from ..core.metadata import Count, Kind, Structure, read_metadata, write_metadata
+from ..core.metadata import Count, Kind, Structure, content_digest, read_metadata, write_metadata
 from ..dataset.scaling import Scaling
 
 
@@ -34,7 +34,7 @@ class ModelScaling(Structure):
     checksum: str = ""
 
 
-class ModelFile(Structure):
+class ModelFile(Structure, kw_only=True):
     """``model.json``; fields as those of `Model`."""
 
     loss: str
@@ -42,24 +42,35 @@ class ModelFile(Structure):
     C: float | None
     n_features: Count
     bias: float
+    free_bias: bool = False
     intercept: list[float]
     classes: list[float]
     label_kind: str
     code: list[list[int]]
     tie_order: list[Count]
+    ridge: float = 1.0
+    slack: str = "hinge"
     class_weight: dict[float, float]
     index_base: int
     fingerprint: str
     versions: dict[str, str]
     certificate: dict[str, Any]
-    weights_checksum: str
-    free_bias: bool = False
-    ridge: float = 1.0
-    slack: str = "hinge"
     scaling: ModelScaling | None = None
+    weights_checksum: str
 
 
-MODEL = Kind("streamcd-model", 1, ModelFile, ModelError, "restore it from a copy, or train again")
+_STORED_FIELDS = [name for name in ModelFile.__struct_fields__ if name not in ("scaling", "weights_checksum")]
+
+MODEL = Kind(
+    "streamcd-model",
+    2,
+    ModelFile,
+    ModelError,
+    "restore it from a copy, or train again",
+    "digest",
+    lambda description: content_digest(description, "digest"),
+    older=(1,),  # 1 had no digest
+)
 
 
 @dataclass
@@ -173,19 +184,9 @@ class Model:
         )
 
     def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
-        """``h(x)`` of a block of sparse rows.
+        """Compute ``h(x)`` of sparse rows, shape (rows, n_vectors), and count the entries of features beyond the width.
 
-        Parameters
-        ----------
-        indptr : ndarray of int64, shape (rows + 1,)
-        feature, value : ndarray, shape (entries,)
-            Features are 0-based.
-
-        Returns
-        -------
-        decisions : ndarray of float64, shape (rows, n_vectors)
-        n_ignored : int
-            Entries of features beyond the model's width.
+        Rows are given by `indptr`, 0-based `feature` and `value`: row ``r`` has the entries ``indptr[r]:indptr[r + 1]``.
         """
         from ..kernels.rows import margins  # numba: only where rows are met
 
@@ -227,12 +228,7 @@ class Model:
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Logarithms of the classes' probabilities under logistic regression; shape (rows, n_classes).
 
-        Of several classes each one's ``σ(h)`` is divided by their sum, as LIBLINEAR does.
-
-        Raises
-        ------
-        ModelError
-            Where the model has none.
+        Of several classes each one's ``σ(h)`` is divided by their sum, as LIBLINEAR does. `ModelError` where it has none.
         """
         if self.loss != "log_loss":
             raise ModelError(
@@ -262,13 +258,7 @@ class Model:
         )
 
     def class_costs(self) -> np.ndarray:
-        """``C`` times the class weight, shape (n_classes,).
-
-        Raises
-        ------
-        ModelError
-            Where C is not known.
-        """
+        """``C`` times the class weight, shape (n_classes,); `ModelError` where C is not known."""
         if self.C is None:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
@@ -276,11 +266,7 @@ class Model:
     def save(self, path: str | os.PathLike[str], rows: Iterable[np.ndarray] | None = None) -> None:
         """Write the model into a directory: ``weights.npy``, and ``model.json`` last; each is there whole or not at all.
 
-        Parameters
-        ----------
-        path : path
-        rows : iterable of ndarray, optional
-            The rows of `weights` in blocks, where they are too many to be in memory; `weights` then gives the shape only.
+        `rows` gives the rows of `weights` in blocks where they are too many for the memory; `weights` then gives the shape.
         """
         from ..dataset.parquet import file_checksum  # pyarrow: not for a bare import
 
@@ -303,27 +289,17 @@ class Model:
         sync(directory.parent)
 
     def _description(self) -> dict[str, Any]:
-        assert self.tie_order is not None
-        return {
-            "loss": self.loss,
-            "method": self.method,
-            "C": self.C,
-            "n_features": self.n_features,
-            "bias": self.bias,
-            "free_bias": self.free_bias,
-            "intercept": self.intercept.tolist(),
-            "classes": self.classes.tolist(),
-            "label_kind": self.label_kind,
-            "code": self.code.tolist(),
-            "tie_order": self.tie_order.tolist(),
-            **({"ridge": self.ridge, "slack": self.slack} if self.loss == "twin" else {}),
-            "class_weight": {self.label_text(label): weight for label, weight in self.class_weight.items()},
-            "index_base": self.index_base,
-            "fingerprint": self.fingerprint,
-            "versions": self.versions,
-            "certificate": self.certificate,
-            "scaling": self.scaling.to_json() if self.scaling.changes_values else None,
+        fields: dict[str, Any] = {}
+        for name in _STORED_FIELDS:
+            value = getattr(self, name)
+            fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        if self.loss != "twin":
+            del fields["ridge"], fields["slack"]
+        fields["class_weight"] = {
+            self.label_text(label): weight for label, weight in self.class_weight.items()
         }
+        fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
+        return fields
 
     def score_code(self) -> np.ndarray:
         """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
@@ -405,6 +381,9 @@ def load_model(
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(_missing(Path(path))) from None
     try:
+        numbers = [description.bias, description.C or 0.0, *description.intercept, *description.classes]
+        if not np.isfinite(numbers).all():
+            raise ValueError("a number that is not finite")
         checksum, n_features = description.weights_checksum, description.n_features
         weights = _read_array(directory / "weights.npy", checksum, n_features, 2)
         model = _model_from(description, weights, _read_scaling(directory / "scaling.npy", description))
@@ -413,6 +392,30 @@ def load_model(
     if C is not None and model.C != C:
         raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
     return model
+
+
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """Check for a model in a directory, or for those of a path over C."""
+    return (Path(path) / "model.json").exists() or bool(models_of_path(path))
+
+
+def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
+    """Check the model in a directory, or those of a path over C; problems are named in a line each.
+
+    A sound model that an earlier version wrote without a digest is given one.
+    """
+    problems = []
+    for directory in models_of_path(path).values() or [_model_directory(path)]:
+        try:
+            if not np.isfinite(load_model(directory, memory=memory).weights).all():
+                problems.append(f"{directory / 'weights.npy'}: a weight that is not finite")
+            raw, _ = read_metadata(directory / "model.json", MODEL)
+            if raw["format_version"] != MODEL.version:
+                raw["format_version"] = MODEL.version
+                write_metadata(directory / "model.json", MODEL, raw, allow_nan=False)
+        except ModelError as error:
+            problems.append(str(error))
+    return problems
 
 
 def stored_certificate(path: Path) -> dict[str, Any] | None:
@@ -451,7 +454,7 @@ def _missing(path: Path) -> str:
 def _read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
     from ..dataset.parquet import file_checksum
 
-    if not path.exists():
+    if not path.is_file():
         raise ModelError(f"{path}: the file is missing")
     if file_checksum(path) != checksum:
         raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
@@ -473,9 +476,6 @@ def _read_scaling(path: Path, description: ModelFile) -> Scaling:
 
 def _model_from(description: ModelFile, weights: np.ndarray, scaling: Scaling) -> Model:
     # every field of the same name, as it is or as the array that `Model` makes of it
-    same = {name: getattr(description, name) for name in _SAME_FIELDS}
+    same = {name: getattr(description, name) for name in _STORED_FIELDS if name not in ("n_features", "code")}
     code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
     return Model(weights=weights, code=code, scaling=scaling, **same)
-
-
-_SAME_FIELDS = {item.name for item in fields(Model)} - {"weights", "code", "scaling"}

@@ -19,8 +19,9 @@ from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.parquet import TableWriter, schema
 from ..dataset.scaling import Scaling
+from ..dataset.schema import schema
+from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
 from .source_order import SourceOrder
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..core.errors import UsageError
 from ..solvers.problem import Problem
 from ..solvers.registry import reads_columns
+from ..training import checkpoint
 from ..training.warm_start import WarmStart, combination
 from .config import ResolvedRun, RunConfig, read_config, reopen
 
@@ -22,8 +23,14 @@ class PreviousRun:
         """The beginning of some of the new run's lanes, of which `numbers` are the places among all."""
         run = self._run
         solvers = [run.make_solver(run.problem.subset(group.lanes)) for group in run.groups]
+        identity = checkpoint.read_identity(self._path)
         parts = [
-            (self._path / group.directory, solver, list(group.lanes))
+            (
+                self._path / group.directory,
+                identity and identity.part(group.directory),
+                solver,
+                list(group.lanes),
+            )
             for group, solver in zip(run.groups, solvers, strict=True)
         ]
         return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts)

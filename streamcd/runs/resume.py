@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.progress import Listener
 from ..training import checkpoint
-from ..training.loop import StopRequested
+from ..training.loop import Session, StopRequested
 from ..training.result import Result
 from ..training.stopping import StopRule
 from .config import (
@@ -23,7 +23,7 @@ from .config import (
 from .lane_groups import describe_worker_budget, share_memory_anew
 from .options import check_positive, stopping_numbers
 from .previous_run import previous_run
-from .train import Session, carry_out
+from .train import carry_out
 
 
 def resume(
@@ -67,6 +67,10 @@ def resume(
     path = Path(run)
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
+        if checkpoint.read_identity(path) is None:
+            session.listener.warning(
+                f"{path} was written before runs had an identity, by which files of another run are told; it gets one now"
+            )
         check_workers(path, config, client)
         dataset = same_dataset(config)
         config = _changed(config, max_passes, tol, checkpoint_every)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..cluster.loop import WORKER_TIMEOUT, RoundOptions, make_round_loop
+from ..cluster.loop import WORKER_TIMEOUT, RoundLoop
 from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
@@ -19,7 +18,7 @@ from ..dataset.diagnostics import advice
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
-from ..training.loop import Loop, StopRequested, Task
+from ..training.loop import Loop, Session, StopRequested, Task
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from .config import Group, ResolvedRun, refuse_existing, write_config
 from .lane_groups import resolve
@@ -27,15 +26,6 @@ from .method_choice import choose_method
 from .models import save_models
 from .options import ProblemOptions, SharedRounds, TrainOptions, warn_of_ridge
 from .previous_run import PreviousRun, previous_run
-
-
-@dataclass(frozen=True)
-class Session:
-    """Parties of a training: who hears of it, who may stop it, and who does the work."""
-
-    listener: Listener
-    stop_requested: StopRequested | None
-    client: Any = None  # of the workers; None where this process trains
 
 
 def train(
@@ -246,19 +236,11 @@ def _make_task(
 
 
 def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
-    config, listener, stop_requested = run.config, session.listener, session.stop_requested
-    if config.rounds is None:
-        return Loop(part, task, listener, stop_requested).run()
-    return make_round_loop(
-        part,
-        task,
-        session.client,
-        RoundOptions(config.rounds.local_passes, config.rounds.worker_timeout),
-        run.options.method,
-        config.memory - DASK_BYTES,
-        listener,
-        stop_requested,
-    ).run()
+    rounds, memory = run.config.rounds, run.config.memory - DASK_BYTES
+    if rounds is None:
+        return Loop(part, task, session).run()
+    method = run.options.method
+    return RoundLoop(part, task, session, method, memory, rounds.local_passes, rounds.worker_timeout).run()
 
 
 def carry_out(

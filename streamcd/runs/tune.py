@@ -23,15 +23,16 @@ from ..models.model import plane_distances
 from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout
 from ..stream.memory_plan import make_plan
-from ..stream.stream import Stream, Window
+from ..stream.stream import Stream
+from ..stream.window import Window
 from ..training import checkpoint
-from ..training.loop import StopRequested
+from ..training.loop import Session, StopRequested
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .config import ResolvedRun, read_config, refuse_existing, reopen, write_config
 from .lane_groups import resolve
 from .options import ProblemOptions, TrainOptions, warn_of_ridge
 from .previous_run import PreviousRun
-from .train import Session, carry_out, train_groups
+from .train import carry_out, train_groups
 
 _SCORE_BYTES = 1 << 22  # of decisions at a time
 

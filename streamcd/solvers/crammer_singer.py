@@ -9,7 +9,7 @@ import numpy as np
 
 from ..kernels import crammer_singer as crammer_singer_kernels
 from ..kernels.crammer_singer import ClassScratch, LaneColumns
-from ..stream.stream import Window
+from ..stream.window import Window
 from .dual import RowSolver, rows_of, shuffled_active_rows, variables_of, violation
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, State, all_rows

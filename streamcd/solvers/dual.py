@@ -30,8 +30,8 @@ from ..kernels.primitives import (
     Steering,
     Variables,
 )
-from ..stream.arenas import RowArena, RowLayout
-from ..stream.stream import Window
+from ..stream.arenas import RowLayout
+from ..stream.window import RowArena, Window
 from . import over_relaxation
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, new_lanes, new_totals

@@ -14,7 +14,7 @@ import numpy as np
 from ..kernels import primal as primal_kernels
 from ..kernels.primal import ColumnCosts, Columns, Span
 from ..kernels.primitives import N_STEPS, N_VISITED
-from ..stream.arenas import ColumnArena
+from ..stream.window import ColumnArena
 from .row_scores import PagedRows, Rows, RowsInMemory, count_before
 
 

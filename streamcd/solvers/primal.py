@@ -21,9 +21,9 @@ from ..kernels import primal as primal_kernels
 from ..kernels import primitives
 from ..kernels.primal import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM, ColumnCosts, Columns
 from ..kernels.primitives import DUAL, GAP, VIOLATION_MAX
-from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowArena
+from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout
 from ..stream.memory_plan import Paging
-from ..stream.stream import Window
+from ..stream.window import RowArena, Window
 from . import long_columns
 from .problem import Problem
 from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals

@@ -14,9 +14,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
-from ..stream.arenas import RowArena
 from ..stream.memory_plan import Paging
-from ..stream.stream import Window
+from ..stream.window import RowArena, Window
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """Phases of a lane in a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at fixed w, rest."""

@@ -20,9 +20,9 @@ import numpy as np
 from ..core.randomness import assign_folds
 from ..dataset.dataset import Dataset
 from ..kernels.primal import Scores, compact_rows
-from ..stream.arenas import ColumnArena, class_codes
+from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
-from ..stream.stream import Window
+from ..stream.window import ColumnArena, Window
 from .problem import Problem
 
 PAGE_BYTES = 1 << 19

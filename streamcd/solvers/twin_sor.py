@@ -15,7 +15,7 @@ from ..core.errors import UsageError
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
 from ..kernels.twin import Elimination
-from ..stream.stream import Window
+from ..stream.window import Window
 from . import over_relaxation
 from .dual import (
     RowSolver,

@@ -11,13 +11,11 @@ from ..core.errors import DatasetError
 from ..core.randomness import assign_folds
 from ..dataset.column_layout import Columns, open_columns
 from ..dataset.dataset import Dataset
-from .memory_plan import Decoder
+from .window import ColumnArena, RowArena
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
 """Entries of a window where the whole dataset is in memory: 32 MB, so that a window's rows stay in the processor's last
 cache. Mixing more rows gains nothing in convergence and costs speed: 180 against 310 M entries/s with 32 M entries."""
-
-NO_FOLD = 255  # of every row where there are no folds
 
 
 @dataclass(frozen=True)
@@ -44,25 +42,12 @@ class RowLayout:
 
     def new_arena(self, table: Dataset, n_items: int, n_entries: int) -> RowArena:
         """Make room for rows."""
-        return RowArena(table, n_items, n_entries, self)
+        dtypes, widths = (table.index_dtype, table.value_dtype), (self.alpha_width, self.n_flags)
+        return RowArena(dtypes, n_items, n_entries, widths)
 
-    def decoder(self, table: Dataset, seed: int, n_folds: int) -> Decoder:
+    def decoder(self, table: Dataset, seed: int, n_folds: int) -> _RowDecoder:
         """Make a decoder of entries by row, classes, weights, folds."""
         return _RowDecoder(table, seed, n_folds)
-
-
-class RowArena:
-    """Preallocated arrays into which chunks of rows are decoded, and the state of the rows beside them."""
-
-    def __init__(self, dataset: Dataset, n_rows: int, n_entries: int, layout: RowLayout) -> None:
-        self.indptr = np.zeros(n_rows + 1, dtype=np.int64)
-        self.feature = np.empty(n_entries, dtype=dataset.index_dtype)
-        self.value = np.empty(n_entries, dtype=dataset.value_dtype)
-        self.code = np.empty(n_rows, dtype=np.int32)
-        self.weight = np.empty(n_rows, dtype=np.float64)
-        self.fold = np.full(n_rows, NO_FOLD, dtype=np.uint8)
-        self.alpha = np.empty((n_rows, layout.alpha_width), dtype=np.float64)
-        self.active = np.empty((n_rows, layout.n_flags), dtype=np.uint8)
 
 
 class _RowDecoder:
@@ -88,7 +73,8 @@ class _RowDecoder:
         label, n_entries = rows["label"], rows["n_entries"]
         row_stop = row_start + label.size
         ends = _ends(n_entries, entry_start)
-        if label.size and (n_entries.min() < 0 or ends[-1] != entry_start + self._n_entries(chunk)):
+        in_chunk = self.dataset.entry_start[chunk + 1] - self.dataset.entry_start[chunk]
+        if label.size and (n_entries.min() < 0 or ends[-1] != entry_start + in_chunk):
             raise DatasetError(
                 f"{self.dataset.place(chunk)}: the rows' counts of entries do not fit the entries"
             )
@@ -106,9 +92,6 @@ class _RowDecoder:
         arena.feature[entry_start : entry_start + feature.size] = feature
         arena.value[entry_start : entry_start + value.size] = value
 
-    def _n_entries(self, chunk: int) -> int:
-        return int(self.dataset.entry_start[chunk + 1] - self.dataset.entry_start[chunk])
-
 
 @dataclass(frozen=True)
 class ColumnLayout:
@@ -124,24 +107,11 @@ class ColumnLayout:
 
     def new_arena(self, table: Columns, n_items: int, n_entries: int) -> ColumnArena:
         """Make room for columns."""
-        return ColumnArena(table, n_items, n_entries)
+        return ColumnArena((table.row_dtype, table.value_dtype), n_items, n_entries)
 
-    def decoder(self, table: Columns, seed: int, n_folds: int) -> Decoder:
+    def decoder(self, table: Columns, seed: int, n_folds: int) -> _ColumnDecoder:
         """Make a decoder of entries by feature."""
         return _ColumnDecoder(table)
-
-
-class ColumnArena:
-    """Preallocated arrays into which chunks of columns are decoded, the segments of a feature one after another.
-
-    Column ``c`` has the entries ``indptr[c]:indptr[c + 1]``.
-    """
-
-    def __init__(self, columns: Columns, n_columns: int, n_entries: int) -> None:
-        self.indptr = np.zeros(n_columns + 1, dtype=np.int64)
-        self.feature = np.empty(n_columns, dtype=np.int64)
-        self.row = np.empty(n_entries, dtype=columns.row_dtype)
-        self.value = np.empty(n_entries, dtype=columns.value_dtype)
 
 
 class _ColumnDecoder:

@@ -14,7 +14,6 @@ import numpy as np
 
 from ..core.memory_budget import RESERVED_BYTES, format_size, require
 from ..dataset.chunked_table import MAX_OPEN_PARTS
-from ..dataset.dataset import Dataset
 from ..dataset.read_ahead import AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
@@ -34,7 +33,7 @@ class Table(Protocol):
     @property
     def unit_start(
         self,
-    ) -> np.ndarray | None: ...  # first chunks of units, never separated; None: every chunk is one
+    ) -> np.ndarray | None: ...  # first chunks of inseparable units; None: every chunk is one
 
     n_chunks: int
     n_shards: int
@@ -64,7 +63,7 @@ class Layout(Protocol):
     @property
     def resident_window(self) -> int: ...  # entries of a window where all data is in memory
 
-    def open(self, dataset: Dataset) -> Any:
+    def open(self, dataset: Any) -> Any:
         """Open the table of chunks to read."""
         ...
 
@@ -83,9 +82,7 @@ class Plan:
     window_entries: int
     window_rows: int  # of a column layout, features
     resident: bool  # whether all chunks are kept in memory; does not change the order
-    page_rows: int = (
-        0  # rows of a page, where the scores of all rows are in a file; 0 where they are in memory
-    )
+    page_rows: int = 0  # of a page, where the scores of all rows are in a file; 0 where they are in memory
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class Paging:
 
 
 def make_plan(
-    dataset: Dataset,
+    dataset: Table,
     budget: int,
     layout: Layout,
     needs: Mapping[str, int],
@@ -108,27 +105,11 @@ def make_plan(
     paging: Paging | None = None,
     refusal: str | None = None,
 ) -> Plan:
-    """Divide the memory budget.
+    """Divide the memory budget, the bound on peak resident memory in bytes.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    budget : int
-        Bound on peak resident memory, bytes.
-    layout : Layout
-    needs : mapping of str to int
-        Bytes that the solver takes beside the windows, by name: weights, scores of all rows and the like.
-    advice : str
-        Advice to the user where they do not fit.
-    paging : Paging, optional
-        Plan for the solver to keep the scores of all rows in a file.
-    refusal : str, optional
-        See `memory_budget.require`.
-
-    Raises
-    ------
-    UsageError
-        Where the model and two windows of one chunk do not fit; with the arithmetic.
+    `needs` are bytes that the solver takes beside the windows, by name: weights, scores of all rows and the like; with
+    `paging` it keeps the latter in a file. Where the model and two windows of one chunk do not fit, that is refused with the
+    arithmetic, `advice` and `refusal` (see `memory_budget.require`).
     """
     table = layout.open(dataset)
     item_bytes = layout.item_bytes + _ORDER_BYTES
@@ -140,7 +121,8 @@ def make_plan(
     }
     whole = table.n_entries * table.entry_bytes + table.n_items * item_bytes
     if not paging and RESERVED_BYTES + sum(overhead.values()) + whole <= budget:
-        entries = min(max(layout.resident_window, _largest_unit(table)[0]), max(table.n_entries, 1))
+        largest = int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
+        entries = min(max(layout.resident_window, largest), max(table.n_entries, 1))
         return Plan(entries, table.n_items, resident=True)
     # two windows, one being read and one in work; the order of visit, and the rows of one window that are paged
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
@@ -159,7 +141,7 @@ def make_plan(
     )
 
 
-def describe_plan(plan: Plan, dataset: Dataset, budget: int) -> str:
+def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
     """Describe a plan to the user in one line."""
     entries = format_size(dataset.n_entries * dataset.entry_bytes)
     if plan.resident:
@@ -176,14 +158,6 @@ def describe_plan(plan: Plan, dataset: Dataset, budget: int) -> str:
 def unit_start(table: Table) -> np.ndarray:
     """Return the first chunk of every unit; int64, shape (units + 1,)."""
     return np.arange(table.n_chunks + 1) if table.unit_start is None else table.unit_start
-
-
-def _largest_unit(table: Table) -> tuple[int, int]:
-    """Count the entries and items of the largest unit of chunks."""
-    if table.n_chunks == 0:
-        return 1, 1
-    entries, items = (np.diff(start[unit_start(table)]) for start in (table.entry_start, table.item_start))
-    return max(1, int(entries.max())), max(1, int(items.max()))
 
 
 def _largest_chunk(table: Table) -> tuple[int, int]:

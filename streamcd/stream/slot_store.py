@@ -16,36 +16,24 @@ import numpy as np
 
 from ..core.atomic_files import sync
 from ..core.errors import CheckpointError
+from ..dataset.dataset import Dataset
+from .identity import Identity
 
 NO_SLOT = 2  # of a chunk that was never saved: its rows start from the solver's initial values
 
-_HEADER_BYTES = 16  # checksum, chunk, zeros
+_HEADER_BYTES = 16  # checksum, chunk (4 bytes each), tag of the run
+_OPEN_FILES = 256
 
 
 class SlotStore:
     """Store of the dual variables and active flags of every chunk, in a file per shard with two slots a chunk.
 
-    Parameters
-    ----------
-    folder : Path
-        Created where it does not exist.
-    chunk_shard : ndarray of int, shape (n_chunks,)
-        The shard of each chunk.
-    n_rows : ndarray of int, shape (n_chunks,)
-        Rows of each chunk.
-    row_bytes : int
-        Bytes of a row's state.
-
-    Attributes
-    ----------
-    current : ndarray of uint8, shape (n_chunks,)
-        The slot (0, 1) that holds a chunk's latest state, or `NO_SLOT`.
-    bytes_read : int
-        Bytes read so far.
+    The folder is created where it does not exist; `chunk_shard` and `n_rows` are of every chunk, `row_bytes` of a row's
+    state. `current`, uint8, is the slot (0, 1) that holds a chunk's latest state, or `NO_SLOT`; `identity` is of the run.
     """
 
     def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._shard = chunk_shard
         self._slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
         # chunks come shard after shard, so an offset is what precedes the chunk, less what precedes its shard
@@ -56,6 +44,7 @@ class SlotStore:
         self._files: dict[int, int] = {}
         self._unsynced: set[int] = set()
         self.bytes_read = 0
+        self.identity: Identity | None = None
         folder.mkdir(exist_ok=True)
 
     def allocate(self) -> None:
@@ -72,47 +61,42 @@ class SlotStore:
         self._durable = current.copy()
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
-        """Read a chunk's latest state into `arrays` (contiguous, filled in place).
-
-        Returns
-        -------
-        bool
-            False where the chunk was never saved; the arrays are then as they were.
-
-        Raises
-        ------
-        CheckpointError
-            Where the file is missing, truncated or damaged; names it.
-        """
-        slot = int(self.current[chunk])
-        if slot == NO_SLOT:
+        """Read a chunk's latest state into `arrays` (contiguous, filled in place); False where it was never saved."""
+        if self.current[chunk] == NO_SLOT:
             return False
-        size = int(self._slot_bytes[chunk])
-        data = os.pread(self._open(chunk), size, int(self._offset[chunk]) + slot * size)
-        self.bytes_read += len(data)
-        found = int.from_bytes(data[:4], "little")
-        if (
-            len(data) != size
-            or found != zlib.crc32(memoryview(data)[4:])
-            or data[4:12] != chunk.to_bytes(8, "little")
-        ):
-            raise CheckpointError(
-                f"{self._path(int(self._shard[chunk]))}: the state of chunk {chunk} is damaged or truncated; "
-                "restore the run directory from a copy, or train again with --force"
-            )
-        start = _HEADER_BYTES
+        start, data = _HEADER_BYTES, self.read(chunk)
         for array in arrays:
             flat = array.reshape(-1).view(np.uint8)
             flat[:] = np.frombuffer(data, dtype=np.uint8, count=flat.size, offset=start)
             start += flat.size
         return True
 
+    def read(self, chunk: int) -> bytes:
+        """Read the current slot of a chunk, header included; refused where it is damaged or of another run."""
+        path, slot, size = self._path(chunk), int(self.current[chunk]), int(self._slot_bytes[chunk])
+        if not path.exists():
+            raise CheckpointError(
+                f"{path}: missing; restore the run directory from a copy, or train again with --force"
+            )
+        data = os.pread(self._open(chunk), size, int(self._offset[chunk]) + slot * size)
+        self.bytes_read += len(data)
+        header = zlib.crc32(memoryview(data)[4:]).to_bytes(4, "little") + chunk.to_bytes(4, "little")
+        if len(data) != size or data[:8] != header:
+            raise CheckpointError(
+                f"{path}: the state of chunk {chunk} is damaged or truncated; "
+                "restore the run directory from a copy, or train again with --force"
+            )
+        if self.identity is not None:
+            self.identity.check(data[8:_HEADER_BYTES], path)
+        return data
+
     def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
         """Write a chunk's state to the slot that no durable checkpoint points to."""
         if self.current[chunk] == self._durable[chunk]:
             self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
         size = int(self._slot_bytes[chunk])
-        body: list[bytes | memoryview] = [chunk.to_bytes(8, "little") + bytes(_HEADER_BYTES - 12)]
+        tag = bytes(8) if self.identity is None else self.identity.tag
+        body: list[bytes | memoryview] = [chunk.to_bytes(4, "little") + tag]
         body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
         checksum = 0
         for buffer in body:
@@ -124,9 +108,9 @@ class SlotStore:
 
     def sync(self) -> None:
         """Make durable everything that was saved."""
-        for shard in sorted(self._unsynced):
-            os.fsync(self._open_shard(shard))
-        sync(self._folder)
+        for chunk in np.searchsorted(self._shard, sorted(self._unsynced)).tolist():
+            os.fsync(self._open(chunk))
+        sync(self.folder)
         self._unsynced.clear()
 
     def mark_durable(self) -> None:
@@ -139,25 +123,32 @@ class SlotStore:
             os.close(descriptor)
         self._files.clear()
 
-    def _path(self, shard: int) -> Path:
-        return self._folder / f"part-{shard:05d}.bin"
+    def _path(self, chunk: int) -> Path:
+        return self.folder / f"part-{self._shard[chunk]:05d}.bin"
 
     def _open(self, chunk: int) -> int:
-        return self._open_shard(int(self._shard[chunk]))
-
-    def _open_shard(self, shard: int) -> int:
+        shard = int(self._shard[chunk])
         if shard not in self._files:
-            if len(self._files) >= 256:
+            if len(self._files) >= _OPEN_FILES:
                 os.close(self._files.pop(next(iter(self._files))))
-            self._files[shard] = os.open(self._path(shard), os.O_RDWR | os.O_CREAT, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._files[shard] = os.open(self._path(chunk), flags, 0o644)
         return self._files[shard]
+
+
+def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identity | None) -> SlotStore:
+    """Open the slots of a dataset's chunks; of none where nothing is kept of a row."""
+    n_chunks = dataset.n_chunks if row_bytes else 0
+    rows = np.diff(dataset.row_start)[:n_chunks]
+    store = SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes)
+    store.identity = identity
+    return store
 
 
 def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
     written = os.pwritev(descriptor, buffers, offset)
-    data = (
-        memoryview(b"".join(buffers))[written:] if written < sum(len(buffer) for buffer in buffers) else b""
-    )
-    while len(data):  # a short write: the disk is nearly full, the next one says so
+    # a short write: the disk is nearly full, the next one says so
+    data = memoryview(b"".join(buffers))[written:] if written < sum(map(len, buffers)) else b""
+    while len(data):
         count = os.pwrite(descriptor, data, offset + written)
         written, data = written + count, data[count:]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,48 +23,16 @@ from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import shuffle
 from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
+from .window import Window
 
 _ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the order of a whole read
-
-
-@dataclass(frozen=True)
-class Window:
-    """Chunks in memory at one time."""
-
-    read: int
-    number: int  # in the read, of `count`
-    count: int
-    chunks: np.ndarray
-    arena: Any  # RowArena or ColumnArena
-    start: np.ndarray  # each chunk's items in the arena
-    stop: np.ndarray
-    n_entries: int
-    sweep: Callable[[], Iterator[int]] | None = None
-    """For a window of one feature with more entries than the arena, which holds none of them yet: loads them all, in order,
-    a part at a time, to the front of the arena, and yields the number of each part."""
-
-    def chunk_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Iterate over the chunks, each with the start and stop of its items in the arena."""
-        return zip(self.chunks.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
 
 
 class Stream:
     """Reader of windows, which decodes the next one in another thread while one is trained on.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        Used by the reading thread alone from now on, until `close`.
-    plan : Plan
-    layout : Layout
-    seed : int
-    n_folds : int
-        Folds to which the rows are assigned (`assign_folds`); 0 for none.
-
-    Attributes
-    ----------
-    bytes_read : int
-        Bytes read from the dataset's files so far.
+    The reading thread alone uses `dataset` from now on, until `close`. `n_folds` is the number of folds to which the rows
+    are assigned (`assign_folds`); 0 for none.
     """
 
     def __init__(self, dataset: Dataset, plan: Plan, layout: Layout, seed: int, *, n_folds: int = 0) -> None:
@@ -86,6 +53,7 @@ class Stream:
 
     @property
     def bytes_read(self) -> int:
+        """Bytes read from the dataset's files so far."""
         return self._loader.bytes_read
 
     @property
@@ -105,13 +73,8 @@ class Stream:
     def windows(self, read: int, first: int = 0, *, verify: bool = False) -> Iterator[Window]:
         """Iterate over the windows of one read from number `first` on; taking one may overwrite the one before.
 
-        Parameters
-        ----------
-        read : int
-            The order is a function of (seed, read).
-        first : int
-        verify : bool
-            Check the checksums of all pages; by default only those of chunks that this process has not read before.
+        The order is a function of (seed, read). `verify` checks the checksums of all pages, instead of only those of chunks
+        that this process has not read before.
         """
         count = self.n_windows(read)
         for number in range(first, count):
@@ -145,25 +108,19 @@ class Stream:
             hint = hint[:0]
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
         position = (read, number, len(windows))
-        self._ahead = (
-            (read, number),
-            self._reader.submit(self._load_window, position, chunks, hint, arena, verify),
-        )
+        loaded = self._reader.submit(self._load_window, position, chunks, hint, arena, verify)
+        self._ahead = ((read, number), loaded)
 
     def _take(self, read: int, number: int, verify: bool) -> Window:
         if self._ahead is None or self._ahead[0] != (read, number):
-            self._drop_ahead()
+            if self._ahead is not None:
+                self._ahead[1].exception()  # waits
+                # its arena is free again; the caller may still use the other one
+                self._next_arena = (self._next_arena - 1) % len(self._arenas)
             self._request(read, number, verify)
         assert self._ahead is not None
         (_, window), self._ahead = self._ahead, None
         return window.result()
-
-    def _drop_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead[1].exception()  # waits
-            self._ahead = None
-            # its arena is free again; the caller may still use the other one
-            self._next_arena = (self._next_arena - 1) % len(self._arenas)
 
     def _sweep(self, arena: Any, chunks: np.ndarray, verify: bool) -> Iterator[int]:
         """See `Window.sweep`; loads after the window that is read ahead into the other arena."""
@@ -237,7 +194,7 @@ class _Loader:
         self.bytes_read = 0
         self.seconds = 0.0
         self.seen = np.zeros(table.n_chunks, dtype=bool)
-        if _page_cache_too_small(table):
+        if table.bytes_on_disk() > 0.6 * page_cache_room():  # affects speed alone, never results
             table.read_directly()
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
@@ -252,11 +209,6 @@ class _Loader:
         self.seen[chunk] = True
         self.bytes_read += self._table.chunk_bytes(chunk)
         self.seconds += time.monotonic() - started
-
-
-def _page_cache_too_small(table: Table) -> bool:
-    """Return whether the page cache cannot hold the data; affects speed alone, never results."""
-    return table.bytes_on_disk() > 0.6 * page_cache_room()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,64 +20,70 @@ from ..core.atomic_files import replacing, sync
 from ..core.errors import CheckpointError, LockError, file_named
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Kind, content_digest, read_metadata, write_metadata
+from ..stream.identity import Identity
 
 RUN = Kind(
     "streamcd-run",
-    1,
+    2,  # 1 had no identity
     dict[str, Any],
     CheckpointError,
     "restore it, or train again with --force",
     "checksum",
     lambda config: "sha256:" + content_digest(config, "checksum"),
+    older=(1,),
 )
+
+_OWN_KEYS = ("format", "format_version", "checksum", "identity", "identity_adopted")  # of config.json
+_HEADERS_BYTES = 1 << 20  # of the arrays of a state, and the few numbers beside it
+_LINE_BYTES = 1 << 20  # of the log, at most
+_PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial")
 
 
 class Run:
-    """A run directory, locked while it is open.
+    """An existing run directory, locked while it is open; `locked` is False for one inside a run that is locked already."""
 
-    Parameters
-    ----------
-    path : Path
-        An existing directory; see `create_run` and `open_run`.
-    locked : bool
-        Whether to lock; False for a directory inside a run that is locked already.
-    """
-
-    def __init__(self, path: Path, *, locked: bool = True) -> None:
-        self.path = path
+    def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
+        self.path, self.identity = path, identity
         self.config_path, self.state_path = path / "config.json", path / "state.npz"
         self.log_path, self.model_path = path / "log.jsonl", path / "model"
-        self._lock = _lock(path) if locked else None
+        self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
+        if locked and self._lock is None:
+            raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = 0
+        for name in _PARTIAL:  # of a process that was killed
+            (path / name).unlink(missing_ok=True)
 
     def part(self, name: str) -> Run:
         """Open a directory inside the run for a part of the work; created where it does not exist."""
         (self.path / name).mkdir(exist_ok=True)
-        return Run(self.path / name, locked=False)
+        return Run(self.path / name, self.identity.part(name), locked=False)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write ``config.json``, whole."""
-        write_metadata(self.config_path, RUN, config)
+        own: dict[str, Any] = {"identity": self.identity.name}
+        if self.identity.adopted:
+            own["identity_adopted"] = True
+        write_metadata(self.config_path, RUN, {**config, **own})
 
     def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace ``state.npz``: temporary name, sync, rename; with the length of the log."""
         if self._log_bytes:
             sync(self.log_path)
         with replacing(self.state_path) as partial, open(partial, "wb") as file:
-            np.savez(file, **{**arrays, "log_bytes": np.int64(self._log_bytes)})  # type: ignore[arg-type]
+            identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
+            own = {"log_bytes": np.int64(self._log_bytes), "identity": identity}
+            np.savez(file, **{**arrays, **own})  # type: ignore[arg-type]
 
-    def read_state(self) -> dict[str, np.ndarray] | None:
+    def read_state(self, room: int) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and cut the log back to it; None where there is none yet.
 
-        Raises
-        ------
-        CheckpointError
-            Where the file is damaged; names it.
+        A state that takes far more than `room` bytes is refused before it is read.
         """
-        arrays = read_arrays(self.state_path)
+        arrays = read_arrays(self.state_path, identity=self.identity, room=room + _HEADERS_BYTES)
         if arrays is None:
             self._cut_log(0)
             return None
+        arrays.pop("identity", None)
         with _damage_named(self.state_path):
             log_bytes = int(arrays.pop("log_bytes"))
         self._cut_log(log_bytes)
@@ -84,7 +91,8 @@ class Run:
 
     def append_log(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``log.jsonl``."""
-        line = (json.dumps(record) + "\n").encode()
+        first = {} if self._log_bytes else {"identity": self.identity.name}
+        line = (json.dumps({**first, **record}) + "\n").encode()
         with open(self.log_path, "ab") as file:
             file.write(line)
         self._log_bytes += len(line)
@@ -102,23 +110,64 @@ class Run:
         self.close()
 
     def _cut_log(self, n_bytes: int) -> None:
+        if n_bytes and self.log_path.exists():
+            self.identity.check(log_identity(self.log_path), self.log_path)
         with open(self.log_path, "ab") as file:
             self._log_bytes = min(n_bytes, file.tell())
             file.truncate(self._log_bytes)
 
 
-def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray] | None:
-    """Read arrays of an ``.npz`` file, all or those named; None where there is no file.
+def log_identity(path: Path) -> str | None:
+    """Read the name of the run from the first line of its log; an error where that is no record."""
+    with open(path, "rb") as file:
+        line = file.readline(_LINE_BYTES)
+    try:
+        return str(json.loads(line)["identity"])
+    except KeyError:
+        return None
+    except (ValueError, TypeError):
+        raise CheckpointError(
+            f"{path}: its first line is damaged; restore it from a copy, or remove it"
+        ) from None
 
-    Raises
-    ------
-    CheckpointError
-        Where the file is damaged; names it.
+
+def read_arrays(
+    path: Path,
+    names: Sequence[str] | None = None,
+    identity: Identity | None = None,
+    room: int | None = None,
+    *,
+    whole: bool = False,
+) -> dict[str, np.ndarray] | None:
+    """Read arrays of a state, all or those named; None where there is no file, an error where it is damaged.
+
+    It has to be that of the run `identity`, if that is given, and to hold at most `room` bytes. `whole` checks the checksums
+    of all arrays.
     """
     if not path.exists():
         return None
-    with _damage_named(path), np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in names or archive.files}
+    with _open_archive(path, room) as members, np.load(path, allow_pickle=False) as archive:
+        if whole and (damaged := members.testzip()):
+            raise ValueError(f"bad checksum of {damaged}")
+        found = archive["identity"].tobytes().hex() if "identity" in archive.files else None
+        arrays = {name: archive[name] for name in names or archive.files}
+    if identity is not None:
+        identity.check(found, path)
+    return arrays
+
+
+@contextmanager
+def _open_archive(path: Path, room: int | None = None) -> Iterator[zipfile.ZipFile]:
+    """Open an ``.npz`` file whose members lie in it as they are; one that inflates was not written here."""
+    with _damage_named(path), zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        size = sum(member.file_size for member in members)
+        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+        if not stored or size > path.stat().st_size:
+            raise ValueError("compressed, or larger than its file")
+        if room is not None and size > room:
+            raise ValueError(f"{size:,} bytes, where the state of this run takes {room:,} at most")
+        yield archive
 
 
 @contextmanager
@@ -134,6 +183,7 @@ def _damage_named(path: Path) -> Iterator[None]:
         LookupError,
         RuntimeError,  # a flipped bit says that the file is encrypted, or packed in a way that is not known
         AssertionError,
+        MemoryError,  # a header that claims more than the file holds
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
@@ -146,61 +196,57 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
-    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, which is never whole in memory.
-
-    Raises
-    ------
-    CheckpointError
-        Where the file is damaged; names it.
-    """
-    with _damage_named(path), zipfile.ZipFile(path) as archive, archive.open(name + ".npy") as file:
-        version = np.lib.format.read_magic(file)
-        read_header = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        (n_rows, n_columns), fortran, dtype = read_header(file)
+    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, which is never whole in memory."""
+    with _open_archive(path) as archive, archive.open(name + ".npy") as file:
+        # two dimensions and a plain type: numpy writes the first version of the header
+        assert np.lib.format.read_magic(file) == (1, 0)
+        (n_rows, n_columns), fortran, dtype = np.lib.format.read_array_header_1_0(file)
         assert not fortran
         for start in range(0, n_rows, block_rows):
             count = min(block_rows, n_rows - start) * n_columns
             yield np.frombuffer(file.read(count * dtype.itemsize), dtype=dtype).reshape(-1, n_columns)
 
 
-def _lock(path: Path) -> int:
-    lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT)
-    if lock is None:
-        raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
-    return lock
-
-
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the configuration of a run directory.
-
-    Raises
-    ------
-    CheckpointError
-        Where it is not a run, or its configuration is damaged.
-    """
+    """Read the configuration of a run directory; refuse what is not one, or is damaged."""
     config_path = path / "config.json"
     try:
         config, _ = read_metadata(config_path, RUN)
     except (FileNotFoundError, NotADirectoryError):
         kind = "is not a run (no config.json in it)" if path.exists() else "does not exist"
+        if (path / "lock").exists():
+            kind = "is a run that ended before its configuration was written"
         raise CheckpointError(f"{path} {kind}; 'streamcd train DATASET {path}' makes a run") from None
-    return {
-        key: value for key, value in config.items() if key not in ("format", "format_version", "checksum")
-    }
+    return {key: value for key, value in config.items() if key not in _OWN_KEYS}
+
+
+def read_identity(path: Path) -> Identity | None:
+    """Read the identity of a run; None where it was written before there was any."""
+    raw, _ = read_metadata(path / "config.json", RUN)
+    if raw["format_version"] == 1:
+        return None
+    name = raw.get("identity")
+    if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
+        raise CheckpointError(f"{path / 'config.json'}: damaged (identity {name!r}); {RUN.remedy}")
+    return Identity(name, bool(raw.get("identity_adopted")))
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuse a run with symbolic links in it: nothing is written through one."""
+    for folder, directories, files in os.walk(path):
+        for name in (*directories, *files):
+            if os.path.islink(os.path.join(folder, name)):
+                raise CheckpointError(
+                    f"{os.path.join(folder, name)} is a symbolic link, and a run writes to files of its own only; put "
+                    "what it points to in its place"
+                )
 
 
 def create_run(path: Path, *, force: bool) -> Run:
-    """Make an empty run directory, or empty one with `force`.
-
-    Raises
-    ------
-    CheckpointError
-        Where it is not empty; the caller says what is in it, if it is a run.
-    """
+    """Make an empty run directory, or empty one with `force`; the caller refuses a run that is not to be replaced."""
     path.mkdir(parents=True, exist_ok=True)
-    leftovers = [entry for entry in path.iterdir() if entry.name != "lock"]
+    # the lock is all that is left where a process ended before it had written the configuration
+    leftovers = [entry for entry in path.iterdir() if entry.name not in ("lock", *_PARTIAL)]
     if leftovers and not force:
         raise CheckpointError(
             f"{path} is not empty; name another directory, or give --force to replace what is in it"
@@ -209,21 +255,21 @@ def create_run(path: Path, *, force: bool) -> Run:
         raise CheckpointError(
             f"{path} is not empty and not a run; --force replaces runs only, name another directory"
         )
-    run = Run(path)
+    run = Run(path, Identity.new())
     # the configuration goes last: a directory whose removal was interrupted is still known as a run, and --force removes it
-    try:
+    with ExitStack() as stack:
+        stack.push(run)
         for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
-            if entry.is_dir():
+            if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-    except BaseException:
-        run.close()
-        raise
+        stack.pop_all()
     return run
 
 
 def open_run(path: Path) -> Run:
-    """Lock an existing run directory."""
+    """Lock an existing run directory; one that was written before there were identities gets one."""
     read_config(path)
-    return Run(path)
+    _refuse_links(path)
+    return Run(path, read_identity(path) or Identity.new(adopted=True))

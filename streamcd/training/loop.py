@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..stream.memory_plan import Plan
-from ..stream.slot_store import SlotStore
-from ..stream.stream import Stream, Window
+from ..stream.slot_store import SlotStore, chunk_slots
+from ..stream.stream import Stream
+from ..stream.window import Window
 from .checkpoint import Run
 from .result import Outcome
 from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
@@ -27,6 +27,15 @@ from .warm_start import WarmStart
 
 StopRequested = Callable[[], int | None]
 """Asked after every window; returns the number of a signal that asks the run to stop, or None."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Parties of a training: who hears of it, who may stop it, and who does the work."""
+
+    listener: Listener
+    stop_requested: StopRequested | None
+    client: Any = None  # of the workers; None where this process trains
 
 
 @dataclass(frozen=True)
@@ -48,22 +57,13 @@ class Task:
 class TrainingLoop(ABC):
     """One session of a task, from the last checkpoint in a directory to the end or to an interruption.
 
-    A subclass carries out the reads, and adds to a checkpoint what it keeps beside the state.
-
-    Parameters
-    ----------
-    directory : Run
-        Holds the state, the dual variables and the log.
-    task : Task
-    listener : Listener
-    stop_requested : callable or None
+    A subclass carries out the reads, and adds to a checkpoint what it keeps beside the state. `directory` holds the state,
+    the dual variables and the log.
     """
 
-    def __init__(
-        self, directory: Run, task: Task, listener: Listener, stop_requested: StopRequested | None
-    ) -> None:
-        self.directory, self.task, self.listener = directory, task, listener
-        self.stop_requested = stop_requested or (lambda: None)
+    def __init__(self, directory: Run, task: Task, session: Session) -> None:
+        self.directory, self.task, self.listener = directory, task, session.listener
+        self.stop_requested = session.stop_requested or (lambda: None)
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before = 0.0, 0
         self.state = task.solver.new_state()
@@ -128,7 +128,9 @@ class TrainingLoop(ABC):
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
-        arrays = self.directory.read_state()
+        own = [*self.state.to_arrays().values(), self.state.w]  # with a w(alpha) of the same size
+        room = sum(array.nbytes for array in own) + self.task.dataset.n_chunks
+        arrays = self.directory.read_state(room)
         if arrays is None:
             self._begin()
             return
@@ -185,14 +187,15 @@ class TrainingLoop(ABC):
 class Loop(TrainingLoop):
     """Training in this process, window after window; see `TrainingLoop`."""
 
-    def __init__(
-        self, directory: Run, task: Task, listener: Listener, stop_requested: StopRequested | None
-    ) -> None:
+    def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)  # before `new_state`
-        super().__init__(directory, task, listener, stop_requested)
+        super().__init__(directory, task, session)
         self.last_checkpoint = self.started
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
-        self.slots = self.paged.slots if self.paged else _chunk_slots(task, directory.path / "dual")
+        row_bytes = task.solver.layout.state_bytes
+        dual = directory.path / "dual"
+        self.slots = self.paged.slots if self.paged else chunk_slots(dual, task.dataset, row_bytes, None)
+        self.slots.identity = directory.identity
         self.rows = _RowStates(self.slots, task.solver, task.dataset, task.plan.resident)
         self.stream: Stream | None = None
         self._restore_checkpoint()
@@ -323,14 +326,6 @@ class Loop(TrainingLoop):
             "bytes_read": bytes_read,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }
-
-
-def _chunk_slots(task: Task, folder: Path) -> SlotStore:
-    """The store of the rows' dual variables."""
-    layout, dataset = task.solver.layout, task.dataset
-    n_chunks = dataset.n_chunks if layout.state_bytes else 0  # no slots where nothing is kept by chunk
-    n_rows = np.diff(dataset.row_start)[:n_chunks]
-    return SlotStore(folder, dataset.chunk_part[:n_chunks], n_rows, layout.state_bytes)
 
 
 def relative_estimate(state: State) -> float:

@@ -11,52 +11,33 @@ import numpy as np
 from ..core.memory_budget import peak_memory_bytes
 from ..solvers import over_relaxation
 from ..solvers.problem import Lane
-from .stopping import REASONS
+
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
+REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
+"""Reasons why a lane ended, by the number in its state."""
 
 
 @dataclass
 class Result:
     """Result of a training; its fields are those of ``train --json``.
 
-    Attributes
-    ----------
-    run : str
-        The run directory.
-    primal_objective, dual_objective : float
-        Sums over lanes.
-    gap : float
-        Largest (primal - dual) / primal of a lane.
-    violation : float
-        Largest violation of the optimality conditions at the certified weights (LIBLINEAR's measure).
-    converged : bool
-        Whether all lanes converged.
-    stop_reason : {"gap", "violation", "max_passes"}
-        Of the lane that ended worst.
-    passes : int
-        Training passes of the slowest lane.
-    seconds : float
-        Of all sessions of the run.
-    bytes_read : int
-        Read from the files of the dataset and of the dual variables, in all sessions of the run.
-    peak_memory_bytes : int
-        Peak resident memory of this process.
-    n_features, n_rows, n_lanes : int
-    lanes : list of dict
-        ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega than 1, ``omega``
-        too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`).
+    An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
+    than 1, ``omega`` too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`).
     """
 
-    run: str
-    primal_objective: float
-    dual_objective: float
-    gap: float
-    violation: float
-    converged: bool
-    stop_reason: str
-    passes: int
-    seconds: float
-    bytes_read: int
-    peak_memory_bytes: int
+    run: str  # the run directory
+    primal_objective: float  # sum over lanes
+    dual_objective: float  # sum over lanes
+    gap: float  # largest (primal - dual) / primal of a lane
+    violation: (
+        float  # of the optimality conditions at the certified weights, the largest (LIBLINEAR's measure)
+    )
+    converged: bool  # all lanes are
+    stop_reason: str  # "gap", "violation" or "max_passes", of the lane that ended worst
+    passes: int  # training passes of the slowest lane
+    seconds: float  # of all sessions of the run
+    bytes_read: int  # from the files of the dataset and of the dual variables, in all sessions of the run
+    peak_memory_bytes: int  # resident, of this process
     n_features: int
     n_rows: int
     n_lanes: int
@@ -76,21 +57,11 @@ class Result:
 
 @dataclass
 class TuneResult(Result):
-    """Result of a search over C: the fields of `Result` for the training on all rows, and the scores.
+    """Result of a search over C: the fields of `Result` for the training on all rows, and the scores."""
 
-    Attributes
-    ----------
-    scores : dict of str to dict
-        For each C, as given, ``{"folds": [accuracy of each fold], "mean": their mean}``.
-    best_C : float
-        The C of the highest mean, the smallest of equal ones.
-    folds : dict
-        Cost of training the folds: ``passes``, ``bytes_read``, ``seconds``, ``converged``, ``gap``, ``n_lanes``.
-    """
-
-    scores: dict[str, dict[str, Any]]
-    best_C: float
-    folds: dict[str, Any]
+    scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [accuracy of each], "mean": their mean}
+    best_C: float  # the C of the highest mean, the smallest of equal ones
+    folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
 
 
 @dataclass(frozen=True)

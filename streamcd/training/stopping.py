@@ -17,9 +17,7 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
-
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
-REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
+from .result import BY_GAP, BY_MAX_PASSES, BY_VIOLATION
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in rows that shrinking took out
 
@@ -54,10 +52,7 @@ def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
 def update_lane_phases(state: State, rule: StopRule, solver: Solver, data: str) -> None:
     """Decide what each lane does next, from the totals of the read that ended; changes `state` in place.
 
-    Raises
-    ------
-    DatasetError
-        Where sums or certificates are not finite; `data` names the dataset.
+    Sums or certificates that are not finite are an error of the dataset, which `data` names.
     """
     _refuse_infinite(state, data)
     certified = state.phase(START, CERTIFY)
@@ -82,13 +77,7 @@ def _refuse_infinite(state: State, data: str) -> None:
 
 
 def reopen(state: State, rule: StopRule) -> bool:
-    """Return lanes to training that are done, but not by this rule.
-
-    Returns
-    -------
-    bool
-        Whether there are any.
-    """
+    """Return lanes to training that are done, but not by this rule; whether there are any."""
     lanes = state.lanes
     again = (lanes["phase"] == DONE) & ~_satisfied(state, rule)
     again &= lanes["passes"] < rule.max_passes

@@ -18,8 +18,12 @@ from ..core.errors import CheckpointError, UsageError
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem, lane_dual_terms
 from ..solvers.protocol import Solver
-from ..stream.slot_store import SlotStore
+from ..stream.identity import Identity
+from ..stream.slot_store import SlotStore, chunk_slots
 from . import checkpoint
+
+Source = tuple[Path, Identity | None, Solver, Sequence[int]]
+"""A group of lanes of the old run: its directory, its identity if it has one, the solver, and the old lanes it holds."""
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
 
@@ -27,10 +31,7 @@ _BLOCK_ROWS = 1 << 14  # of w at a time
 def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
     """Return the matrix that combines old lanes to new ones, shape (old lanes, new lanes); without `dual`, for w alone.
 
-    Raises
-    ------
-    UsageError
-        Where the old problem differs in more than C and folds.
+    An old problem that differs in more than C and folds is refused.
     """
     same = {
         "loss": old.loss == new.loss,
@@ -67,45 +68,19 @@ def _same_factors(old: Problem, new: Problem) -> bool:
 class WarmStart:
     """Initial values of new lanes, from an ended run.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    problem : Problem
-        The new lanes.
-    matrix : ndarray, shape (old lanes, new lanes)
-        See `combination`.
-    sources : sequence of (Path, Solver, lanes)
-        The directories of the old run's groups of lanes, their solvers, and the old lanes they hold.
+    `problem` has the new lanes, and `matrix` is their `combination`.
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        problem: Problem,
-        matrix: np.ndarray,
-        sources: Sequence[tuple[Path, Solver, Sequence[int]]],
+        self, dataset: Dataset, problem: Problem, matrix: np.ndarray, sources: Sequence[Source]
     ) -> None:
         self._dataset, self._problem = dataset, problem
-        self._sources = [
-            _LaneSource(dataset, path, solver, matrix[list(lanes)], problem)
-            for path, solver, lanes in sources
-        ]
+        self._sources = [_LaneSource(dataset, source, matrix, problem) for source in sources]
 
     def write_alpha(self, slots: SlotStore, n_flags: int, *, copies: int = 1) -> np.ndarray:
-        """Write the dual variables of all rows, every row active.
+        """Write the dual variables of all rows, `copies` times side by side, every row active with `n_flags` flags.
 
-        Parameters
-        ----------
-        slots : SlotStore
-        n_flags : int
-            Active flags of a row.
-        copies : int
-            Times that a row's dual variables are written side by side.
-
-        Returns
-        -------
-        ndarray, shape (lanes,)
-            Sum of the dual's terms.
+        Returns the sum of the dual's terms, shape (lanes,).
         """
         dual_sum = np.zeros(self._problem.n_lanes)
         for chunk, n_rows in enumerate(np.diff(self._dataset.row_start).tolist()):
@@ -141,13 +116,12 @@ class WarmStart:
 class _LaneSource:
     """Source of new lanes: the lanes in one directory of the old run."""
 
-    def __init__(
-        self, dataset: Dataset, path: Path, solver: Solver, matrix: np.ndarray, problem: Problem
-    ) -> None:
-        self._path, self._layout, self._dataset = path, solver.layout, dataset
+    def __init__(self, dataset: Dataset, source: Source, matrix: np.ndarray, problem: Problem) -> None:
+        path, identity, solver, lanes = source
+        self._path, self._identity, self._layout, self._dataset = path, identity, solver.layout, dataset
         self._halves = 2 if problem.loss == "log_loss" else 1
-        self._matrix = np.kron(matrix, np.eye(problem.lane_vectors))
-        arrays = checkpoint.read_arrays(path / "state.npz", ("slots",))
+        self._matrix = np.kron(matrix[list(lanes)], np.eye(problem.lane_vectors))
+        arrays = checkpoint.read_arrays(path / "state.npz", ("slots",), identity)
         if arrays is None:
             raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume' the run first")
         self._current = arrays["slots"]
@@ -155,10 +129,8 @@ class _LaneSource:
 
     def chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
         if self._slots is None:
-            dataset = self._dataset
-            self._slots = SlotStore(
-                self._path / "dual", dataset.chunk_part, np.diff(dataset.row_start), self._layout.state_bytes
-            )
+            folder, row_bytes = self._path / "dual", self._layout.state_bytes
+            self._slots = chunk_slots(folder, self._dataset, row_bytes, self._identity)
             self._slots.restore(self._current)
         alpha = np.zeros((n_rows, self._layout.alpha_width))
         flags = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)

@@ -1,0 +1,180 @@
+"""Parquet tables written with checksums: single files, the files of a part, and what closes a chunked table."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..core.atomic_files import sync
+from ..core.metadata import Kind, write_metadata
+from .direct_writer import DirectWriter
+from .parquet import NO_CRC, extent_of
+from .schema import Schema
+
+_PAGE_BYTES = 1 << 20
+
+_POLYNOMIAL = 0xEDB88320  # of CRC-32, x⁰ being the highest bit
+
+
+class ChecksumFile(DirectWriter):
+    """A file being written, with the checksum of its bytes; what pyarrow asks of a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._digest = hashlib.sha256()
+        self._writes = array("q")  # offset and CRC-32 of each
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        self._writes.extend((self.n_bytes, zlib.crc32(data)))
+        return super().write(data)
+
+    def crcs(self, extents: Iterable[tuple[int, int]]) -> list[int]:
+        """CRC-32 of ranges of bytes, given as offset and length; none of a range that is not of whole writes."""
+        offsets, crcs = np.array(self._writes).reshape(-1, 2).T
+        ends = np.append(offsets, self.n_bytes)
+        found = []
+        for offset, n_bytes in extents:
+            first, last = np.searchsorted(ends, [offset, offset + n_bytes])
+            whole = 0
+            for k in range(first, last):
+                whole = _multiply(whole, _power(int(ends[k + 1] - ends[k]))) ^ int(crcs[k])
+            aligned = [int(ends[first]), int(ends[last])] == [offset, offset + n_bytes]
+            found.append(whole if aligned else NO_CRC)
+        return found
+
+    def flush(self) -> None:
+        pass
+
+    def tell(self) -> int:
+        return self.n_bytes
+
+    @property
+    def checksum(self) -> str:
+        return "sha256:" + self._digest.hexdigest()
+
+
+class TableWriter:
+    """One Parquet file being written, a row group a call.
+
+    Of every row group the CRC-32 of the bytes from `first_column` on is recorded, where one is named: of the bytes that one
+    read for training takes, so that it can be compared before they are decoded.
+    """
+
+    def __init__(self, path: Path, schema: Schema, compression: str, first_column: str = "") -> None:
+        self.schema, self._first_column = schema, first_column
+        self.file = ChecksumFile(path)
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self.file, mode="w"),
+            schema,
+            compression=compression,
+            use_dictionary=False,
+            write_statistics=False,
+            write_page_checksum=True,
+            data_page_size=_PAGE_BYTES,
+            store_schema=False,
+        )
+
+    def write(self, **columns: np.ndarray) -> None:
+        arrays = [pa.array(columns[field.name], type=field.type) for field in self.schema]
+        table = pa.table(arrays, schema=self.schema)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def close(self) -> dict[str, Any]:
+        self._writer.close()
+        self.file.close()
+        found = {"bytes": self.file.n_bytes, "checksum": self.file.checksum}
+        if self._first_column:
+            metadata, first = self._writer.writer.metadata, self.schema.names.index(self._first_column)
+            groups = range(metadata.num_row_groups)
+            found["crcs"] = self.file.crcs(extent_of(metadata, group, first) for group in groups)
+        return found
+
+
+class PartFiles:
+    """The files of one part being written, named by table: a row group each for a chunk."""
+
+    def __init__(
+        self,
+        path: Path,
+        names: Mapping[str, str],
+        schemas: Mapping[str, Schema],
+        compression: str,
+        first_columns: Mapping[str, str],
+    ) -> None:
+        self.names = names
+        self._writers = {
+            table: TableWriter(path / name, schemas[table], compression, first_columns[table])
+            for table, name in names.items()
+        }
+
+    def write(self, table: str, **columns: np.ndarray) -> None:
+        """Write the chunk's row group of one table."""
+        self._writers[table].write(**columns)
+
+    def close(self) -> dict[str, Any]:
+        """End the files; returns their bytes and checksums by the manifest's keys, and their chunks' as ``…_crcs``."""
+        figures = {table: writer.close() for table, writer in self._writers.items()}
+        return {f"{table}_{key}": value for table, found in figures.items() for key, value in found.items()}
+
+
+def chunk_records(
+    path: Path, schema: Schema, table: np.ndarray, parts: list[dict[str, Any]], compression: str
+) -> dict[str, Any]:
+    """Write ``chunks.parquet``, a row per chunk; returns the manifest's ``parts`` and ``chunks``.
+
+    The first columns are those of `table`, the others the chunks' checksums, which the records of the parts hold until here.
+    """
+    columns = dict(zip(schema.names, table.T, strict=False))
+    for name in schema.names[table.shape[1] :]:
+        crcs = [crc for part in parts for crc in part.pop(f"{name}s", [NO_CRC] * part["n_chunks"])]
+        columns[name] = np.array(crcs, dtype=np.int64)
+    writer = TableWriter(path / "chunks.parquet", schema, compression)
+    writer.write(**columns)
+    return {"parts": parts, "chunks": writer.close()}
+
+
+def write_manifest(
+    path: Path, kind: Kind[Any], fields: Mapping[str, Any], folders: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Make the files in `path` and its folders durable and write the manifest, which is returned."""
+    for folder in (*folders, ""):
+        sync(path / folder)
+    return write_metadata(path / "manifest.json", kind, fields)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The CRC-32 of bytes joined, from those of their halves: crc(a ‖ b) = crc(a) x^(8 |b|) + crc(b) modulo the polynomial, as
+# in zlib's crc32_combine, which Python does not export
+
+
+def _multiply(a: int, b: int) -> int:
+    """Product of two polynomials over GF(2), reduced."""
+    product = 0
+    while a:
+        if a & 0x80000000:
+            product ^= b
+        a = (a << 1) & 0xFFFFFFFF
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+@functools.lru_cache(maxsize=1024)
+def _power(n_bytes: int) -> int:
+    """``x`` to the power of eight times `n_bytes`, reduced."""
+    power, square = 0x80000000, 0x00800000
+    while n_bytes:
+        if n_bytes & 1:
+            power = _multiply(power, square)
+        square = _multiply(square, square)
+        n_bytes >>= 1
+    return power

@@ -1,0 +1,151 @@
+"""Verification of a run: every file of it against its checksums and its identity, without training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..cluster.partition import paired_layout
+from ..core.errors import CheckpointError, StreamcdError
+from ..core.progress import Listener, Progress
+from ..models.model import load_model, models_of_path
+from ..solvers.problem import Problem
+from ..stream.identity import Identity
+from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots
+from ..training import checkpoint
+from .config import ResolvedRun, read_config, reopen, same_dataset
+
+
+def verify_run(path: str | Path, listener: Listener | None = None) -> list[str]:
+    """Check the state, the slots, the log and the models of a run; nothing is written.
+
+    Parameters
+    ----------
+    path : path
+    listener : Listener, optional
+
+    Returns
+    -------
+    list of str
+        Problems, a line each, naming the file; empty where all is well.
+
+    Raises
+    ------
+    CheckpointError, LockError
+        Where it is not a run, or in use.
+    """
+    path, listener = Path(path), listener or Listener()
+    try:
+        with checkpoint.open_run(path):
+            problems = list(_run_problems(path, listener))
+    except CheckpointError as error:
+        if not (path / "config.json").exists():
+            raise
+        return [str(error)]
+    return problems + list(_model_problems(path))
+
+
+def _run_problems(path: Path, listener: Listener) -> Iterator[str]:
+    config, identity = read_config(path), checkpoint.read_identity(path)
+    if identity is None:
+        listener.warning(f"{path} carries no identity; 'streamcd resume' gives it one")
+    try:
+        run = reopen(config, same_dataset(config))
+    except StreamcdError as error:
+        yield f"{error} (without it, neither slots nor states were checked)"
+        return
+    if config.tune is None:
+        yield from _directory_problems(path, identity, run, listener)
+    for part in ("folds", "best") if config.tune is not None else ():
+        if (path / part / "config.json").exists():
+            inner, own = read_config(path / part), checkpoint.read_identity(path / part)
+            expected = identity and identity.part(part)
+            if expected is not None and own != expected and not (own is None and expected.adopted):
+                yield f"{path / part / 'config.json'}: of another run"
+                continue
+            options = replace(inner, tune=None)
+            yield from _directory_problems(path / part, expected, reopen(options, run.dataset), listener)
+
+
+def _directory_problems(
+    path: Path, identity: Identity | None, run: ResolvedRun, listener: Listener
+) -> Iterator[str]:
+    for group in run.groups:
+        folder, own = path / group.directory, identity and identity.part(group.directory)
+        state = folder / "state.npz"
+        try:
+            arrays = checkpoint.read_arrays(state, ("log_bytes", _slot_array(run)), own, whole=True)
+            if arrays is None:
+                continue  # not begun
+            _check_log(folder / "log.jsonl", own, int(arrays["log_bytes"]))
+            slots = _open_slots(folder, own, run, run.problem.subset(group.lanes), arrays[_slot_array(run)])
+        except CheckpointError as error:
+            yield str(error)
+            continue
+        for chunk in np.flatnonzero(slots.current != NO_SLOT).tolist():
+            listener.progress(Progress("slots", chunk, slots.current.size, "chunks", ""))
+            try:
+                slots.read(chunk)
+            except CheckpointError as error:
+                yield str(error)
+        slots.close()
+
+
+def _slot_array(run: ResolvedRun) -> str:
+    """Name the array of a state that says where the dual variables are."""
+    return "slots" if run.config.rounds is None else "committed"
+
+
+def _open_slots(
+    folder: Path, identity: Identity | None, run: ResolvedRun, lanes: Problem, current: np.ndarray
+) -> SlotStore:
+    solver, plan = run.make_solver(lanes), run.config.plan
+    pages = folder / "rows"
+    where = folder / "dual" if run.config.rounds is None else folder / "dual" / str(current)
+    where = pages if plan.page_rows and pages.exists() else where
+    if not where.is_dir():
+        raise CheckpointError(f"{where}: the directory is missing; restore the run directory from a copy")
+    paged = solver.page_rows(where, plan.page_rows) if where == pages else None
+    if paged is not None:
+        store: SlotStore = paged.slots
+    else:
+        layout = solver.layout if run.config.rounds is None else paired_layout(solver.layout)
+        n_bytes = layout.state_bytes if solver.layout.state_bytes and str(current) else 0
+        store = chunk_slots(where, run.dataset, n_bytes, identity)
+    store.identity = identity
+    if run.config.rounds is not None:
+        current = np.zeros(store.current.size, dtype=np.uint8)
+    if current.shape != store.current.shape:
+        raise CheckpointError(
+            f"{folder / 'state.npz'}: its slots are {current.size}, the run has {store.current.size}"
+        )
+    store.restore(current)
+    return store
+
+
+def _check_log(path: Path, identity: Identity | None, n_bytes: int) -> None:
+    if not n_bytes:
+        return
+    if not path.exists() or path.stat().st_size < n_bytes:
+        raise CheckpointError(f"{path}: shorter than at the last checkpoint ({n_bytes} bytes)")
+    if identity is not None:
+        identity.check(checkpoint.log_identity(path), path)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file.read(n_bytes).splitlines(), start=1):
+            try:
+                json.loads(line)
+            except ValueError:
+                raise CheckpointError(f"{path}: line {number} is damaged") from None
+
+
+def _model_problems(path: Path) -> Iterator[str]:
+    single = (path / "model" / "model.json").exists()
+    for C in [*models_of_path(path), *([None] if single else [])]:
+        try:
+            load_model(path, C)
+        except StreamcdError as error:
+            yield str(error)

@@ -1,0 +1,43 @@
+"""The identity of a run: a random name in every file of it, so that those of another run are told apart."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Name of a run, or of a part of it."""
+
+    name: str  # 32 hexadecimal digits
+    adopted: bool = False  # the run had none when it was begun: what carries none may be of it
+
+    @classmethod
+    def new(cls, *, adopted: bool = False) -> Identity:
+        """Draw a name at random."""
+        return cls(os.urandom(16).hex(), adopted)
+
+    @property
+    def tag(self) -> bytes:
+        """The first eight bytes, for headers."""
+        return bytes.fromhex(self.name)[:8]
+
+    def part(self, name: str) -> Identity:
+        """Derive the identity of a part of the run; its own where the part has no name."""
+        if not name:
+            return self
+        return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32], self.adopted)
+
+    def check(self, found: str | bytes | None, path: Path) -> None:
+        """Refuse a file that carries the name or the tag of another run, or none where it should."""
+        if found in (self.name, self.tag) or (self.adopted and found in (None, bytes(8))):
+            return
+        raise CheckpointError(
+            f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "
+            "with --force"
+        )

@@ -1,0 +1,273 @@
+"""A run trusts no files but its own: its identity in all of them, links, archives that inflate, first moments, verify."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupted import ended
+from small_datasets import random_rows, windows_of, write_dataset
+
+import streamcd
+from streamcd.cluster.engines import Simulation
+from streamcd.conversion.transpose import make_columns
+from streamcd.core.errors import CheckpointError, StreamcdError
+from streamcd.core.metadata import write_metadata
+from streamcd.core.progress import Listener
+from streamcd.dataset.dataset import Dataset
+from streamcd.runs.verify import verify_run
+from streamcd.training import checkpoint
+
+
+class Warnings(Listener):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warning(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return write_dataset(tmp_path / "data", random_rows(200, 12, seed=21), n_chunks=6, n_shards=2)
+
+
+def train(dataset: Dataset, run: Path, **options: Any) -> Path:
+    streamcd.train(dataset, run, **{"tol": 1e-12, "max_passes": 3} | options)
+    return run
+
+
+KINDS: dict[str, Callable[[Dataset], dict[str, Any]]] = {
+    "resident": lambda dataset: {},
+    "streamed": lambda dataset: {"plan": windows_of(dataset, 2)},
+    "rounds": lambda dataset: {"client": Simulation(2), "memory": "1GB"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["state.npz", "config.json", "log.jsonl", "dual"])
+def test_files_of_another_run_of_the_same_shape_are_refused_by_name(
+    dataset: Dataset, tmp_path: Path, name: str, kind: str
+) -> None:
+    """They were used in silence."""
+    options = KINDS[kind](dataset)
+    client = {"client": options["client"]} if "client" in options else {}
+    mine, other = (train(dataset, tmp_path / run, **options) for run in ("mine", "other"))
+    if name == "dual":
+        inside = sorted((mine / "dual").rglob("part-*"))
+        for path, source in zip(inside, sorted((other / "dual").rglob("part-*")), strict=True):
+            shutil.copy(source, path)
+    else:
+        shutil.copy(other / name, mine / name)
+    with pytest.raises(CheckpointError, match="state.npz: of another" if name == "config.json" else name):
+        streamcd.resume(mine, max_passes=6, **client)
+    if name != "log.jsonl" or kind == "resident":
+        problems = verify_run(mine)
+        assert problems
+        assert all(("state.npz" if name == "config.json" else name) in problem for problem in problems)
+    assert not verify_run(other)
+
+
+@pytest.mark.parametrize("method", ["primal"])
+def test_pages_of_another_run_are_refused_by_name(dataset: Dataset, tmp_path: Path, method: str) -> None:
+    from streamcd.stream.memory_plan import Plan
+
+    make_columns(dataset)
+    plan = Plan(400, 6, resident=False, page_rows=50)
+    options = {"method": method, "plan": plan}
+    mine, other = (train(dataset, tmp_path / run, **options) for run in ("mine", "other"))
+    assert not verify_run(mine)
+    shutil.rmtree(mine / "rows")
+    shutil.copytree(other / "rows", mine / "rows")
+    assert "rows" in verify_run(mine)[0]
+    with pytest.raises(CheckpointError, match=r"rows.*of another run"):
+        streamcd.resume(mine, max_passes=6)
+
+
+def test_a_warm_start_refuses_slots_of_another_run(dataset: Dataset, tmp_path: Path) -> None:
+    mine, other = (train(dataset, tmp_path / run) for run in ("mine", "other"))
+    shutil.rmtree(mine / "dual")
+    shutil.copytree(other / "dual", mine / "dual")
+    with pytest.raises(CheckpointError, match=r"dual.*of another run"):
+        streamcd.train(dataset, tmp_path / "next", C=2.0, start_from=mine)
+
+
+def forget_identity(run: Path) -> None:
+    """Make a run as it was written before there were identities."""
+    config = {**checkpoint.read_config(run), "format_version": 1}
+    write_metadata(run / "config.json", checkpoint.RUN, config)
+    with np.load(run / "state.npz") as state:
+        arrays = {name: state[name] for name in state.files if name != "identity"}
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    text = "".join(
+        json.dumps({key: value for key, value in line.items() if key != "identity"}) + "\n" for line in lines
+    )
+    (run / "log.jsonl").write_text(text)
+    np.savez(run / "state.npz", **{**arrays, "log_bytes": np.int64(len(text))})
+    tag = checkpoint_tag(run)
+    for part in (run / "dual").rglob("part-*"):
+        content = part.read_bytes()
+        while (at := content.find(tag)) >= 0:  # zeros in its place, and the checksum of the rest
+            stop = next(
+                n
+                for n in range(at + 8, len(content) + 1)
+                if crc(content[at - 4 : n]) == content[at - 8 : at - 4]
+            )
+            body = content[at - 4 : at] + bytes(8) + content[at + 8 : stop]
+            content = content[: at - 8] + crc(body) + body + content[stop:]
+        part.write_bytes(content)
+
+
+def crc(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "little")
+
+
+def checkpoint_tag(run: Path) -> bytes:
+    return TAGS[run]
+
+
+TAGS: dict[Path, bytes] = {}
+
+
+def test_a_run_of_before_identities_goes_on_with_one_warning_and_gets_one(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    whole = train(dataset, tmp_path / "whole")
+    streamcd.resume(whole, max_passes=6)
+    old = train(dataset, tmp_path / "old")
+    identity = checkpoint.read_identity(old)
+    assert identity is not None
+    TAGS[old] = identity.tag
+    forget_identity(old)
+    assert checkpoint.read_identity(old) is None
+    assert not verify_run(old)
+    first, second = Warnings(), Warnings()
+    streamcd.resume(old, max_passes=6, listener=first)
+    assert sum("identity" in text for text in first.said) == 1
+    assert ended(old) == ended(whole)
+    streamcd.resume(old, max_passes=7, listener=second)
+    assert not any("identity" in text for text in second.said)
+    assert not verify_run(old)
+    # from now on the files of another are told
+    shutil.copy(whole / "state.npz", old / "state.npz")
+    with pytest.raises(CheckpointError, match=r"state\.npz: of another run"):
+        streamcd.resume(old, max_passes=9)
+
+
+@pytest.mark.parametrize("name", ["dual", "model", "log.jsonl", "state.npz", "dual/part-00000.bin"])
+@pytest.mark.parametrize("force", [False, True])
+def test_nothing_is_written_through_a_symbolic_link_in_a_run(
+    dataset: Dataset, tmp_path: Path, name: str, force: bool
+) -> None:
+    """The directory or file that it points to was written, or emptied."""
+    run = train(dataset, tmp_path / "run")
+    outside = tmp_path / "outside"
+    shutil.move(run / name, outside)
+    (run / name).symlink_to(outside)
+    before = {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()}
+    if force:
+        streamcd.train(dataset, run, max_passes=2, force=True)
+    else:
+        with pytest.raises(CheckpointError, match=rf"{name} is a symbolic link"):
+            streamcd.resume(run, max_passes=9)
+    assert {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()} == before
+
+
+def test_a_state_that_inflates_is_refused_unread(dataset: Dataset, tmp_path: Path) -> None:
+    """4.1 GB of zeros in 4 MB were inflated into memory."""
+    run = train(dataset, tmp_path / "run")
+    with np.load(run / "state.npz") as state:
+        arrays = dict(state)
+    np.savez_compressed(run / "state.npz", **{**arrays, "w": np.zeros((10_000_000, 1))})
+    with pytest.raises(CheckpointError, match=r"state\.npz: damaged \(compressed"):
+        streamcd.resume(run, max_passes=9)
+
+
+def test_a_state_larger_than_that_of_the_run_is_refused_unread(dataset: Dataset, tmp_path: Path) -> None:
+    run = train(dataset, tmp_path / "run")
+    with np.load(run / "state.npz") as state:
+        arrays = dict(state)
+    np.savez(run / "state.npz", **{**arrays, "row_more": np.zeros(1_000_000)})
+    with pytest.raises(CheckpointError, match=r"state\.npz: damaged .* at most"):
+        streamcd.resume(run, max_passes=9)
+
+
+def test_a_state_whose_header_claims_more_than_it_holds_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    run = train(dataset, tmp_path / "run")
+    with np.load(run / "state.npz") as state:
+        arrays = dict(state)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (2**50, 1)}
+    )
+    np.savez(run / "state.npz", **{name: array for name, array in arrays.items() if name != "w"})
+    with zipfile.ZipFile(run / "state.npz", "a") as archive:
+        archive.writestr("w.npy", header.getvalue())
+    with pytest.raises(CheckpointError, match=r"state\.npz: damaged"):
+        streamcd.resume(run, max_passes=9)
+
+
+@pytest.mark.parametrize("leftover", [(), ("config.json.partial",)])
+def test_a_run_whose_first_configuration_was_never_written_is_begun_anew(
+    dataset: Dataset, tmp_path: Path, leftover: tuple[str, ...]
+) -> None:
+    """`resume` called it no run, `train` not empty, and `train --force` no run."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("lock", *leftover):
+        (run / name).touch()
+    with pytest.raises(CheckpointError, match=r"ended before its configuration.*'streamcd train"):
+        streamcd.resume(run)
+    train(dataset, run)
+    assert not list(run.glob("*.partial"))
+
+
+def test_a_partial_state_of_a_killed_process_does_not_stay(dataset: Dataset, tmp_path: Path) -> None:
+    run = train(dataset, tmp_path / "run", max_passes=100, tol=1e-1)
+    (run / "state.npz.partial").write_bytes(b"half")
+    streamcd.resume(run)
+    assert not list(run.glob("*.partial"))
+
+
+def test_verify_names_what_is_damaged_in_a_run(dataset: Dataset, tmp_path: Path) -> None:
+    run = train(dataset, tmp_path / "run")
+    assert verify_run(run) == []
+    for name in ("state.npz", "config.json", "log.jsonl", "model/weights.npy"):
+        path = run / name
+        whole = path.read_bytes()
+        at = 170 if name == "state.npz" else len(whole) // 2  # in w; elsewhere are bytes that nobody reads
+        path.write_bytes(whole[:at] + b"\x00\x01" + whole[at + 2 :])
+        problems = verify_run(run)
+        assert len(problems) == 1, name
+        assert str(path) in problems[0]
+        path.write_bytes(whole)
+    content = {path: path.read_bytes() for path in (run / "dual").iterdir()}
+    for path, whole in content.items():
+        path.write_bytes(bytes(len(whole)))
+        assert all(str(path) in problem for problem in verify_run(run))
+        assert verify_run(run)
+        path.unlink()
+        assert all(str(path) in problem for problem in verify_run(run))
+        assert not path.exists()
+        path.write_bytes(whole)
+    assert verify_run(run) == []
+
+
+def test_verify_takes_searches_and_groups(dataset: Dataset, tmp_path: Path) -> None:
+    streamcd.tune(dataset, tmp_path / "run", C=[0.1, 1.0], cv=2)
+    assert verify_run(tmp_path / "run") == []
+    shutil.copy(tmp_path / "run" / "best" / "state.npz", tmp_path / "run" / "folds" / "state.npz")
+    assert any("folds/state.npz: of another run" in problem for problem in verify_run(tmp_path / "run"))
+
+
+def test_verify_of_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StreamcdError, match="is not a run"):
+        verify_run(tmp_path)
