@@ -65,7 +65,8 @@ def run_command(place: Path, *arguments: object, faults: FaultyFiles | None = No
 def _carry_out(place: Path, arguments: list[str], faults: FaultyFiles | None) -> int:
     from streamcd.cli.commands import cli
 
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(k, "r" if k == 0 else "w") for k in range(3))
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", errors="backslashreplace")
     os.chdir(place)
     status = 0
     try:

@@ -36,4 +36,9 @@ class Swaps(Damage):
             elif verified.is_ugly:
                 findings.append(Finding("ugly", f"{what}: verify: {verified}"))
         ended = run_command(place, *use.command)
+        if {"config.json", "state.npz"} <= {name.name for name in taken}:
+            # it is the other run, with the log or model of this one
+            if ended.is_ugly:
+                findings.append(Finding("ugly", f"{what}: {ended}"))
+            return findings
         return [*findings, *self.judge(number % len(USES), ended, place, what)]
