@@ -55,6 +55,7 @@ SCENARIOS = (
         _training("train over another", "--method", "dual", "--max-passes", 2, "--force"),
         inputs=("a", "b.run"),
         renamed=("b.run", "out"),
+        recoveries=((*TRAIN, "--method", "dual", "--max-passes", 2, "--force"),),
     ),
     Scenario(
         "resume", ("a", "a.run"), ("resume", "a.run", "--max-passes", 6),
