@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .box_qp.solve import solve_box_qp as solve_box_qp
     from .conversion.convert import convert as convert
     from .conversion.transpose import make_columns as make_columns
+    from .core.errors import ConvergenceWarning as ConvergenceWarning
     from .core.errors import StreamcdError as StreamcdError
     from .core.progress import Listener as Listener
     from .dataset.dataset import Dataset as Dataset
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
 _PUBLIC = {
     "BoxQPResult": ("box_qp.solve", "BoxQPResult"),
+    "ConvergenceWarning": ("core.errors", "ConvergenceWarning"),
     "Dataset": ("dataset.dataset", "Dataset"),
     "Listener": ("core.progress", "Listener"),
     "Model": ("models.model", "Model"),

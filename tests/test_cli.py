@@ -382,7 +382,7 @@ def test_a_damaged_manifest_fails_verification(data):
 
 def test_what_the_machine_did_is_status_1():
     assert explain(OSError(28, "No space left on device", "/data/x")) == (
-        "/data/x: No space left on device",
+        "/data/x: No space left on device; free some space there, or name another disk",
         1,
     )
     assert explain(PermissionError(13, "Permission denied", "/data")) == ("/data: Permission denied", 1)

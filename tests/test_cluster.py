@@ -38,7 +38,7 @@ from streamcd.cluster.engines import SerialEngine, Simulation, WorkersLost
 from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
-from streamcd.runs.options import ProblemOptions
+from streamcd.runs.config import ProblemOptions
 from streamcd.solvers.problem import dual_terms
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]

@@ -41,20 +41,38 @@ def package(tmp_path: Path) -> Path:
     return copy_of(PACKAGE, tmp_path, "__pycache__")
 
 
-def gram_and_hits(package: Path, cache: Path | None = None) -> tuple[float, int]:
+def start(program: str, package: Path, cache: Path | None = None) -> subprocess.Popen[str]:
     environment = {name: text for name, text in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     if cache is not None:
         environment["NUMBA_CACHE_DIR"] = str(cache)
-    done = subprocess.run(
-        [sys.executable, "-c", GRAM],
-        capture_output=True,
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=True,
         cwd=package.parent,
         env={**environment, "PYTHONPATH": str(package.parent)},
     )
-    gram, hits = done.stdout.split()
+
+
+def gram_and_hits(package: Path, cache: Path | None = None) -> tuple[float, int]:
+    gram, hits = start(GRAM, package, cache).communicate()[0].split()
     return float(gram), int(hits)
+
+
+def test_processes_that_start_together_compile_a_kernel_once(package: Path) -> None:
+    """They compiled it each, and wrote the same files of the cache."""
+    together = GRAM.replace("zero = ", "print('loaded', flush=True)\ninput()\nzero = ", 1)
+    processes = [start(together, package) for _ in range(3)]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    found = [process.communicate()[0].split() for process in processes]
+    assert sorted(found) == [["3.0", "0"], ["3.0", "1"], ["3.0", "1"]]
 
 
 def test_an_edit_of_a_callee_in_another_file_is_noticed(package: Path) -> None:

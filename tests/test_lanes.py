@@ -13,13 +13,13 @@ import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
+from streamcd.cli.options import read_code
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
 from streamcd.runs import lane_groups
-from streamcd.runs.options import read_code
 from streamcd.runs.train import train
 from streamcd.runs.tune import tune
-from streamcd.solvers.problem import make_problem
+from streamcd.solvers.problem import Problem, make_problem
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
@@ -244,3 +244,56 @@ def test_an_interrupted_search_goes_on_to_the_same_model(tmp_path: Path) -> None
         assert resumed.to_json()["scores"] == whole.scores
         weights = (Path(resumed.run) / "model" / "weights.npy").read_bytes()
         assert weights == (tmp_path / "whole" / "model" / "weights.npy").read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Many classes
+
+
+@pytest.mark.parametrize("class_weight", [None, {2.0: 3.0}], ids=["plain", "weighted"])
+@pytest.mark.parametrize("C", [(0.5,), (0.5, 2.0)], ids=["one C", "two C"])
+@pytest.mark.parametrize("loss", ["hinge", "log_loss", "crammer_singer", "twin"])
+def test_signs_and_costs_of_many_classes_are_the_same_without_tables(
+    monkeypatch: pytest.MonkeyPatch, loss: str, C: tuple[float, ...], class_weight: dict[float, float] | None
+) -> None:
+    """They were tables of classes and lanes: 288 MB each for 6,000 classes, several times over."""
+
+    def problem() -> Problem:
+        return make_problem(
+            loss=loss, classes=np.arange(5.0), class_counts=np.arange(1, 6), n_features=3, C=C,
+            class_weight=class_weight, folds=0 if loss == "twin" else 2, ridge=3.0,
+        )  # fmt: skip
+
+    tables = problem()
+    monkeypatch.setattr("streamcd.solvers.problem._MAX_TABLE", 0)
+    views = problem()
+    per_C = tables.n_lanes // len(C)
+    for chosen in (range(tables.n_lanes), range(1, per_C), [0, tables.n_lanes - 1]):
+        a, b = tables.subset(chosen), views.subset(chosen)
+        np.testing.assert_array_equal(a.sign, b.sign, strict=True)
+        np.testing.assert_array_equal(a.cost, b.cost, strict=True)
+    np.testing.assert_array_equal(tables.class_factors(range(per_C)), views.class_factors(range(per_C)))
+    either = class_weight is None or len(C) == 1
+    both = class_weight is None and len(C) == 1
+    if loss != "crammer_singer":
+        assert (views.table_bytes == 0) == (both if loss == "twin" else either)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_training_without_tables_gives_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: str
+) -> None:
+    dataset = write_dataset(tmp_path / "data", multiclass())
+    train(dataset, tmp_path / "tables", loss=loss, max_passes=5)
+    monkeypatch.setattr("streamcd.solvers.problem._MAX_TABLE", 0)
+    train(dataset, tmp_path / "views", loss=loss, max_passes=5)
+    weights = [(tmp_path / run / "model" / "weights.npy").read_bytes() for run in ("tables", "views")]
+    assert weights[0] == weights[1]
+
+
+def test_tables_that_many_classes_need_are_in_the_plan(tmp_path: Path) -> None:
+    """Weights of classes with several C have no short form."""
+    label = np.repeat(np.arange(400.0), 2)
+    dataset = write_dataset(tmp_path / "data", (sp.csr_array(np.ones((800, 2))), label))
+    with pytest.raises(UsageError, match="MB costs of classes and lanes"):
+        train(dataset, tmp_path / "run", C=(1.0, 2.0), class_weight={3.0: 2.0}, memory="302MB")

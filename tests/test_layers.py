@@ -271,7 +271,7 @@ def _is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         for node in ast.walk(decorator)
         if isinstance(node, ast.Name)
     }
-    return bool(names & {"njit", "kernel", "inlined", "intrinsic"})
+    return bool(names & {"kernel", "cached", "inlined", "intrinsic"})
 
 
 def test_no_function_is_longer_than_a_screen() -> None:

@@ -158,6 +158,18 @@ def test_what_is_no_model_is_refused_with_advice(tmp_path):
 # Labels
 
 
+@pytest.mark.parametrize("loss", ["hinge", "crammer_singer", "twin"])
+def test_a_default_code_is_not_stored_and_a_stored_one_is_read(tmp_path, loss):
+    """Of 6,000 classes the matrix was most of the model: minutes of JSON, after the training was done."""
+    identity = np.eye(4, dtype=np.int8)
+    model = a_model(n_classes=4, loss=loss, code=2 * identity - 1 if loss == "hinge" else identity)
+    model.save(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["code"] is None
+    np.testing.assert_array_equal(load_model(tmp_path / "model").code, model.code)
+    _change(tmp_path / "model", code=model.code.tolist())
+    np.testing.assert_array_equal(load_model(tmp_path / "model").code, model.code)
+
+
 def test_of_two_classes_the_larger_is_positive_and_zero_is_not():
     model = a_model(classes=[1.0, 2.0])
     assert model.labels(np.array([[0.1], [0.0], [-0.1]])).tolist() == [2.0, 1.0, 1.0]

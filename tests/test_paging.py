@@ -25,8 +25,8 @@ from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.writer import DatasetWriter
 from streamcd.kernels.primal import compact_rows
 from streamcd.kernels.primitives import N_STEPS
+from streamcd.runs.config import ProblemOptions, TrainOptions, make_rule
 from streamcd.runs.lane_groups import resolve
-from streamcd.runs.options import ProblemOptions, TrainOptions
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.solvers.primal import PrimalSolver
@@ -228,7 +228,7 @@ def test_damage_of_a_page_is_found_and_named(tmp_path: Path) -> None:
 def planned(dataset: Dataset, budget: int, **options: Any) -> Plan:
     """The plan that a training would have."""
     problem = ProblemOptions(**{"method": "primal", **options})
-    asked = TrainOptions(problem, budget, checkpoint_every=60.0)
+    asked = TrainOptions(problem, budget, checkpoint_every=60.0, rule=make_rule(None, None, 1000))
     return resolve(dataset, asked, Listener()).config.plan
 
 

@@ -336,8 +336,7 @@ def test_workers_end_with_a_process_that_is_killed(text_file: Path, tmp_path: Pa
 SLOW_TO_END = """
 import os, sys, threading, time
 import streamcd.core.process_pool as process_pool
-from streamcd import convert
-from streamcd import make_columns
+from streamcd import convert, make_columns
 from streamcd.core.errors import StreamcdError
 from streamcd.core.progress import Listener
 

@@ -91,7 +91,7 @@ def test_predictions_come_in_source_order_from_a_dataset_and_from_text(
     assert a.schema == b.schema
     h = plain_decisions(model, x)
     for table in (a, b):
-        np.testing.assert_array_equal(table["row"].to_numpy(), np.arange(y.size))
+        np.testing.assert_array_equal(table["source"].to_numpy(), np.arange(y.size))
         np.testing.assert_array_equal(table["prediction"].to_numpy(), model.labels(h))
         if model.n_classes > 2:
             found = np.stack([table[f"decision_{label}"].to_numpy() for label in model.label_texts()], axis=1)
@@ -107,12 +107,32 @@ def test_prediction_columns_are_those_of_the_contract(small_problem, made_datase
     predict(made_dataset(x, y), a_model(x, y, "log_loss"), tmp_path / "p.parquet", proba=True)
     schema = pq.read_schema(tmp_path / "p.parquet")
     assert [(field.name, str(field.type)) for field in schema] == [
-        ("row", "int64"),
+        ("source", "int64"),
         ("prediction", "int64"),
         ("decision", "double"),
         ("probability_-1", "double"),
         ("probability_1", "double"),
     ]
+
+
+def test_predictions_join_the_rows_of_their_dataset_by_the_columns_they_share(
+    small_problem, made_dataset, tmp_path
+):
+    """They were numbered by `row`, which in the dataset is another number: a join by it was silently wrong."""
+    x, y = small_problem("random")
+    model = a_model(x, y)
+    dataset = made_dataset(x, y)
+    predict(dataset, model, tmp_path / "p.parquet")
+    rows = pq.read_table(next((dataset.path / "rows").glob("*.parquet")))
+    predictions = pq.read_table(tmp_path / "p.parquet")
+    shared = set(rows.column_names) & set(predictions.column_names)
+    assert shared == {"source"}
+    joined = rows.join(predictions, keys="source")
+    source = joined["source"].to_numpy()
+    np.testing.assert_allclose(
+        joined["decision"].to_numpy(), plain_decisions(model, x)[source, 0], atol=1e-12
+    )
+    np.testing.assert_array_equal(joined["label"].to_numpy(), y[source])
 
 
 def test_decimal_labels_stay_decimal(small_problem, made_dataset, tmp_path):

@@ -24,8 +24,7 @@ from small_datasets import label_sorted, multiclass, random_rows, windows_of, wr
 from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.dataset.dataset import Dataset
 from streamcd.models.model import load_model
-from streamcd.runs.config import RunConfig, Search, read_config, write_config
-from streamcd.runs.options import ProblemOptions, SharedRounds
+from streamcd.runs.config import ProblemOptions, RunConfig, Search, SharedRounds, read_config, write_config
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.solvers.registry import SOLVERS

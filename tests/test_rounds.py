@@ -23,7 +23,7 @@ from streamcd.cluster.partition import Partition, RoundRequest, RoundResponse, W
 from streamcd.core.randomness import random_key
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP
-from streamcd.runs.options import ProblemOptions
+from streamcd.runs.config import ProblemOptions
 from streamcd.solvers.protocol import DONE, TRAIN
 from streamcd.solvers.registry import make_solver
 from streamcd.training.stopping import new_lane_arrays

@@ -32,6 +32,7 @@ import streamcd
 from streamcd.core.errors import Interrupted, ModelError, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
+from streamcd.models.liblinear import export_liblinear
 from streamcd.models.model import Model, load_model
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
@@ -374,7 +375,7 @@ def test_a_model_keeps_what_it_is(fit: Callable[..., Result], tmp_path: Path) ->
     assert (model.loss, model.ridge, model.slack, model.method) == ("twin", 3.0, "squared_hinge", "dual")
     assert not model.has_probabilities
     with pytest.raises(ModelError, match="nearest plane"):
-        streamcd.liblinear.export_liblinear(model, tmp_path / "model.txt")
+        export_liblinear(model, tmp_path / "model.txt")
     assert not (tmp_path / "model.txt").exists()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from streamcd.cli.synthetic import RowPiece, dense_block, iterate_rows, text_block
+from streamcd.cli.synthetic import BLOCK_ROWS, RowPiece, draw_labels, iterate_rows, text_block
 from streamcd.conversion.chunking import ChunkRule
 from streamcd.conversion.feature_statistics import LabelCounts, RangeStatistics, in_groups
 from streamcd.conversion.libsvm import write_rows
@@ -33,6 +33,18 @@ def block_maker(
     if name == "dense":
         return partial(dense_block, n_features=n_features, seed=seed, n_classes=classes)
     return partial(text_block, n_features=n_features, entries_per_row=entries, seed=seed, n_classes=classes)
+
+
+def dense_block(number: int, *, n_features: int, seed: int, n_classes: int = 2) -> RowPiece:
+    """One block of rows in which every feature is a normal variable around its class's mean."""
+    centers = np.random.default_rng([seed, n_features, n_classes]).standard_normal((n_classes, n_features))
+    centers *= 1.5 / np.sqrt(np.square(centers).sum(axis=1, keepdims=True))
+    rng = np.random.default_rng([seed, number, n_features, n_classes, 1])
+    true, label = draw_labels(rng, BLOCK_ROWS, n_classes)
+    value = np.round(centers[true] + rng.standard_normal((BLOCK_ROWS, n_features)), 4).astype(np.float32)
+    value[value == 0] = np.float32(1e-4)
+    indptr = np.arange(BLOCK_ROWS + 1, dtype=np.int64) * n_features
+    return RowPiece(label, indptr, np.tile(np.arange(n_features), BLOCK_ROWS), value.ravel())
 
 
 class ChunkCutter:

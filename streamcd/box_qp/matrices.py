@@ -126,7 +126,13 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
 # In memory
 
 
-class DenseMatrix:
+class _InMemory:
+    def gather(self, active: np.ndarray) -> Matrix | None:
+        """Nothing: all of it is in memory."""
+        return None
+
+
+class DenseMatrix(_InMemory):
     """A whole matrix in memory, float32 or float64, C order; `checked` where its symmetry is known."""
 
     def __init__(self, matrix: np.ndarray, *, checked: bool = False) -> None:
@@ -148,12 +154,8 @@ class DenseMatrix:
         """See `Matrix`."""
         kernels.visit_dense(order, order, self._matrix, np.sort(order), self.diagonal, point)
 
-    def gather(self, active: np.ndarray) -> Matrix | None:
-        """Nothing: all of it is in memory."""
-        return None
 
-
-class PackedMatrix:
+class PackedMatrix(_InMemory):
     """A lower triangle packed row by row, in memory, float32 or float64."""
 
     def __init__(self, packed: np.ndarray, n: int) -> None:
@@ -169,10 +171,6 @@ class PackedMatrix:
     def visit(self, order: np.ndarray, point: Point) -> None:
         """See `Matrix`."""
         kernels.visit_packed(order, self._packed, self.diagonal, point)
-
-    def gather(self, active: np.ndarray) -> Matrix | None:
-        """Nothing: all of it is in memory."""
-        return None
 
 
 class ReversedMatrix:
@@ -371,7 +369,7 @@ class MappedTriangle:
 # Sparse
 
 
-class SparseMatrix:
+class SparseMatrix(_InMemory):
     """Compressed sparse rows; what occurs twice is added."""
 
     def __init__(self, rows: Any, n: int) -> None:
@@ -394,7 +392,3 @@ class SparseMatrix:
         """See `Matrix`."""
         rows = self._rows
         kernels.visit_sparse(order, rows.indptr, rows.indices, rows.data, self.diagonal, point)
-
-    def gather(self, active: np.ndarray) -> Matrix | None:
-        """Nothing: all of it is in memory."""
-        return None

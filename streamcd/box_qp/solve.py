@@ -29,37 +29,21 @@ _DEFAULT_CANDIDATE = 1.5  # where Young's formula does not apply, as `over_relax
 
 @dataclass(frozen=True)
 class BoxQPResult:
-    """Result of a box-constrained quadratic program.
+    """Result of a box-constrained quadratic program."""
 
-    Attributes
-    ----------
-    alpha : ndarray of float64, shape (n,)
-        Feasible.
-    objective : float
-        ``½ alphaᵀQ alpha + h·alpha``, from a gradient computed afresh.
-    violation : float
-        Largest projected gradient in absolute value, from that gradient; 0 at an exact optimum.
-    passes : int
-        Passes in all, those of trials and the products of power iterations too.
-    converged : bool
-        Whether ``violation <= tol``.
-    omega : float
-        The one used last.
-    trial_passes : int
-        Passes that ``omega="auto"`` spent beside its way to the result: those whose outcome was thrown away, and the power
-        iterations of Young's formula.
-    trials : tuple of dict
-        Of each trial the pass it began at, and what each omega changed the objective by in as many passes from the same
-        point: ``{"pass": 5, "change": {1.0: -3.1, 1.5: -3.2}}``.
-    """
-
-    alpha: np.ndarray
-    objective: float
-    violation: float
-    passes: int
-    converged: bool
-    omega: float
+    alpha: np.ndarray  # (n,) float64, feasible
+    objective: float  # ``½ alphaᵀQ alpha + h·alpha``, from a gradient computed afresh
+    violation: (
+        float  # largest projected gradient in absolute value, from that gradient; 0 at an exact optimum
+    )
+    passes: int  # in all, those of trials and the products of power iterations too
+    converged: bool  # ``violation <= tol``
+    omega: float  # the one used last
+    # passes that ``omega="auto"`` spent beside its way to the result: those whose outcome was thrown away, and the power
+    # iterations of Young's formula
     trial_passes: int = 0
+    # of each trial the pass it began at, and what each omega changed the objective by in as many passes from the same point:
+    # ``{"pass": 5, "change": {1.0: -3.1, 1.5: -3.2}}``
     trials: tuple[dict[str, Any], ...] = ()
 
 

@@ -7,28 +7,32 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from .._version import __version__
-from ..core.errors import DatasetError, UsageError
+from ..core.errors import ConvergenceWarning, DatasetError, UsageError
 from ..core.memory_budget import format_size
+from ..runs.interrupts import stop_requests
 from . import console
 from .options import (
-    COSTS,
     SECONDS,
     checked_training_options,
     checked_workers,
     convert_options,
-    cost_option,
-    free_bias_option,
+    costs_option,
+    cut_options,
+    force_option,
     json_option,
     memory_option,
-    quiet_option,
+    model_options,
+    output_options,
     refused_option,
     round_options,
     training_options,
@@ -43,12 +47,15 @@ from .output import (
     print_result,
     warn_unconverged,
 )
-from .program import Program, stop_requests
+from .program import Program
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+@click.group(cls=Program, context_settings=_HELP)
 @click.version_option(__version__, message="streamcd %(version)s")
 def cli() -> None:
     """Train linear models on data larger than memory, by coordinate descent, to a certified optimum.
@@ -65,21 +72,9 @@ def cli() -> None:
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.argument("dataset", metavar="DATASET")
 @convert_options
-@quiet_option
-@json_option
+@output_options
 def convert(
-    sources: tuple[str, ...],
-    dataset: str,
-    source_format: str,
-    no_shuffle: bool,
-    columns: bool,
-    quiet: bool,
-    as_json: bool,
-    memory: str,
-    workers: int,
-    shard_size: str,
-    chunk_size: str,
-    **options: Any,
+    sources: tuple[str, ...], dataset: str, columns: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Convert libsvm text to a dataset: a directory of Parquet files in random row order.
 
@@ -93,15 +88,12 @@ def convert(
     """
     from ..conversion.convert import convert as convert_text
 
-    sizes: dict[str, Any] = {"memory": memory, "workers": workers}
-    sizes |= {"shard_size": shard_size, "chunk_size": chunk_size}
     with console.Console(quiet) as listener:
-        made = convert_text(
-            list(sources), dataset, shuffle=not no_shuffle, listener=listener, **sizes, **options
-        )
+        made = convert_text(list(sources), dataset, listener=listener, **options)
         if columns:
             from ..conversion.transpose import make_columns
 
+            sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
             make_columns(made, listener=listener, **sizes)
         result = describe_dataset(made)
     print_dataset(dataset, result, as_json)
@@ -111,19 +103,9 @@ def convert(
 @click.argument("dataset")
 @memory_option
 @workers_option
-@click.option(
-    "--shard-size",
-    default="256MB",
-    show_default=True,
-    metavar="SIZE",
-    help="Decoded size of a Parquet file of the layout.",
-)
-@click.option(
-    "--chunk-size", default="1MB", show_default=True, metavar="SIZE", help="Decoded size of a row group."
-)
-@click.option("--force", is_flag=True, help="Replace an existing column layout.")
-@quiet_option
-@json_option
+@cut_options("a Parquet file of the layout", "a row group")
+@force_option("column layout")
+@output_options
 def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Make the column layout of a dataset: its entries once more, sorted by feature, for --method primal and online.
 
@@ -152,12 +134,30 @@ def info(dataset: str, as_json: bool) -> None:
     """
     from ..dataset.dataset import open_dataset
 
-    result = describe_dataset(open_dataset(dataset))
-    print_dataset(dataset, result, as_json)
+    print_dataset(dataset, describe_dataset(open_dataset(dataset)), as_json)
 
 
-def _problems_of(path: str, listener: console.Console, workers: int, memory: str) -> list[str]:
-    """Verify what is in a directory: a run, a model, or else a dataset."""
+@cli.command()
+@click.argument("path", metavar="DATASET|RUN|MODEL")
+@memory_option
+@click.option("--workers", type=int, default=1, help="Processes that share the work.")
+@output_options
+def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Check every checksum and invariant of a dataset, a run or a model; exit status 2 where something is wrong.
+
+    \b
+    Example:
+      streamcd verify data
+    """
+    with console.Console(quiet) as listener:
+        problems = _find_problems(path, listener, **options)
+    console.show({"ok": not problems, "problems": problems}, as_json, lambda: _print_problems(path, problems))
+    if problems:
+        sys.exit(2)
+
+
+def _find_problems(path: str, listener: console.Console, *, memory: str, workers: int) -> list[str]:
+    """Verify by the kind of the directory: a run, a model, or else a dataset."""
     from ..dataset.dataset import open_dataset
     from ..models.model import is_model, verify_model
 
@@ -176,36 +176,17 @@ def _problems_of(path: str, listener: console.Console, workers: int, memory: str
         return [str(error)]
 
 
-@cli.command()
-@click.argument("dataset")
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the work.")
-@memory_option
-@quiet_option
-@json_option
-def verify(dataset: str, workers: int, memory: str, quiet: bool, as_json: bool) -> None:
-    """Check every checksum and invariant of a dataset, a run or a model; exit status 2 where something is wrong.
-
-    \b
-    Example:
-      streamcd verify data
-    """
-    with console.Console(quiet) as listener:
-        problems = _problems_of(dataset, listener, workers, memory)
-    if as_json:
-        console.print_json({"ok": not problems, "problems": problems})
-    else:
-        for problem in problems:
-            console.print_error(problem)
-        if problems:
-            click.echo(
-                f"{len(problems)} found: restore the files that are named from a copy, convert the data or train again, or "
-                "make the column layout again ('streamcd columns --force') where only its files are named",
-                err=True,
-            )
-        else:
-            click.echo(f"{dataset}: all checksums and invariants hold")
+def _print_problems(path: str, problems: list[str]) -> None:
+    for problem in problems:
+        console.print_error(problem)
     if problems:
-        sys.exit(2)
+        click.echo(
+            f"{len(problems)} found: restore the files that are named from a copy, convert the data again, or make the "
+            "column layout again ('streamcd columns --force') where only its files are named",
+            err=True,
+        )
+    else:
+        click.echo(f"{path}: all checksums and invariants hold")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -213,28 +194,35 @@ def verify(dataset: str, workers: int, memory: str, quiet: bool, as_json: bool) 
 
 
 @contextmanager
-def _client(scheduler: str | None, n_local: int, listener: Any) -> Iterator[Any]:
-    """A dask client where workers are wanted, else None, and then nothing of dask is loaded."""
-    if scheduler is None and not n_local:
-        yield None
-        return
-    from ..cluster.dask_engine import open_client
-
-    with open_client(scheduler, n_local, listener) as client:
-        yield client
+def _way_on(run: str) -> Iterator[None]:
+    """Say in a failure of the machine's how to go on with the run."""
+    try:
+        yield
+    except OSError as error:
+        if os.path.exists(os.path.join(run, "state.npz")):
+            error.add_note(f"'streamcd resume {run}' goes on from the last checkpoint")
+        raise
 
 
 def _carry_out(
-    work: Callable[..., Any], quiet: bool, as_json: bool, scheduler: str | None = None, n_local: int = 0
+    work: Callable[..., Any],
+    run: str,
+    quiet: bool,
+    as_json: bool,
+    scheduler: str | None = None,
+    n_local: int = 0,
 ) -> None:
     """Train where signals can stop it, on workers where they are wanted, and print the result."""
-    with (
-        console.Console(quiet) as listener,
-        stop_requests() as stop_requested,
-        _client(scheduler, n_local, listener) as client,
-    ):
-        workers = {} if client is None else {"client": client, "local_workers": n_local}
-        result = work(listener=listener, stop_requested=stop_requested, **workers)
+    with console.Console(quiet) as listener, stop_requests() as stop_requested, ExitStack() as connection:
+        workers = {}
+        if scheduler is not None or n_local:
+            from ..cluster.dask_engine import open_client
+
+            client = connection.enter_context(open_client(scheduler, n_local, listener))
+            workers = {"client": client, "local_workers": n_local}
+        with warnings.catch_warnings(), _way_on(run):
+            warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's words
+            result = work(listener=listener, stop_requested=stop_requested, **workers)
         warn_unconverged(listener, result)
     print_result(result, as_json)
 
@@ -243,16 +231,15 @@ def _carry_out(
 @click.argument("dataset")
 @click.argument("run")
 @training_options
-@free_bias_option
 @click.option(
-    "-C",
-    "--C",
-    "C",
-    type=COSTS,
-    default="1.0",
-    show_default=True,
-    help="Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
+    "--unpenalized-bias",
+    is_flag=True,
+    help="Leave the bias's weight out of ½‖w‖². By --method primal or online only.",
+)
+@costs_option(
+    "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
     "same passes, and each keeps its model.",
+    default="1.0",
 )
 @click.option(
     "--start-from",
@@ -264,8 +251,7 @@ def _carry_out(
 )
 @worker_options
 @round_options
-@quiet_option
-@json_option
+@output_options
 def train(
     dataset: str,
     run: str,
@@ -291,7 +277,7 @@ def train(
     from ..runs.train import train as train_model
 
     work = partial(train_model, dataset, run, **options)
-    _carry_out(work, quiet, as_json, scheduler, n_local)
+    _carry_out(work, run, quiet, as_json, scheduler, n_local)
 
 
 _TUNE_ALONE = (
@@ -304,21 +290,11 @@ _TUNE_ALONE = (
 @click.argument("dataset")
 @click.argument("run")
 @training_options
-@click.option(
-    "-C",
-    "--C",
-    "C",
-    type=COSTS,
-    required=True,
-    help="The costs to try, with commas between: 0.01,0.1,1,10.",
-)
-@click.option(
-    "--cv", type=int, default=5, show_default=True, metavar="K", help="Folds of the cross-validation."
-)
+@costs_option("The costs to try, with commas between: 0.01,0.1,1,10.", required=True)
+@click.option("--cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
 @refused_option("--scheduler", _TUNE_ALONE)
 @refused_option("--workers", _TUNE_ALONE)
-@quiet_option
-@json_option
+@output_options
 def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Choose C by cross-validation, and train with the best on all rows.
 
@@ -331,7 +307,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     options = checked_training_options(**options)
     from ..runs.tune import tune as tune_model
 
-    _carry_out(partial(tune_model, dataset, run, **options), quiet, as_json)
+    _carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json)
 
 
 @cli.command()
@@ -342,8 +318,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
 @worker_options
-@quiet_option
-@json_option
+@output_options
 def resume(
     run: str, workers: int | None, scheduler: str | None, quiet: bool, as_json: bool, **options: Any
 ) -> None:
@@ -361,7 +336,7 @@ def resume(
     from ..runs.resume import resume as resume_run
 
     work = partial(resume_run, run, **options)
-    _carry_out(work, quiet, as_json, scheduler, n_local)
+    _carry_out(work, run, quiet, as_json, scheduler, n_local)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -371,11 +346,9 @@ def resume(
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE")
 @click.argument("model", metavar="RUN|MODEL")
-@cost_option
-@memory_option
+@model_options
 @workers_option
-@quiet_option
-@json_option
+@output_options
 def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Compare a model's predictions with the labels of a dataset or of libsvm text.
 
@@ -398,16 +371,15 @@ def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) 
     "out",
     required=True,
     metavar="OUT.parquet|-",
-    help="A Parquet file: row, prediction, decision. Or - for the labels on standard output, one a line.",
+    help="A Parquet file: source (row of it), prediction, decision. Or - for the labels on standard output, one a line.",
 )
 @click.option(
     "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."
 )
-@cost_option
-@memory_option
+@model_options
 @workers_option
-@quiet_option
-@json_option
+@force_option("file of predictions")
+@output_options
 def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **options: Any) -> None:
     """Predict the rows of a dataset or of libsvm text, in the order of the source.
 
@@ -443,16 +415,16 @@ def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **optio
     help="liblinear: a model as the text that LIBLINEAR's predict loads. libsvm: a dataset as text, in the order of its "
     "source. By default what fits.",
 )
-@cost_option
-@memory_option
-@quiet_option
-@json_option
+@model_options
+@force_option("file of the same format")
+@output_options
 def export(
     source: str,
     file: str,
     target_format: str | None,
     C: float | None,
     memory: str,
+    force: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -478,47 +450,40 @@ def export(
             from ..conversion.export_libsvm import export_libsvm
             from ..dataset.dataset import open_dataset
 
-            export_libsvm(open_dataset(source), file, memory=memory, listener=listener)
+            export_libsvm(open_dataset(source), file, memory=memory, force=force, listener=listener)
         else:
             from ..models.liblinear import export_liblinear
             from ..models.model import load_model
 
-            export_liblinear(load_model(source, C, memory=memory), file, listener)
+            export_liblinear(load_model(source, C, memory=memory), file, listener, force=force)
     n_bytes = os.path.getsize(file)
-    if as_json:
-        console.print_json({"file": file, "format": found, "bytes": n_bytes})
-    else:
-        click.echo(f"{file}: {found} text, {format_size(n_bytes)}")
+    written = {"file": file, "format": found, "bytes": n_bytes}
+    console.show(written, as_json, lambda: click.echo(f"{file}: {found} text, {format_size(n_bytes)}"))
 
 
 @cli.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.argument("model")
+@force_option("model")
 @json_option
-def import_model(file: str, model: str, as_json: bool) -> None:
+def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     """Read a model from LIBLINEAR's text format into a model directory.
 
     \b
     Example:
       streamcd import liblinear.model model
     """
+    from ..core.atomic_files import check_output
     from ..models.liblinear import import_liblinear
 
-    if os.path.exists(model) and (not os.path.isdir(model) or os.listdir(model)):
-        raise UsageError(f"{model} exists; name a directory that is not there yet")
+    if not os.path.isdir(model) or os.listdir(model):
+        check_output(Path(model), "a model", lambda path: (path / "model.json").is_file(), force=force)
     found = import_liblinear(file)
     found.save(model)
-    if as_json:
-        console.print_json(
-            {
-                "model": model,
-                "loss": found.loss,
-                "n_features": found.n_features,
-                "labels": found.label_numbers(),
-            }
-        )
-    else:
-        click.echo(f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes")
+    labels = found.label_numbers()
+    read = {"model": model, "loss": found.loss, "n_features": found.n_features, "labels": labels}
+    text = f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes"
+    console.show(read, as_json, lambda: click.echo(text))
 
 
 @cli.command()
@@ -534,8 +499,7 @@ def import_model(file: str, model: str, as_json: bool) -> None:
     metavar="DIR",
     help="Only write two small made files, train.txt and test.txt, to a new directory: data for first steps.",
 )
-@quiet_option
-@json_option
+@output_options
 def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> None:
     """Show it at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
 
@@ -556,10 +520,7 @@ def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> N
                 console.print_json(written)
             return
         result = run_demo(keep, listener)
-    if as_json:
-        console.print_json(result.to_json())
-    else:
-        console.print_table("streamcd demo", result.rows())
+    console.show(result.to_json(), as_json, lambda: console.print_table("streamcd demo", result.rows()))
     if not result.ok:
         sys.exit(1)
 

@@ -1,16 +1,17 @@
-"""What the command line prints: results, progress, warnings, and errors in one line."""
+"""Output of the command line: results, progress, warnings, and errors in one line."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from ..core.errors import StreamcdError
+from ..core.errors import StreamcdError, file_named
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, Progress
 
@@ -21,15 +22,7 @@ _BAR_INTERVAL = 0.1
 
 
 class Console(Listener):
-    """Shows progress and messages on standard error: a bar on a terminal, else a plain line now and then.
-
-    Parameters
-    ----------
-    quiet : bool
-        Only warnings.
-    stream : text file, optional
-        Standard error by default.
-    """
+    """Progress and messages on standard error: a bar on a terminal, else a line now and then; `quiet`: warnings only."""
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._quiet = quiet
@@ -110,9 +103,8 @@ def describe_progress(progress: Progress, seconds: float) -> str:
     """Share done, rate and time left of a phase that has taken `seconds`, in words."""
     parts = []
     if progress.total:
-        parts.append(
-            f"{100 * progress.done / progress.total:.0f} % of {_amount(progress.total, progress.unit)}"
-        )
+        share = 100 * progress.done / progress.total
+        parts.append(f"{share:.0f} % of {_amount(progress.total, progress.unit)}")
     else:
         parts.append(_amount(progress.done, progress.unit))
     if seconds > 0.2 and progress.done:
@@ -164,29 +156,30 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Print names and values on standard output, drawn on a terminal, plain elsewhere."""
-    rows = list(rows)
-    if sys.stdout.isatty():
-        _print_rich(title, None, rows)
-        return
-    width = max(len(name) for name, _ in rows)
-    print(title)
-    for name, value in rows:
-        print(f"  {name:<{width}}  {value}")
-    sys.stdout.flush()
+def show(result: Mapping[str, Any], as_json: bool, print_text: Callable[[], None]) -> None:
+    """Print a result: its JSON object, or what people read."""
+    with file_named("standard output"):
+        if as_json:
+            print_json(result)
+        else:
+            print_text()
 
 
-def print_grid(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table with a header on standard output, numbers to the right."""
+def print_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:
+    """Print a table on standard output, drawn on a terminal, plain elsewhere; under a header cells stand to the right."""
     rows = [list(row) for row in rows]
     if sys.stdout.isatty():
         _print_rich(title, header, rows)
         return
-    widths = [max(len(row[column]) for row in [list(header), *rows]) for column in range(len(header))]
+    lines = rows if header is None else [list(header), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(title)
-    for row in [list(header), *rows]:
-        print("  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+    for line in lines:
+        cells = [
+            f"{cell:{'<' if header is None else '>'}{width}}"
+            for cell, width in zip(line, widths, strict=True)
+        ]
+        print("  " + "  ".join(cells).rstrip())
     sys.stdout.flush()
 
 
@@ -196,18 +189,13 @@ def _print_rich(title: str, header: Sequence[str] | None, rows: Sequence[Sequenc
     from rich.text import Text
 
     table = Table(show_header=header is not None)
-    if header is None:
-        table.add_column()
-        table.add_column()
-    else:
-        for name in header:
-            table.add_column(Text(name), justify="right")
+    for name in header or ("", ""):
+        table.add_column(Text(name), justify="left" if header is None else "right")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     terminal = RichConsole(file=sys.stdout)
-    terminal.print(
-        Text(title, style="bold")
-    )  # as the table's own title it would be wrapped to the table's width
+    # as the table's own title it would be wrapped to the table's width
+    terminal.print(Text(title, style="bold"))
     terminal.print(table)
 
 
@@ -221,7 +209,7 @@ def print_error(text: str) -> None:
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """What to tell the user about an error, and the exit status; None for a mistake of ours, which wants a traceback."""
+    """Describe an error for the user, with the exit status; None for a mistake of ours, which wants a traceback."""
     if isinstance(error, StreamcdError):
         return str(error), error.exit_status
     if isinstance(error, KeyboardInterrupt):
@@ -232,5 +220,8 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError):
         reason = error.strerror or str(error) or type(error).__name__
         where = f"{os.fspath(error.filename)}: " if isinstance(error.filename, str | os.PathLike) else ""
-        return f"{where}{reason}", 1
+        advice = getattr(error, "__notes__", [])
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = ["free some space there, or name another disk", *advice]
+        return "; ".join([f"{where}{reason}", *advice]), 1
     return None

@@ -6,7 +6,6 @@ Every step is the command line in a process of its own, as a user would run it, 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -14,17 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.memory_budget import format_size, parse_size
+from ..core.process_pool import Workers
 from ..core.progress import Listener
 from .console import format_seconds
 from .synthetic import BLOCK_ROWS, write_text_like
+
+Found = TypeVar("Found")
 
 _POLL_SECONDS = 0.02
 _TEXT_BYTES_PER_ENTRY = 15
@@ -33,28 +35,15 @@ _DECODED_BYTES_PER_ENTRY = 8
 
 @dataclass(frozen=True)
 class DemoSize:
-    """What is made and how it is trained.
+    """Size of the data that is made, and how it is trained."""
 
-    Attributes
-    ----------
-    train_blocks, test_blocks : int
-        Of `BLOCK_ROWS` rows.
-    n_features, entries_per_row : int
-    memory : str
-        Budget of every step.
-    tol : float
-        Relative gap to reach.
-    checkpoint_every : float
-        Seconds.
-    """
-
-    train_blocks: int = 290
+    train_blocks: int = 290  # of `BLOCK_ROWS` rows
     test_blocks: int = 12
     n_features: int = 100_000
     entries_per_row: int = 75
-    memory: str = "350MB"
-    tol: float = 1e-3
-    checkpoint_every: float = 0.5
+    memory: str = "350MB"  # budget of every step
+    tol: float = 1e-3  # relative gap to reach
+    checkpoint_every: float = 0.5  # seconds
 
     @property
     def n_entries(self) -> int:
@@ -69,7 +58,7 @@ class DemoSize:
 
 @dataclass
 class DemoResult:
-    """What happened; the fields are those of ``demo --json``."""
+    """Result of the demo; the fields are those of ``demo --json``."""
 
     n_rows: int
     n_features: int
@@ -92,7 +81,7 @@ class DemoResult:
 
     @property
     def ok(self) -> bool:
-        """Whether all that the demo claims came true."""
+        """True where all that the demo claims came true."""
         return self.weights_equal and self.converged and self.peak_memory_bytes <= self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -150,23 +139,7 @@ def run_demo(
 ) -> DemoResult:
     """Make data, convert, train, kill, resume, compare, evaluate; clean up whatever happens.
 
-    Parameters
-    ----------
-    keep : path, optional
-        Directory to work in and to leave as it is; by default a temporary one that is removed.
-    listener : Listener, optional
-    size : DemoSize, optional
-
-    Returns
-    -------
-    DemoResult
-
-    Raises
-    ------
-    EnvironmentFailure
-        Where there is too little room on disk.
-    UsageError
-        Where `keep` holds files already.
+    All is done, and left, in the directory `keep`, which must be empty; by default in a temporary one that is removed.
     """
     with _directory(keep) as directory:
         return _Demo(directory, size or DemoSize(), listener or Listener()).run()
@@ -196,11 +169,14 @@ class _Demo:
         started = time.monotonic()
         self._check_disk()
         text_bytes = self._timed("make", self._make_text)
-        dataset = self._timed("convert", self._convert)
-        whole = self._timed("train", self._train)
+        memory = self.size.memory
+        dataset = self._step("convert", f"converts it within {memory}", "train", "data", "--memory", memory)
+        message = f"trains within {memory}, uninterrupted"
+        whole = self._step("train", message, *self._train_arguments("run-whole"))
         killed_in_pass = self._timed("killed", lambda: self._train_and_kill(whole["passes"]))
-        resumed = self._timed("resume", self._resume)
-        evaluation = self._timed("evaluate", self._evaluate)
+        resumed = self._step("resume", "resumes it", "run-killed")
+        message = "evaluates on rows held out"
+        evaluation = self._step("evaluate", message, "test.libsvm", "run-killed", "--memory", memory)
         self.seconds["total"] = time.monotonic() - started
         return DemoResult(
             n_rows=dataset["n_rows"],
@@ -223,7 +199,12 @@ class _Demo:
             seconds=self.seconds,
         )
 
-    def _timed(self, name: str, step: Any) -> Any:
+    def _step(self, command: str, message: str, *arguments: str) -> dict[str, Any]:
+        """Carry out a command, and keep its seconds."""
+        self.listener.message(f"demo: {message}")
+        return self._timed(command, lambda: self._command(command, *arguments))
+
+    def _timed(self, name: str, step: Callable[[], Found]) -> Found:
         started = time.monotonic()
         result = step()
         self.seconds[name] = time.monotonic() - started
@@ -240,80 +221,52 @@ class _Demo:
             )
 
     def _make_text(self) -> int:
-        """Write training text in parallel parts, and the test text."""
+        """Write training text in parallel parts, and the test text; returns the bytes of the first."""
         size = self.size
         n_parts = max(1, min(os.cpu_count() or 1, 8, size.train_blocks))
         self.listener.message(f"demo: makes text, {n_parts} processes")
         (self.directory / "train").mkdir()
         bounds = [size.train_blocks * part // n_parts for part in range(n_parts + 1)]
-        jobs = [
-            (self.directory / "train" / f"part-{part}.libsvm", bounds[part], bounds[part + 1])
-            for part in range(n_parts)
-        ]
-        jobs.append((self.directory / "test.libsvm", size.train_blocks, size.train_blocks + size.test_blocks))
-        context = multiprocessing.get_context("spawn")
-        processes = [context.Process(target=_write_part, args=(*job, size), daemon=True) for job in jobs]
-        try:
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join()
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-        if any(process.exitcode for process in processes):
-            raise EnvironmentFailure(f"{self.directory}: making the text failed; is the disk full?")
-        return sum(path.stat().st_size for path in (self.directory / "train").iterdir())
-
-    def _convert(self) -> dict[str, Any]:
-        self.listener.message(f"demo: converts it within {self.size.memory}")
-        return self._command("convert", "train", "data", "--memory", self.size.memory)
-
-    def _train(self) -> dict[str, Any]:
-        self.listener.message(f"demo: trains within {self.size.memory}, uninterrupted")
-        return self._command(*self._train_arguments("run-whole"))
+        paths = [self.directory / "train" / f"part-{part}.libsvm" for part in range(n_parts)]
+        jobs = [(path, *bounds[part : part + 2], size) for part, path in enumerate(paths)]
+        n_blocks = size.train_blocks + size.test_blocks
+        jobs.append((self.directory / "test.libsvm", size.train_blocks, n_blocks, size))
+        with Workers(n_parts, self.listener, __name__) as workers:
+            workers.run(_write_part, jobs, phase="make", unit="parts")
+        return sum(path.stat().st_size for path in paths)
 
     def _train_arguments(self, run: str) -> list[str]:
         size = self.size
         every = f"{size.checkpoint_every}s"
         options = ["--loss", "squared_hinge", "--memory", size.memory, "--tol", str(size.tol)]
-        return ["train", "data", run, *options, "--checkpoint-every", every]
+        return ["data", run, *options, "--checkpoint-every", every]
 
     def _train_and_kill(self, n_passes: int) -> int:
-        """Begin the same training once more, and kill it half-way; gives the pass in which that was."""
+        """Begin the same training once more, and kill it half-way; returns the pass in which that was."""
         self.listener.message("demo: trains once more, to be killed half-way")
         run = self.directory / "run-killed"
-        with self._process(*self._train_arguments(run.name)) as process:
+        with self._process("train", *self._train_arguments(run.name)) as process:
             first_state = None
             while process.poll() is None:
                 time.sleep(_POLL_SECONDS)
-                state = _modified(run / "state.npz")
+                if not (run / "state.npz").exists():
+                    continue
+                state = (run / "state.npz").stat().st_mtime_ns
                 first_state = first_state or state
-                n_done = _passes_done(run / "log.jsonl")
+                n_done = (run / "log.jsonl").read_text().count('"kind": "train"')
                 # the first state is that of the beginning; a later one is a checkpoint
                 if state != first_state and n_done >= max(1, n_passes // 2):
                     process.send_signal(signal.SIGKILL)
                     process.wait()
-                    self.listener.message(f"demo: killed in pass {n_done + 1}")
-                    return n_done + 1
+                    killed_in = min(n_done + 1, n_passes)  # it may have been writing its model
+                    self.listener.message(f"demo: killed in pass {killed_in}")
+                    return killed_in
         raise StreamcdError("demo: the training that was to be killed ended before half of its passes")
 
-    def _resume(self) -> dict[str, Any]:
-        self.listener.message("demo: resumes it")
-        return self._command("resume", "run-killed")
-
-    def _evaluate(self) -> dict[str, Any]:
-        self.listener.message("demo: evaluates on rows held out")
-        return self._command("evaluate", "test.libsvm", "run-killed", "--memory", self.size.memory)
-
     def _same_weights(self) -> bool:
-        contents = [
-            (self.directory / run / "model" / "weights.npy").read_bytes()
-            for run in ("run-whole", "run-killed")
-        ]
-        return contents[0] == contents[1]
+        runs = (self.directory / "run-whole", self.directory / "run-killed")
+        whole, killed = [(run / "model" / "weights.npy").read_bytes() for run in runs]
+        return whole == killed
 
     def _command(self, *arguments: str) -> dict[str, Any]:
         with self._process(*arguments) as process:
@@ -329,7 +282,7 @@ class _Demo:
     def _process(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         command = [sys.executable, "-m", "streamcd", *arguments, "--json", "--quiet"]
         # the package that runs now, installed or not
-        paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         process = subprocess.Popen(
             command, cwd=self.directory, stdout=subprocess.PIPE, text=True, env=environment
@@ -345,9 +298,6 @@ class _Demo:
 
 
 def _write_part(path: Path, first_block: int, stop_block: int, size: DemoSize) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the whole group; the parent ends this process
     write_text_like(
         path,
         n_rows=(stop_block - first_block) * BLOCK_ROWS,
@@ -356,18 +306,3 @@ def _write_part(path: Path, first_block: int, stop_block: int, size: DemoSize) -
         seed=0,
         first_row=first_block * BLOCK_ROWS,
     )
-
-
-def _modified(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def _passes_done(log: Path) -> int:
-    try:
-        lines = log.read_text().splitlines()
-    except FileNotFoundError:
-        return 0
-    return sum('"kind": "train"' in line for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import click
@@ -18,23 +19,15 @@ LIBLINEAR_TYPES = {
 
 SLACKS = ("hinge", "squared_hinge")
 
-Command = Callable[..., Any]
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Decorates a command."""
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Types
 
 
 class Parsed(click.ParamType):
-    """A value that a function makes of text.
-
-    Parameters
-    ----------
-    name : str
-    expected : str
-        What the text should be, for the refusal.
-    parse : callable
-        Raises ValueError where the text is something else.
-    """
+    """A value made of text by a function that raises ValueError where the text is not what is `expected`."""
 
     def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
         self.name, self._expected, self._parse = name, expected, parse
@@ -68,10 +61,24 @@ def _class_weight(text: str) -> str | dict[float, float]:
     return weights
 
 
-def _code_matrix(path: str) -> list[list[int]]:
-    from ..runs.options import read_code
-
-    return read_code(path)
+def read_code(path: str) -> list[list[int]]:
+    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by blanks or commas."""
+    rows: list[list[int]] = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            tokens = line.replace(",", " ").split()
+            if not tokens:
+                continue
+            width = len(rows[0]) if rows else len(tokens)
+            if len(tokens) != width or not set(tokens) <= {"-1", "0", "1", "+1"}:
+                raise UsageError(
+                    f"{path}, line {number}: expected {width} entries of -1, 0, +1 (a line per class), "
+                    f"found {line.strip()[:60]!r}"
+                )
+            rows.append([int(token) for token in tokens])
+    if not rows:
+        raise UsageError(f"{path}: expected a line of -1, 0, +1 per class, found none")
+    return rows
 
 
 SECONDS = Parsed("time", "a time such as 60s, 5m or 1h", _seconds)
@@ -82,33 +89,19 @@ _CLASS_WEIGHT = Parsed("weights", "'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", _cl
 _OMEGA = Parsed(
     "omega", "a number above 0 and below 2, or auto", lambda text: text if text == "auto" else float(text)
 )
-_CODE = Parsed("file", "a file", _code_matrix)
+_CODE = Parsed("file", "a file", read_code)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Options
 
 
-def json_option(command: Command) -> Command:
-    """``--json``."""
-    text = "Print one JSON object on standard output, and all else on standard error."
-    return click.option("--json", "as_json", is_flag=True, help=text)(command)
+def together(*options: Option) -> Option:
+    """Make one decorator of several options, in this order in ``--help``."""
+    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
 
-def workers_option(command: Command) -> Command:
-    """``--workers``."""
-    text = (
-        "Processes that share the work; --memory bounds their sum, of which each needs 330 MB and the one that hands out "
-        "the work 200 MB. The result does not depend on their number."
-    )
-    command = refused_option(
-        "--scheduler",
-        "the work is shared out to processes of this machine by --workers N; a dask scheduler is for train and resume",
-    )(command)
-    return click.option("--workers", type=int, default=1, show_default=True, help=text)(command)
-
-
-def refused_option(name: str, advice: str) -> Callable[[Command], Command]:
-    """An option that other commands have: who gives it here is told why not, and what to do."""
+def refused_option(name: str, advice: str) -> Option:
+    """Refuse an option that other commands have, and say what to do instead."""
 
     def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value is not None:
@@ -117,56 +110,87 @@ def refused_option(name: str, advice: str) -> Callable[[Command], Command]:
     return click.option(name, hidden=True, expose_value=False, callback=refuse, help=f"Refused: {advice}.")
 
 
-def quiet_option(command: Command) -> Command:
-    """``--quiet``."""
-    return click.option(
-        "--quiet", is_flag=True, help="No progress and no messages; warnings and errors only."
-    )(command)
+def force_option(what: str) -> Option:
+    """``--force`` of a command that replaces `what`."""
+    return click.option("--force", is_flag=True, help=f"Replace an existing {what}.")
 
 
-def memory_option(command: Command) -> Command:
-    """``--memory``."""
-    text = "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB."
-    return click.option("--memory", default="1GB", show_default=True, metavar="SIZE", help=text)(command)
+def costs_option(text: str, **more: Any) -> Option:
+    """``-C`` where it may be a list."""
+    return click.option("-C", "--C", "C", type=COSTS, help=text, **more)
 
 
-def cost_option(command: Command) -> Command:
-    """``-C``, where it picks one model of a path."""
-    text = "Which model of a run that was trained with several C."
-    return click.option("-C", "--C", "C", type=float, help=text)(command)
+def _choice(name: str, values: str, text: str) -> Option:
+    """An option with some values, of which the first is the default."""
+    return click.option(name, type=click.Choice(values.split()), default=values.split()[0], help=text)
 
 
-def free_bias_option(command: Command) -> Command:
-    """``--unpenalized-bias``."""
-    text = "Leave the bias's weight out of ½‖w‖². By --method primal or online only."
-    return click.option("--unpenalized-bias", is_flag=True, help=text)(command)
+def cut_options(shard: str, chunk: str) -> Option:
+    """``--shard-size`` and ``--chunk-size``, and what each is the decoded size of."""
+    return together(
+        click.option("--shard-size", default="256MB", metavar="SIZE", help=f"Decoded size of {shard}."),
+        click.option("--chunk-size", default="1MB", metavar="SIZE", help=f"Decoded size of {chunk}."),
+    )
 
 
-_CONVERT_OPTIONS: list[Callable[[Command], Command]] = [
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object on standard output, and all else on standard error.",
+)
+
+output_options = together(
+    click.option("--quiet", is_flag=True, help="No progress and no messages; warnings and errors only."),
+    json_option,
+)
+
+memory_option = click.option(
+    "--memory",
+    default="1GB",
+    metavar="SIZE",
+    help="Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.",
+)
+
+workers_option = together(
+    click.option(
+        "--workers",
+        type=int,
+        default=1,
+        help="Processes that share the work; --memory bounds their sum, of which each needs 330 MB and the one that hands "
+        "out the work 200 MB. The result does not depend on their number.",
+    ),
+    refused_option(
+        "--scheduler",
+        "the work is shared out to processes of this machine by --workers N; a dask scheduler is for train and resume",
+    ),
+)
+
+model_options = together(
+    click.option("-C", "--C", "C", type=float, help="Which model of a run that was trained with several C."),
+    memory_option,
+)
+
+convert_options = together(
     click.option(
         "--format",
-        "source_format",
         type=click.Choice(["auto", "libsvm"]),
         default="auto",
-        show_default=True,
+        expose_value=False,
         help="What SRC holds.",
     ),
     memory_option,
     workers_option,
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of the rows."),
-    click.option(
+    click.option("--seed", type=int, default=0, help="Of the random order of the rows."),
+    _choice(
         "--dtype",
-        type=click.Choice(["float32", "float64"]),
-        default="float32",
-        show_default=True,
-        help="Type of the values on disk and in training; weights are float64 in any case.",
+        "float32 float64",
+        "Type of the values on disk and in training; weights are float64 in any case.",
     ),
-    click.option(
+    _choice(
         "--index-base",
-        type=click.Choice(["auto", "0", "1"]),
-        default="auto",
-        show_default=True,
-        help="What feature indices start at. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
+        "auto 0 1",
+        "What feature indices start at. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
     ),
     click.option(
         "--n-features",
@@ -186,64 +210,38 @@ _CONVERT_OPTIONS: list[Callable[[Command], Command]] = [
         metavar="DATASET|MODEL",
         help="Take index base, number of features, labels and scaling from there; use it for test data.",
     ),
-    click.option(
+    _choice(
         "--scale",
-        type=click.Choice(["none", "maxabs", "standard"]),
-        default="none",
-        show_default=True,
-        help="Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard; the "
+        "none maxabs standard",
+        "Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard; the "
         "mean is not subtracted, which would make the data dense). Models keep the divisors and apply them to unscaled "
         "data.",
     ),
-    click.option(
+    _choice(
         "--normalize",
-        type=click.Choice(["none", "l2"]),
-        default="none",
-        show_default=True,
-        help="Divide each row by its Euclidean norm, after --scale; for counts and other rows of very different lengths.",
+        "none l2",
+        "Divide each row by its Euclidean norm, after --scale; for counts and other rows of very different lengths.",
     ),
     click.option(
         "--compact", is_flag=True, help="Number only the features that occur, for indices such as 2^50."
     ),
     click.option(
         "--no-shuffle",
+        "shuffle",
         is_flag=True,
+        callback=lambda context, parameter, value: not value,
         help="Keep the order of SRC. Data sorted by label then trains badly: shuffle unless it is shuffled.",
     ),
-    click.option(
-        "--shard-size",
-        default="256MB",
-        show_default=True,
-        metavar="SIZE",
-        help="Decoded size of a Parquet file of the dataset, the unit of distribution.",
-    ),
-    click.option(
-        "--chunk-size",
-        default="1MB",
-        show_default=True,
-        metavar="SIZE",
-        help="Decoded size of a row group, the unit of reading.",
+    cut_options(
+        "a Parquet file of the dataset, the unit of distribution", "a row group, the unit of reading"
     ),
     click.option(
         "--columns", is_flag=True, help="Make the column layout as well, for --method primal and online."
     ),
-    click.option("--force", is_flag=True, help="Replace an existing dataset."),
-]
+    force_option("dataset"),
+)
 
-
-def convert_options(command: Command) -> Command:
-    """All options of ``convert`` but those that every command has."""
-    return _with_options(command, _CONVERT_OPTIONS)
-
-
-def _with_options(command: Command, options: list[Callable[[Command], Command]]) -> Command:
-    """Add options, in this order in ``--help``."""
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-_TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
+training_options = together(
     click.option(
         "--loss",
         type=click.Choice(LOSSES),
@@ -264,7 +262,6 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         "--omega",
         type=_OMEGA,
         default="1.0",
-        show_default=True,
         metavar="NUMBER|auto",
         help="Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 and "
         "below 2, times coordinate descent's. auto tries during the first passes which is faster, and says so.",
@@ -291,7 +288,6 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         "--bias",
         type=float,
         default=-1.0,
-        show_default=True,
         help="Append a constant feature of this value to every row; its weight is penalised like the others. "
         "Negative: none.",
     ),
@@ -309,9 +305,7 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
         "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖.",
     ),
-    click.option(
-        "--max-passes", type=int, default=1000, show_default=True, help="Passes over the data at most."
-    ),
+    click.option("--max-passes", type=int, default=1000, help="Passes over the data at most."),
     click.option(
         "--class-weight",
         type=_CLASS_WEIGHT,
@@ -329,50 +323,47 @@ _TRAINING_OPTIONS: list[Callable[[Command], Command]] = [
         "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
     ),
     memory_option,
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the random order of visits."),
+    click.option("--seed", type=int, default=0, help="Of the random order of visits."),
     click.option(
         "--checkpoint-every",
         type=SECONDS,
         default="60s",
-        show_default=True,
         help="Time between checkpoints, from which 'resume' goes on.",
     ),
-    click.option("--force", is_flag=True, help="Replace an existing run."),
-]
+    force_option("run"),
+)
 
-
-def worker_options(command: Command) -> Command:
-    """Where a training runs: ``--workers``, ``--scheduler``."""
-    command = click.option(
-        "--scheduler",
-        metavar="ADDRESS",
-        help="Train on the workers of this dask scheduler, such as tcp://host:8786. They must see DATASET and RUN under the "
-        "same paths; --memory then bounds each of them.",
-    )(command)
-    return click.option(
+worker_options = together(
+    click.option(
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
         help="Train on so many processes of this machine, which share --memory (385 MB each at the least, and 200 MB "
         "for this one). Several need more passes than one: worth it where a pass takes long.  [default: this process alone]",
-    )(command)
+    ),
+    click.option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Train on the workers of this dask scheduler, such as tcp://host:8786. They must see DATASET and RUN under the "
+        "same paths; --memory then bounds each of them.",
+    ),
+)
 
-
-def round_options(command: Command) -> Command:
-    """How a training on workers goes: ``--local-passes``, ``--worker-timeout``."""
-    command = click.option(
-        "--worker-timeout",
-        type=SECONDS,
-        metavar="TIME",
-        help="With workers: give up one that has shown no sign of life for so long; others take over.  [default: 300s]",
-    )(command)
-    return click.option(
+round_options = together(
+    click.option(
         "--local-passes",
         type=int,
         metavar="N",
         help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 3; 1 "
         "where there are more features than rows]",
-    )(command)
+    ),
+    click.option(
+        "--worker-timeout",
+        type=SECONDS,
+        metavar="TIME",
+        help="With workers: give up one that has shown no sign of life for so long; others take over.  [default: 300s]",
+    ),
+)
 
 
 def checked_workers(workers: int | None, scheduler: str | None, *, fewest: int) -> int:
@@ -382,11 +373,6 @@ def checked_workers(workers: int | None, scheduler: str | None, *, fewest: int) 
             "--workers starts processes on this machine, --scheduler uses those of a cluster: give one of them"
         )
     return 0 if scheduler is not None or workers is None or workers < fewest else workers
-
-
-def training_options(command: Command) -> Command:
-    """Options that ``train`` and ``tune`` have in common."""
-    return _with_options(command, _TRAINING_OPTIONS)
 
 
 def checked_training_options(

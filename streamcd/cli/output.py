@@ -31,10 +31,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 def print_dataset(path: str, info: dict[str, Any], as_json: bool) -> None:
     """Print what `describe_dataset` gathered."""
-    if as_json:
-        console.print_json(info)
-    else:
-        console.print_table(f"dataset {path}", _dataset_rows(info))
+    console.show(info, as_json, lambda: console.print_table(f"dataset {path}", _dataset_rows(info)))
 
 
 def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
@@ -65,17 +62,12 @@ def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("scaled by", ", ".join(given)))
     rms, norms = info["feature_rms"], info["row_norms"]
     if rms is not None:
-        text = f"root mean squares from {rms['min']:.3g} to {rms['max']:.3g}"
-        rows.append(("feature values", text))
+        rows.append(("feature values", f"root mean squares from {rms['min']:.3g} to {rms['max']:.3g}"))
     if norms is not None and norms["min"] is not None:
         mean_square = norms["mean_square"]
         middle = "" if mean_square is None else f", root mean square {mean_square**0.5:.3g}"
-        rows.append(
-            (
-                "row norms",
-                f"from {norms['min']:.3g} to {norms['max']:.3g}{middle}; {norms['n_empty']:,} empty rows",
-            )
-        )
+        text = f"from {norms['min']:.3g} to {norms['max']:.3g}{middle}; {norms['n_empty']:,} empty rows"
+        rows.append(("row norms", text))
     return rows + [("note", line) for line in info["advice"]]
 
 
@@ -85,16 +77,13 @@ def _size_on_disk(info: dict[str, Any]) -> str:
 
 def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
     """Print what a column layout holds."""
-    if as_json:
-        console.print_json(info)
-        return
     rows = [
         ("features", f"{info['n_features']:,} that occur"),
         ("entries", f"{info['n_entries']:,}"),
         ("on disk", _size_on_disk(info)),
         ("fingerprint", info["fingerprint"]),
     ]
-    console.print_table(f"column layout of {path}", rows)
+    console.show(info, as_json, lambda: console.print_table(f"column layout of {path}", rows))
 
 
 def warn_unconverged(listener: console.Console, result: Any) -> None:
@@ -108,9 +97,10 @@ def warn_unconverged(listener: console.Console, result: Any) -> None:
 
 def print_result(result: Any, as_json: bool) -> None:
     """Print how a training, or a search over C, ended."""
-    if as_json:
-        console.print_json(result.to_json())
-        return
+    console.show(result.to_json(), as_json, lambda: _print_tables(result))
+
+
+def _print_tables(result: Any) -> None:
     rows = [
         ("converged", "yes" if result.converged else "no"),
         ("stopped by", result.stop_reason.replace("_", " ")),
@@ -129,7 +119,7 @@ def print_result(result: Any, as_json: bool) -> None:
         _print_scores(result)
     elif len({lane["C"] for lane in result.lanes}) > 1:
         header = ["C", "label", "primal objective", "relative gap", "passes"]
-        console.print_grid("models", header, [_lane_cells(lane) for lane in result.lanes])
+        console.print_table("models", [_lane_cells(lane) for lane in result.lanes], header)
 
 
 def _print_scores(result: Any) -> None:
@@ -138,7 +128,7 @@ def _print_scores(result: Any) -> None:
         folds = score["folds"]
         rows.append([C, f"{score['mean']:.4f}", f"{min(folds):.4f}", f"{max(folds):.4f}"])
     title = f"accuracy on {len(folds)} folds, best C = {result.best_C:g}"
-    console.print_grid(title, ["C", "mean", "worst", "best"], rows)
+    console.print_table(title, rows, ["C", "mean", "worst", "best"])
 
 
 def _lane_cells(lane: dict[str, Any]) -> list[str]:
@@ -154,9 +144,10 @@ def _lane_cells(lane: dict[str, Any]) -> list[str]:
 
 def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:
     """Print how good a model's predictions are."""
-    if as_json:
-        console.print_json(result)
-        return
+    console.show(result, as_json, lambda: _print_figures(title, result))
+
+
+def _print_figures(title: str, result: dict[str, Any]) -> None:
     rows = [("rows", f"{result['n_rows']:,}"), ("accuracy", f"{100 * result['accuracy']:.4f} %")]
     names = {
         "primal_objective": "primal objective",
@@ -171,4 +162,4 @@ def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:
             [str(label), *map(str, row)]
             for label, row in zip(result["labels"], result["confusion"], strict=True)
         ]
-        console.print_grid("confusion", header, counts)
+        console.print_table("confusion", counts, header)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import click
 
 from ..core.errors import Interrupted
+from ..runs.interrupts import handled
 from . import console
 
 _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -20,20 +19,29 @@ _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class Program(click.Group):
-    """Turns whatever goes wrong into one line and an exit status."""
+    """A group of commands that turns whatever goes wrong into one line and an exit status."""
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        try:
-            with _termination_as_exception():
+        with handled(_stop, signal.SIGINT, signal.SIGTERM):
+            try:
                 status = super().main(arguments, prog_name or "streamcd", **extra)
-        except BrokenPipeError:
-            _forget_output()
-            sys.exit(1)
-        except (Exception, KeyboardInterrupt) as error:
-            sys.exit(_report(error, "--json" in arguments))
+            except BrokenPipeError:
+                _forget_output()
+                sys.exit(1)
+            except (Exception, KeyboardInterrupt) as error:
+                sys.exit(_report(error, "--json" in arguments))
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """Let SIGTERM unwind the stack like Ctrl-C does, so that temporary files go; what comes later does not disturb that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Interrupted("terminated", signum)
 
 
 def _report(error: BaseException, as_json: bool) -> int:
@@ -52,45 +60,15 @@ def _report(error: BaseException, as_json: bool) -> int:
         raise error
     text, status = found
     console.print_error(text)
-    if as_json:
-        try:
+    try:
+        if as_json:
             console.print_json({"error": text, "exit_status": status})
-        except BrokenPipeError:
-            _forget_output()
+        sys.stdout.flush()
+    except OSError:
+        _forget_output()
     return status
 
 
 def _forget_output() -> None:
-    """The reader of our output has gone; what is left in the buffer must not fail once more at exit."""
+    """Drop what nobody can read, or no disk hold: left in the buffer, it would fail once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-@contextmanager
-def _termination_as_exception() -> Iterator[None]:
-    """Let SIGTERM unwind the stack like Ctrl-C does, so that temporary files go."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted("terminated", signum)
-
-    with _signal_handler(stop, signal.SIGTERM):
-        yield
-
-
-@contextmanager
-def _signal_handler(
-    handler: Callable[[int, FrameType | None], None], *signums: signal.Signals
-) -> Iterator[None]:
-    before = {signum: signal.signal(signum, handler) for signum in signums}
-    try:
-        yield
-    finally:
-        for signum, old in before.items():
-            signal.signal(signum, old)
-
-
-@contextmanager
-def stop_requests() -> Iterator[Callable[[], int | None]]:
-    """Ctrl-C and SIGTERM as a question that training asks between windows: which signal came, if any."""
-    received: list[int] = []
-    with _signal_handler(lambda signum, frame: received.append(signum), signal.SIGINT, signal.SIGTERM):
-        yield lambda: received[0] if received else None

@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import BinaryIO
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -27,24 +25,15 @@ on rows it has not seen, from some ten thousand rows on."""
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Consecutive rows.
+    """Consecutive rows."""
 
-    Attributes
-    ----------
-    label : ndarray of float64, shape (rows,)
-    indptr : ndarray of int64, shape (rows + 1,)
-    feature : ndarray of int64, shape (entries,)
-        0-based, ascending in a row.
-    value : ndarray of float32, shape (entries,)
-    """
-
-    label: np.ndarray
-    indptr: np.ndarray
-    feature: np.ndarray
-    value: np.ndarray
+    label: np.ndarray  # float64, shape (rows,)
+    indptr: np.ndarray  # int64, shape (rows + 1,)
+    feature: np.ndarray  # int64, shape (entries,); 0-based, ascending in a row
+    value: np.ndarray  # float32, shape (entries,)
 
 
-def _labels(rng: np.random.Generator, n_rows: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_labels(rng: np.random.Generator, n_rows: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """True classes, and labels of which some are wrong: -1 and +1 for two classes, else 1 … n."""
     true = rng.integers(0, n_classes, n_rows)
     other = rng.integers(0, n_classes, n_rows)
@@ -80,38 +69,18 @@ def _tokens_per_row(n_features: int, entries_per_row: int) -> float:
 
 
 def text_block(
-    number: int,
-    *,
-    n_features: int,
-    entries_per_row: int,
-    seed: int,
-    n_classes: int = 2,
-    n_rows: int = BLOCK_ROWS,
+    number: int, *, n_features: int, entries_per_row: int, seed: int, n_classes: int = 2
 ) -> RowPiece:
     """One block of rows that look like tf-idf of text: Zipf's law, unit norm, six decimals.
 
     A word of frequency rank r is half of a pair (or one of a group, for more classes) whose members each speak for one
     class: a share of a row's words are exchanged for the member that speaks for the row's own class.
-
-    Parameters
-    ----------
-    number : int
-        Of the block.
-    n_features, entries_per_row : int
-        Entries a row are met on average.
-    seed : int
-    n_classes : int
-    n_rows : int
-
-    Returns
-    -------
-    RowPiece
     """
     rng = np.random.default_rng([seed, number, n_features, entries_per_row, n_classes])
-    true, label = _labels(rng, n_rows, n_classes)
+    true, label = draw_labels(rng, BLOCK_ROWS, n_classes)
     mean_tokens = _tokens_per_row(n_features, entries_per_row)
-    n_tokens = np.maximum(rng.uniform(0.5, 1.5, n_rows) * mean_tokens, 1).astype(np.int64)
-    row = np.repeat(np.arange(n_rows), n_tokens)
+    n_tokens = np.maximum(rng.uniform(0.5, 1.5, BLOCK_ROWS) * mean_tokens, 1).astype(np.int64)
+    row = np.repeat(np.arange(BLOCK_ROWS), n_tokens)
     # a density of 1/x over 1 … n_features + 1
     rank = (np.exp(rng.random(row.size, dtype=np.float32) * np.float32(np.log(n_features + 1))) - 1).astype(
         np.int64
@@ -139,94 +108,44 @@ def _unit_rows(key: np.ndarray, label: np.ndarray, n_features: int, weight_of: n
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Dense rows
-
-
-def dense_block(
-    number: int, *, n_features: int, seed: int, n_classes: int = 2, n_rows: int = BLOCK_ROWS
-) -> RowPiece:
-    """One block of rows in which every feature is a normal variable around its class's mean."""
-    centers = np.random.default_rng([seed, n_features, n_classes]).standard_normal((n_classes, n_features))
-    centers *= 1.5 / np.sqrt(np.square(centers).sum(axis=1, keepdims=True))
-    rng = np.random.default_rng([seed, number, n_features, n_classes, 1])
-    true, label = _labels(rng, n_rows, n_classes)
-    value = np.round(centers[true] + rng.standard_normal((n_rows, n_features)), 4).astype(np.float32)
-    value[value == 0] = np.float32(1e-4)
-    indptr = np.arange(n_rows + 1, dtype=np.int64) * n_features
-    return RowPiece(label, indptr, np.tile(np.arange(n_features), n_rows), value.ravel())
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Whole data sets
 
 
-def _blocks(first_row: int, n_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Block number and the rows of it, ``start`` to ``stop``, that lie in a range of rows."""
+def iterate_rows(make_block: Callable[[int], RowPiece], first_row: int, n_rows: int) -> Iterator[RowPiece]:
+    """Make the rows ``first_row`` to ``first_row + n_rows`` of a data set, with the function that makes its blocks."""
     row, end = first_row, first_row + n_rows
     while row < end:
         number, start = divmod(row, BLOCK_ROWS)
         stop = min(BLOCK_ROWS, end - number * BLOCK_ROWS)
-        yield number, start, stop
-        row = number * BLOCK_ROWS + stop
-
-
-def iterate_rows(make_block: Callable[[int], RowPiece], first_row: int, n_rows: int) -> Iterator[RowPiece]:
-    """The rows ``first_row`` to ``first_row + n_rows`` of a data set, from the function that makes its blocks."""
-    for number, start, stop in _blocks(first_row, n_rows):
         block = make_block(number)
         entries = slice(block.indptr[start], block.indptr[stop])
         indptr = block.indptr[start : stop + 1] - block.indptr[start]
         yield RowPiece(block.label[start:stop], indptr, block.feature[entries], block.value[entries])
+        row = number * BLOCK_ROWS + stop
 
 
 def write_text_like(
-    path: str | os.PathLike[str] | BinaryIO,
+    path: str | os.PathLike[str],
     *,
     n_rows: int,
     n_features: int,
     entries_per_row: int,
     seed: int,
-    n_classes: int = 2,
     first_row: int = 0,
-) -> int:
+) -> None:
     """Write made text-like data as libsvm text.
 
     Parameters
     ----------
-    path : path or binary file
-    n_rows : int
-    n_features : int
+    path : path
+    n_rows, n_features : int
     entries_per_row : int
         On average.
     seed : int
-    n_classes : int
     first_row : int
         Write the rows from this one on: the parts that several processes write make one data set.
-
-    Returns
-    -------
-    int
-        Entries written.
     """
-    if not hasattr(path, "write"):
-        with open(Path(os.fspath(path)), "wb", buffering=1 << 20) as stream:
-            return write_text_like(
-                stream,
-                n_rows=n_rows,
-                n_features=n_features,
-                entries_per_row=entries_per_row,
-                seed=seed,
-                n_classes=n_classes,
-                first_row=first_row,
-            )
-
-    def make_block(number: int) -> RowPiece:
-        return text_block(
-            number, n_features=n_features, entries_per_row=entries_per_row, seed=seed, n_classes=n_classes
-        )
-
-    n_entries = 0
-    for piece in iterate_rows(make_block, first_row, n_rows):
-        write_rows(path, piece.label, piece.indptr, piece.feature, piece.value)  # type: ignore[arg-type]
-        n_entries += piece.value.size
-    return n_entries
+    make_block = partial(text_block, n_features=n_features, entries_per_row=entries_per_row, seed=seed)
+    with open(path, "wb", buffering=1 << 20) as file:
+        for piece in iterate_rows(make_block, first_row, n_rows):
+            write_rows(file, piece.label, piece.indptr, piece.feature, piece.value)

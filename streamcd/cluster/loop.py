@@ -42,9 +42,6 @@ from .engines import Engine, RoundResult, SerialEngine, Simulation, WorkersLost,
 from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
 from .schedule import RoundSchedule
 
-WORKER_TIMEOUT = 300.0
-"""Seconds without a response of a worker, after which its shards go to others."""
-
 _MAX_GAP_FACTOR = 100.0
 _ASSIGNMENT = 0x6465616C  # tells these keys from those of reads and windows
 _MAX_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident

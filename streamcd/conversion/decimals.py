@@ -8,14 +8,15 @@ Text is read eight bytes at a time: as many have to follow its last digit, of an
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from ..kernels.compile import kernel
+from ..kernels.compile import cached, kernel
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Machine instructions that numba does not offer
@@ -142,7 +143,7 @@ def _scaled(significand, power):
     return np.float64(mantissa) * _TWO_TO[exponent + 1074], True
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@partial(cached, forceinline=True)
 def digits(text, position):
     """The integer (modulo 2^64) that the digits from `position` on make, and where they end.
 
@@ -213,7 +214,7 @@ def _exponent(text, position):
     return (-exponent if negative else exponent), position
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@partial(cached, forceinline=True)
 def number_at(text, position):
     """The decimal number at `position`: value, where it ends, and `OK`, `MALFORMED` or `HARD`."""
     negative = text[position] == 0x2D

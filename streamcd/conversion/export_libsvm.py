@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.atomic_files import replacing
+from ..core.atomic_files import begins_with, check_output, replacing
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
 from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
@@ -19,6 +19,7 @@ from .libsvm import write_rows
 
 _LAYOUT = Layout((np.dtype(np.int64),), (np.dtype(np.uint8),))
 """Of a line: its row in the source, and its bytes."""
+_FIRST_LINE = rb"[-+.\dinfae]+( +\d+:[-+.\dinfae]+| *\n|$)|$"
 _RANGES = 4096  # of source rows, whose text is estimated before it is dealt out
 _ENTRIES_AT_A_TIME = 1 << 15
 _BYTES_PER_ENTRY_AS_STRINGS = 250
@@ -31,6 +32,7 @@ def export_libsvm(
     path: str | os.PathLike[str],
     *,
     memory: int | str = "1GB",
+    force: bool = False,
     listener: Listener | None = None,
 ) -> int:
     """Write a dataset as libsvm text: rows in source order, indices from the source's base on.
@@ -45,6 +47,8 @@ def export_libsvm(
         The file appears when it is complete.
     memory : int or str
         Bound on the process's resident memory.
+    force : bool
+        Replace an existing file of libsvm text; any other is refused.
     listener : Listener, optional
 
     Returns
@@ -53,6 +57,8 @@ def export_libsvm(
         Bytes written.
     """
     listener = listener or Listener()
+    target = Path(path)
+    check_output(target, "libsvm text", lambda found: begins_with(found, _FIRST_LINE), force=force)
     n_chunk_entries = int(np.diff(dataset.entry_start).max(initial=0))
     needs = {
         "one chunk": n_chunk_entries * (2 * dataset.entry_bytes + 8),
@@ -65,7 +71,6 @@ def export_libsvm(
         listener.warning("the rows' weights are left out: libsvm text has no place for them")
     if dataset.scaling.changes_values:
         listener.warning(f"values are written as they are stored, after {dataset.scaling.options()}")
-    target = Path(path)
     with tempfile.TemporaryDirectory(prefix=".streamcd-export-", dir=target.parent) as scratch:
         run, ends = Path(scratch) / "run", _range_ends(dataset, left // 2)
         _deal_out(dataset, run, ends, left // 2, listener)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
+from ..kernels import primitives
 from .rows import Rows, concatenate
 
 MAX_BITS = 12
@@ -25,18 +26,23 @@ _ROW_BYTES = 72
 """Memory of a row besides its entries: source row, label, weight, offset, key, and its part of the sort."""
 
 
-def _mix(bits: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit integers in which every bit depends on all (the finaliser of SplitMix64)."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
-
-
 def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
-    """Hash the numbers of rows in the source (int64) to uint64, bijectively, in another way for every seed modulo 2^64."""
-    golden = 0x9E3779B97F4A7C15
-    first, second = _mix(np.array([seed % 2**64, (seed + golden) % 2**64], dtype=np.uint64))
-    return _mix(_mix(source_row.astype(np.uint64) ^ first) + second)
+    """Hash the numbers of rows in the source, bijectively, in another way for every seed.
+
+    Parameters
+    ----------
+    source_row : ndarray of int64
+    seed : int
+        Taken modulo 2^64.
+
+    Returns
+    -------
+    ndarray of uint64
+    """
+    golden, mix = 0x9E3779B97F4A7C15, primitives.mix.py_func
+    first, second = mix(np.array([seed % 2**64, (seed + golden) % 2**64], dtype=np.uint64))
+    keys: np.ndarray = mix(mix(source_row.astype(np.uint64) ^ first) + second)
+    return keys
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from .errors import UsageError, file_named
 
 
 def sync(path: Path) -> None:
@@ -24,13 +27,41 @@ def replacing(path: Path) -> Iterator[Path]:
     Where the block fails, `path` stays as it was and the temporary file is removed.
     """
     partial = path.with_name(path.name + ".partial")
+    if partial.is_symlink():
+        raise UsageError(f"{partial}: a symbolic link, through which nothing is written; remove it")
     try:
-        yield partial
+        with file_named(path):
+            yield partial
         sync(partial)
         os.replace(partial, path)
         sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_output(
+    path: Path, kind: str, is_kind: Callable[[Path], bool], *, force: bool, inputs: Iterable[str | Path] = ()
+) -> None:
+    """Refuse an output in place of an input, of anything that is not of its kind, and without `force` of anything.
+
+    --force is named only where it helps.
+    """
+    if not os.path.lexists(path):
+        return
+    if any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
+        raise UsageError(f"{path} is an input; name another place for the output")
+    if not is_kind(path):
+        raise UsageError(f"{path} exists and is not {kind}; name another place")
+    if not force:
+        raise UsageError(f"{path} exists; name another place, or give --force to replace it")
+
+
+def begins_with(path: Path, pattern: bytes) -> bool:
+    """Tell whether a file, and not a device or a pipe, begins with a match of a regular expression."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return re.match(pattern, file.read(4096)) is not None
 
 
 def write_file(path: Path, data: bytes) -> None:

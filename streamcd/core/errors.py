@@ -5,21 +5,18 @@ A message is one line: what was expected, what was found, where, what to do.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class StreamcdError(Exception):
-    """Base of all errors raised on purpose.
+    """Base of all errors raised on purpose."""
 
-    Attributes
-    ----------
-    exit_status : int
-        Exit status of the command line: 1 where the environment failed, 2 where the request or the data is wrong.
-    """
-
-    exit_status = 2
+    exit_status = (
+        2  # of the command line: 1 where the environment failed, 2 where the request or the data is wrong
+    )
 
 
 class UsageError(StreamcdError):
@@ -53,20 +50,16 @@ class LockError(EnvironmentFailure):
 
 
 class Interrupted(StreamcdError):
-    """Work that a signal stopped, after a checkpoint was saved.
-
-    Parameters
-    ----------
-    message : str
-        What was saved and how to go on.
-    signum : int
-        The signal; the exit status is 128 + signum.
-    """
+    """Work that a signal stopped, after a checkpoint was saved; the message says how to go on."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
         self.signum = signum
         self.exit_status = 128 + signum
+
+
+class ConvergenceWarning(UserWarning):
+    """A training ended before its rule of stopping was met."""
 
 
 @contextmanager
@@ -75,6 +68,10 @@ def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None and "requested and" in str(
+            error
+        ):  # numpy's words where not all could be written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path)) from error
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)
         raise

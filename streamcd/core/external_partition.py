@@ -104,15 +104,7 @@ def _words(column: np.ndarray) -> np.ndarray:
 
 
 class Ranges:
-    """Consecutive ranges of integers, to number keys by.
-
-    Parameters
-    ----------
-    start : int
-        Where the first one begins.
-    ends : sequence of int
-        Where they end, exclusive; ascending.
-    """
+    """Consecutive ranges of integers, to number keys by: the first begins at `start`; `ends` ascend, exclusive."""
 
     _TABLE_BITS = 18
 
@@ -137,19 +129,9 @@ class Ranges:
 class PartitionWriter:
     """Writes one run; a context, which closes the file and leaves no index where an error comes.
 
-    Parameters
-    ----------
-    path : Path
-        Of the run; its index gets ``.index`` appended.
-    layout : Layout
-    n_buckets : int
-    memory_bytes : int
-        For records in memory. Pages of it are taken by the system as they are filled, whatever the shares of records and
-        items.
-    record_bytes : int, optional
-        Counted for a record besides its items, where its maker needs more for it than the writer does.
-    durable : bool
-        Whether the run is to outlive a power cut once its index is there.
+    `memory_bytes` are for records in memory: pages of it are taken by the system as they are filled, whatever the shares of
+    records and items. `record_bytes` are counted for a record besides its items, where its maker needs more for it than the
+    writer does. A `durable` run outlives a power cut once its index is there.
     """
 
     def __init__(
@@ -185,11 +167,6 @@ class PartitionWriter:
         if kind is None:
             self.close()
         self._file.close()
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes in the file so far."""
-        return self._file.tell()
 
     def append(self, bucket: np.ndarray, records: Records) -> None:
         """Take the next records, which are copied, and the numbers of their buckets."""
@@ -240,7 +217,7 @@ class PartitionWriter:
         return Records([field[: self._n] for field in self._fields], indptr, items)
 
     def hold(self) -> Records | None:
-        """All records, without a copy, in place of a run; None where some were written to it."""
+        """Give all records, without a copy, in place of a run; None where some were written to it."""
         if self._spills:
             return None
         self._file.close()
@@ -254,7 +231,7 @@ class PartitionWriter:
         for length in lengths:
             np.cumsum(length[order], out=ends[1:])
         starts = np.stack([self._record_starts, ends[self._record_starts]])
-        self._spills.append((self.n_bytes, records.size, int(ends[-1]), starts))
+        self._spills.append((self._file.tell(), records.size, int(ends[-1]), starts))
         step = max(_PIECE_BYTES // self._layout.record_bytes, 1)
         with file_named(self._path):
             for field in (*records.fields, *lengths):
@@ -377,11 +354,7 @@ class _Extent(NamedTuple):
 class PartitionReader:
     """Reads buckets from runs, in the order of the runs; a context, which closes their files.
 
-    Parameters
-    ----------
-    paths : sequence of Path
-    layout : Layout
-        To read as. A run may have been written with other dtypes of the same kinds.
+    A run may have been written with other dtypes than `layout`, of the same kinds.
     """
 
     def __init__(self, paths: Sequence[Path], layout: Layout) -> None:
@@ -426,18 +399,13 @@ class PartitionReader:
                 yield self._read([part], part.size, part.n_items)
 
     def _cut(self, extent: _Extent, max_bytes: int) -> Iterator[_Extent]:
-        first, last, layout = extent.start, extent.stop, self._layout
-        if not layout.items:
-            step = max(max_bytes // layout.record_bytes, 1)
-            for start in range(first, last, step):
-                yield extent._replace(start=start, stop=min(start + step, last))
-            return
-        indptr = self._read([extent], extent.size, 0, items=False).indptr
-        assert indptr is not None
+        layout = self._layout
+        starts = self._read([extent], extent.size, 0, items=False).indptr if layout.items else None
+        indptr = np.zeros(extent.size + 1, np.int64) if starts is None else starts
         ends = indptr * layout.item_bytes + np.arange(indptr.size) * layout.record_bytes
         for start, stop in _pieces(ends, max_bytes):
             items = (indptr[[start, stop]] + extent.item_start).tolist()
-            yield _Extent(extent.run, extent.spill, first + start, first + stop, *items)
+            yield _Extent(extent.run, extent.spill, extent.start + start, extent.start + stop, *items)
 
     def _read(self, extents: Iterable[_Extent], n_records: int, n_items: int, items: bool = True) -> Records:
         fields = [np.empty(n_records, dtype) for dtype in self._layout.fields]

@@ -21,16 +21,7 @@ _copies_keep = False
 def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
     """Open a file or a directory and lock it for this process alone.
 
-    Parameters
-    ----------
-    path : Path
-    flags : int
-        How to open it.
-
-    Returns
-    -------
-    int or None
-        The descriptor that holds the lock; None where another process has it.
+    Returns the descriptor that holds the lock; None where another process has it.
     """
     descriptor = os.open(path, flags, 0o644)
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from .errors import UsageError
 
@@ -24,22 +26,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 
 def parse_size(size: int | str) -> int:
-    """Read a size such as ``"400MB"`` (10⁶), ``"512MiB"`` (2²⁰) or a plain number of bytes.
-
-    Parameters
-    ----------
-    size : int or str
-
-    Returns
-    -------
-    int
-        Bytes.
-
-    Raises
-    ------
-    UsageError
-        Where it is not a positive size.
-    """
+    """Convert a size such as ``"400MB"`` (10⁶), ``"512MiB"`` (2²⁰) or a plain number, all positive, to bytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)\s*", str(size))
     unit = _UNITS.get(match.group(2).upper()) if match else None
     n_bytes = int(float(match.group(1)) * unit) if match and unit else 0
@@ -64,28 +51,10 @@ def require(
     advice: str = "give a larger --memory",
     refusal: str | None = None,
 ) -> int:
-    """Check that what is needed fits in the budget.
+    """Return the bytes of the budget that are left over after the needs, or refuse with the arithmetic in one line.
 
-    Parameters
-    ----------
-    budget : int
-        The user's bound in bytes.
-    needs : mapping of str to int
-        Bytes needed, by name; the reserve for the interpreter is added here.
-    advice : str
-        Advice to the user.
-    refusal : str, optional
-        Begins the message, before the arithmetic, where `budget` is not the number that the user gave.
-
-    Returns
-    -------
-    int
-        The bytes left over.
-
-    Raises
-    ------
-    UsageError
-        With the arithmetic in one line, where the sum exceeds the budget.
+    `needs` are bytes by name; the reserve for the interpreter is added here. `refusal` begins the message where `budget` is
+    not the number that the user gave.
     """
     parts = {"interpreter and libraries": RESERVED_BYTES, **needs}
     total = sum(parts.values())
@@ -98,62 +67,41 @@ def require(
     return budget - total
 
 
-def _status_bytes(field: str) -> int:
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            for line in status:
-                if line.startswith(field + ":"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+def _read_figure(path: str, field: str) -> int | None:
+    """Read a line such as ``VmHWM:  1234 kB``; in bytes, None where the kernel does not say."""
+    with suppress(OSError), open(path, encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak resident memory of this process so far (VmHWM), in bytes."""
+    peak = _read_figure("/proc/self/status", "VmHWM")
+    if peak is not None:
+        return peak
     import resource  # where there is no /proc (macOS), in bytes there
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def peak_memory_bytes() -> int:
-    """Return the peak resident memory of this process so far (VmHWM), in bytes."""
-    return _status_bytes("VmHWM")
-
-
-def current_memory_bytes() -> int:
-    """Return the resident memory of this process now (VmRSS), in bytes."""
-    return _status_bytes("VmRSS")
-
-
 def page_cache_room() -> float:
     """Return the bytes of files that the page cache can hold beside this process; infinite where the kernel does not say."""
-    room = float("inf")
-    try:
-        with open("/proc/meminfo", encoding="ascii") as meminfo:
-            for line in meminfo:
-                if line.startswith("MemAvailable:"):
-                    room = int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return min(room, _cgroup_limit() - RESERVED_BYTES)
+    available = _read_figure("/proc/meminfo", "MemAvailable")
+    return min(float("inf") if available is None else available, _cgroup_limit() - RESERVED_BYTES)
 
 
 def _cgroup_limit() -> float:
     """Return the memory limit of this process's control group; infinite where there is none."""
-    limit = float("inf")
-    try:
-        with open("/proc/self/cgroup", encoding="ascii") as groups:
-            lines = [line.strip().split(":", 2) for line in groups]
-    except OSError:
-        return limit
-    for _, controllers, path in lines:
-        if controllers == "":
+    limits = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
+            _, controllers, path = line.split(":", 2)
             name = f"/sys/fs/cgroup{path}/memory.max"
-        elif "memory" in controllers.split(","):
-            name = f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"
-        else:
-            continue
-        try:
-            with open(name, encoding="ascii") as file:
-                text = file.read().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limit = min(limit, int(text))
-    return limit
+            if controllers:
+                name = f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"
+            # other controllers have no such file; "max" is no number
+            with suppress(OSError, ValueError):
+                limits.append(int(Path(name).read_text(encoding="ascii")))
+    return min(limits, default=float("inf"))

@@ -34,28 +34,14 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class Kind(Generic[Content]):
-    """A kind of metadata file.
+    """A kind of metadata file."""
 
-    Attributes
-    ----------
-    format, version : str, int
-        Its keys ``format`` and ``format_version``.
-    structure : type
-        Of its content: a `Structure`, or a mapping of anything.
-    error : type of StreamcdError
-        Raised where it is damaged.
-    remedy : str
-        What to do then.
-    seal_key, seal : str, callable
-        The key that holds a digest of the rest, and the digest's function; none by default.
-    """
-
-    format: str
+    format: str  # its keys "format" and "format_version"
     version: int
-    structure: type[Content]
-    error: type[StreamcdError]
-    remedy: str
-    seal_key: str = ""
+    structure: type[Content]  # of its content: a `Structure`, or a mapping of anything
+    error: type[StreamcdError]  # raised where it is damaged
+    remedy: str  # advice then
+    seal_key: str = ""  # of a digest of the rest; none by default
     seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
     older: tuple[int, ...] = ()  # versions that are read too
 
@@ -85,21 +71,10 @@ def _elements(value: Any) -> Collection[Any]:
 
 
 def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
-    """Read a metadata file.
+    """Read a metadata file: all its keys as they are, and the declared ones in the declared types.
 
-    Returns
-    -------
-    raw : dict
-        All keys, as they are in the file.
-    content : Content
-        The declared ones, of the declared types.
-
-    Raises
-    ------
-    FileNotFoundError, NotADirectoryError
-        Where there is no file.
-    StreamcdError
-        Where the file is damaged or of another kind; of the type that `kind` names.
+    Raises the error that `kind` names where the file is damaged or of another kind, FileNotFoundError or NotADirectoryError
+    where there is none.
     """
     if path.exists() and not path.is_file():
         raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")

@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from multiprocessing.context import ForkContext, ForkProcess, SpawnContext, SpawnProcess
-from typing import Any
+from multiprocessing.context import ForkContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
 from .errors import EnvironmentFailure, StreamcdError, UsageError
 from .locks import HeldLocks, kept_by_copies
@@ -41,7 +42,7 @@ Measured on Linux x86-64: 142 MB with numba, pyarrow and dask loaded, which comp
 TASKS_PER_WORKER = 8
 """Into how many tasks work is cut where it can be: the last ones then end at about the same time."""
 
-_PATIENCE_SECONDS = 5.0
+_EXIT_SECONDS = 5.0
 
 Tell = Callable[[int], None]
 """Told how much is done."""
@@ -61,28 +62,10 @@ def memory_per_worker(
     own: Mapping[str, int] | None = None,
     advice: str = "give a larger --memory or fewer --workers",
 ) -> int:
-    """Share out a budget among workers.
+    """Share out a budget for the sum of all processes: return the bytes that each worker has besides its needs.
 
-    Parameters
-    ----------
-    budget : int
-        The user's bound on the sum of all processes.
-    workers : int
-    needs : mapping of str to int
-        Bytes taken in every worker, by purpose; the reserve for the interpreter is added here.
-    own : mapping of str to int, optional
-        Bytes taken in the process that hands out the work; the reserve for it is added here.
-    advice : str
-
-    Returns
-    -------
-    int
-        The bytes that each worker has besides what it needs.
-
-    Raises
-    ------
-    UsageError
-        With the arithmetic in one line, where the sum exceeds the budget.
+    `needs` (bytes by purpose) are those of every worker, `own` those of the process that hands out the work; the reserves
+    for interpreters are added here. A sum beyond the budget is refused with the arithmetic.
     """
     each = {"interpreter and libraries": RESERVED_BYTES, **needs}
     coordinator = COORDINATOR_BYTES + sum((own or {}).values())
@@ -99,12 +82,8 @@ def memory_per_worker(
 # ---------------------------------------------------------------------------------------------------------------------
 # In a worker
 
-_first_failed: Any = None
-"""The least number of a task that failed, shared by all workers."""
-
-
-_processors: list[set[int]] = []
-"""All processors, and this worker's share of them; empty where they are not shared out."""
+_first_failed: Any = None  # the least number of a task that failed, shared by all workers
+_processors: list[set[int]] = []  # all, and this worker's share of them; empty where they are not shared out
 
 
 def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]], _: HeldLocks) -> None:
@@ -146,11 +125,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class _Failure:
+class _Failure(NamedTuple):
     """An error that a task ended with, on its way to the process that asked."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    error: Exception
 
 
 def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, ...], apart: bool) -> Any:
@@ -171,35 +149,25 @@ def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, 
 # In the process that hands out the work
 
 
-class _Spawning(SpawnContext):
-    """Starts processes from nothing and remembers which."""
+class _Remembering:
+    """Remembers the processes that a context of multiprocessing starts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.processes: list[SpawnProcess | ForkProcess] = []
+        self.processes: list[BaseProcess] = []
 
-    def Process(self, *arguments: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
-        process = SpawnProcess(*arguments, **options)
+    def Process(self, *arguments: Any, **options: Any) -> BaseProcess:
+        process: BaseProcess = super().Process(*arguments, **options)  # type: ignore[misc]
         self.processes.append(process)
         return process
 
 
-class _Copying(ForkContext):
-    """Starts processes as copies of this one and remembers which."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.processes: list[SpawnProcess | ForkProcess] = []
-
-    def Process(self, *arguments: Any, **options: Any) -> ForkProcess:  # type: ignore[override]
-        process = ForkProcess(*arguments, **options)
-        self.processes.append(process)
-        return process
+class _Spawning(_Remembering, SpawnContext):  # type: ignore[misc]
+    """Starts processes from nothing."""
 
 
-def _may_be_copied() -> bool:
-    """Tell whether this process has no thread of Python's but one; those of libraries look after themselves."""
-    return sys.platform == "linux" and threading.active_count() == 1
+class _Copying(_Remembering, ForkContext):  # type: ignore[misc]
+    """Starts processes as copies of this one."""
 
 
 @contextmanager
@@ -248,12 +216,7 @@ class InProcess:
 class Workers:
     """Processes that carry out tasks; a context, at whose end they have ended.
 
-    Parameters
-    ----------
-    n_workers : int
-    listener : Listener
-    module : str
-        Module of the tasks, for the workers to load while other things are done.
+    They load `module`, that of the tasks, while other things are done.
     """
 
     def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
@@ -270,7 +233,8 @@ class Workers:
                 f"found {self.n_workers}"
             )
         self._context: _Copying | _Spawning = _Spawning()
-        if _may_be_copied():
+        # one thread of Python's at most; those of libraries look after themselves
+        if sys.platform == "linux" and threading.active_count() == 1:
             _load(module)
             self._context = _Copying()
         self._first_failed = self._context.Value("q", 0)
@@ -281,10 +245,8 @@ class Workers:
             initializer=_begin,
             initargs=(self._first_failed, self._context.Value("q", 0), shares, HeldLocks()),
         )
-        with (
-            kept_by_copies(),
-            suppress(BrokenProcessPool),
-        ):  # a worker that dies so early is met again, and told of, by `run`
+        # a worker that dies so early is met again, and told of, by `run`
+        with kept_by_copies(), suppress(BrokenProcessPool):
             for _ in range(self.n_workers):
                 self._pool.submit(_load, module)
 
@@ -298,10 +260,14 @@ class Workers:
     def _end(self) -> None:
         # nothing of theirs is unfinished unless something went wrong; to let them end by themselves takes seconds
         for process in self._context.processes:
-            _kill(process)
+            with suppress(
+                ValueError, AttributeError, ProcessLookupError
+            ):  # it was never started, or has ended
+                process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for process in self._context.processes:
-            _wait(process)
+            with suppress(ValueError, AssertionError):
+                process.join(timeout=_EXIT_SECONDS)
 
     def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
         """None: the end of each task is told for it."""
@@ -316,30 +282,11 @@ class Workers:
         unit: str = "B",
         sizes: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Carry out ``function(*arguments)`` for every task; tasks are begun in order.
+        """Carry out ``function(*arguments)`` for every task, begun in order; returns the results in that order.
 
-        Parameters
-        ----------
-        function : callable
-            Of a module, so that workers can import it.
-        tasks : sequence of tuple
-            Arguments.
-        phase, unit : str
-            Names in the progress.
-        sizes : sequence of int, optional
-            The part of each task in the progress, in `unit`; without it, nothing is told.
-
-        Returns
-        -------
-        list
-            The results, in the order of the tasks.
-
-        Raises
-        ------
-        StreamcdError, OSError, MemoryError
-            The error of the first task, in order, that failed.
-        EnvironmentFailure
-            Where a worker died.
+        `function` is of a module, so that workers can import it. `sizes` are the tasks' parts in the progress, in `unit`;
+        without them nothing is told. Raises the error of the first task, in order, that failed, and `EnvironmentFailure`
+        where a worker died.
         """
         # dask takes tens of megabytes and most of a second; who works alone does not load it
         with _signals_later():
@@ -349,14 +296,13 @@ class Workers:
 
         self._first_failed.value = len(tasks)
         numbers = {f"task-{number:09d}": number for number in range(len(tasks))}
-        total = sum(sizes or ())
         done = 0
 
         def tell(key: Any, *_: Any) -> None:
             nonlocal done
             if sizes is not None:
                 done += sizes[numbers[key]]
-                self.listener.progress(Progress(phase, done, total, unit))
+                self.listener.progress(Progress(phase, done, sum(sizes), unit))
 
         # of few tasks some end early, and the threads of the others can use the processors that they leave
         apart = len(tasks) >= 2 * self.n_workers
@@ -413,8 +359,8 @@ def open_pool(n_workers: int, listener: Listener, module: str) -> Pool:
     return InProcess(listener) if n_workers == 1 else Workers(n_workers, listener, module)
 
 
-def _exit_code(process: SpawnProcess | ForkProcess) -> int | None:
-    process.join(timeout=_PATIENCE_SECONDS)
+def _exit_code(process: BaseProcess) -> int | None:
+    process.join(timeout=_EXIT_SECONDS)
     deadline = time.monotonic() + 1.0
     # a thread of the pool's may have it from the system, and not have noted it yet
     while process.exitcode is None and time.monotonic() < deadline:
@@ -422,24 +368,11 @@ def _exit_code(process: SpawnProcess | ForkProcess) -> int | None:
     return process.exitcode
 
 
-def _kill(process: SpawnProcess | ForkProcess) -> None:
-    with suppress(ValueError, AttributeError, ProcessLookupError):  # it was never started, or has ended
-        process.kill()
-
-
-def _wait(process: SpawnProcess | ForkProcess) -> None:
-    with suppress(ValueError, AssertionError):
-        process.join(timeout=_PATIENCE_SECONDS)
-
-
 def in_shares(sizes: Sequence[int], n_shares: int) -> list[tuple[int, int]]:
     """Cut a sequence into at most `n_shares` ranges of about the same sum, as (start, stop)."""
     total, n_items = sum(sizes), len(sizes)
-    ranges: list[tuple[int, int]] = []
-    start = before = 0
-    for stop in range(1, n_items + 1):
-        before += sizes[stop - 1]
-        if stop == n_items or before * n_shares >= total * (len(ranges) + 1):
-            ranges.append((start, stop))
-            start = stop
-    return ranges
+    ends = [0]
+    for stop, before in enumerate(itertools.accumulate(sizes), start=1):
+        if stop == n_items or before * n_shares >= total * len(ends):
+            ends.append(stop)
+    return list(itertools.pairwise(ends))

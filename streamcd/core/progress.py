@@ -11,25 +11,13 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Progress:
-    """State of a task in work.
+    """State of a task in work."""
 
-    Attributes
-    ----------
-    phase : str
-        Name, such as ``"parse"`` or ``"pass 12"``.
-    done, total : int
-        In `unit`; total is None where it cannot be known.
-    unit : str
-        ``"B"``, ``"rows"`` or ``"entries"``.
-    note : str
-        Further information, such as the current gap.
-    """
-
-    phase: str
+    phase: str  # name, such as "parse" or "pass 12"
     done: int
-    total: int | None
-    unit: str
-    note: str = ""
+    total: int | None  # None where it cannot be known
+    unit: str  # "B", "rows" or "entries"
+    note: str = ""  # further information, such as the current gap
 
 
 def warn_once(text: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..kernels.primitives import mix
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 2**64 - 1
 
@@ -21,7 +23,6 @@ def random_key(*parts: int) -> np.uint64:
 
 def assign_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
     """Assign rows to folds by a hash of the seed and their row in the source; uint8."""
-    key = source.astype(np.uint64) ^ random_key(seed, n_folds)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
-    return ((key >> np.uint64(32)) * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)
+    upper = mix.py_func(source.astype(np.uint64) ^ random_key(seed, n_folds)) >> np.uint64(32)
+    upper ^= upper >> np.uint64(31)  # folds of runs on disk were made without the mixer's last step
+    return (upper * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)

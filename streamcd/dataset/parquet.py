@@ -82,6 +82,14 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
         return {name: column_values(table.column(name)) for name in table.column_names}
 
 
+def has_column(path: Path, name: str) -> bool:
+    """Tell whether this is a Parquet file with such a column."""
+    try:
+        return path.is_file() and name in pq.read_schema(path).names
+    except (OSError, pa.ArrowException):
+        return False
+
+
 def read_groups(
     path: Path, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
 ) -> Iterator[dict[str, np.ndarray]]:

@@ -8,15 +8,19 @@ finds what was compiled before, in its ``__pycache__`` or under ``NUMBA_CACHE_DI
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from numba import config, njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 
 _HAS_KERNELS = re.compile(rb"^from (numba|\.[.\w]*compile) import", re.MULTILINE)
 
@@ -57,6 +61,23 @@ class _Cache(FunctionCache):
     _impl_class = _CacheImpl
 
 
+def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signature: Any) -> Any:
+    """Look for a kernel in the cache, and compile it, while no other process does; the others then find it there.
+
+    numba itself writes index and data files without a lock: two processes that add signatures of one function at the same
+    moment can give both the same data file.
+    """
+    # numba's lock first, in the same order for all threads; callees are locked after callers
+    with global_compiler_lock, ExitStack() as held:
+        with suppress(OSError):  # where there is no writing or no locking, as with numba alone
+            file = held.enter_context(open(cache_file._index_path + ".lock", "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            held.callback(
+                fcntl.flock, file, fcntl.LOCK_UN
+            )  # for a copy of this process too, which has the file open
+        return compile_kernel(signature)
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a kernel, which holds no lock and allocates nothing: without counts of references to its arrays it is faster.
 
@@ -66,6 +87,15 @@ def kernel(function: Callable[..., Any]) -> Any:
     if not config.DISABLE_JIT:
         # numba has no public way to say what else a kernel is made of; where it changes inside, a test fails (test_compile)
         compiled._cache = _Cache(function)
+        compiled.compile = partial(_compile_alone, compiled.compile, compiled._cache._cache_file)
+    return compiled
+
+
+def cached(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile a function that needs nothing of another file, and may allocate."""
+    compiled = njit(cache=True, nogil=True, **options)(function)
+    if not config.DISABLE_JIT:
+        compiled.compile = partial(_compile_alone, compiled.compile, compiled._cache._cache_file)
     return compiled
 
 

@@ -19,10 +19,13 @@ from .primitives import (
     N_SHRUNK,
     N_VISITED,
     NO_STEP,
+    ROUNDING,
     VIOLATION_MAX,
     VIOLATION_MIN,
+    add_rounding,
     fetch_ahead,
     row_cost,
+    row_reach,
 )
 
 
@@ -227,6 +230,14 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
         alpha = variables.alpha[i, own]
         q = _class_margins(i, rows, variables.w, columns, costs.bias, margin)
         phi, primal, dual = _class_terms(alpha, label, c, margin)
+        magnitude, size = primal, 0.0
+        for m in range(margin.size):
+            magnitude += abs(alpha[m] * margin[m])
+            size += abs(alpha[m])
+        totals[lane, ROUNDING] += (margin.size + 4.0) * magnitude
+        # two scores are in the loss, times C, and all in the dual, times alpha
+        reach = row_reach(q, rows.indptr[i + 1] - rows.indptr[i])
+        add_rounding(lane, 2.0 * c + size, 0.0, size, reach, totals)
         totals[lane, GAP] += phi
         totals[lane, LOSS] += primal
         totals[lane, DUAL] += dual

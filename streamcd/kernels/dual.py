@@ -26,16 +26,22 @@ from .primitives import (
     TWIN_SQUARED_HINGE,
     VIOLATION_MAX,
     VIOLATION_MIN,
+    add_rounding,
     add_row,
+    falling,
     fetch_ahead,
+    log_terms,
     row_cost,
     row_dot,
+    row_reach,
+    row_square,
 )
 
 _SQUARE = 6  # beside the losses of `primitives`
 """Loss ½ t² of the rows to which a twin plane is fitted, its own class, those with ``y = -1`` (`loss_of_row`)."""
 
 _TINY = 1e-200  # smallest dual variable of the logistic loss; its logarithm is finite
+_KINK = 1e-3  # hinge: a margin nearer to 1 than this may be on either side of it
 _SHRINK_NEWTON = 0.1  # what a Newton step that leaves the interval is replaced by: Z becomes this times Z
 
 
@@ -102,19 +108,6 @@ def _svc_step(loss, gradient, q, cost, alpha, omega):
 
 
 @inlined
-def _x_log_x(x):
-    return x * math.log(x) if x > 0.0 else 0.0
-
-
-@inlined
-def _log_terms(t, cost, alpha, rest):
-    """As `_svc_terms` for the logistic loss; `rest` is C - alpha."""
-    primal = cost * (math.log1p(math.exp(-t)) if t > 0.0 else math.log1p(math.exp(t)) - t)
-    dual = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(rest)
-    return primal - dual + alpha * t, primal, dual
-
-
-@inlined
 def _log_gradient(t, alpha, rest):
     """Derivative of the dual; 0 where alpha stands at the smallest number kept and would go on falling."""
     gradient = math.log(alpha / rest) + t
@@ -168,7 +161,7 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
     totals[lane, N_VISITED] += 1
     if loss == LOG_LOSS:
         rest = alpha[i, n_lanes + lane]
-        phi, _, dual_old = _log_terms(t, c, old, rest)
+        phi, _, dual_old = log_terms(t, c, old, rest)
         gradient = projected = abs(_log_gradient(t, old, rest))  # its largest size is what LIBLINEAR stops by
     else:
         phi, _, dual_old = _svc_terms(loss, t, c, old)
@@ -189,7 +182,7 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
         new, new_rest, change, steps = _log_step(t, q, c, old, rest, steering.tolerance[lane])
         alpha[i, n_lanes + lane] = new_rest
         totals[lane, N_STEPS] += steps
-        _, _, dual_new = _log_terms(t, c, new, new_rest)
+        _, _, dual_new = log_terms(t, c, new, new_rest)
     else:
         new = _svc_step(loss, gradient, q, c, old, steering.omega[lane])
         change = new - old
@@ -305,16 +298,33 @@ def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
 
 
 @inlined
-def certify_row(i, lane, loss, t, c, alpha, totals):
-    """Add the row's terms at fixed w to `totals`; returns its alpha."""
+def _sensitivity(loss, t, cost, alpha, phi):
+    """Slope and curve of the row's term of the gap: at t + e it is at most ``slope |e| + curve e²`` larger than at t."""
+    if loss == LOG_LOSS:
+        return abs(alpha - cost * falling(t)), 0.125 * cost
+    if loss == _SQUARE:
+        return abs(cost * t + alpha), 0.5 * cost
+    slack = 1.0 - t
+    if loss == SQUARED_HINGE:
+        return abs(alpha - 2.0 * cost * max(slack, 0.0)), cost
+    # away from the kink phi is its slope times |slack|, and beyond it, C times max(|e| - |slack|, 0) <= e² / (4 |slack|)
+    return cost if abs(slack) < _KINK else phi / max(abs(slack), _KINK), cost * (0.25 / _KINK)
+
+
+@inlined
+def certify_row(i, lane, loss, row, alpha, totals):
+    """Add the row's terms at fixed w to `totals`; returns its alpha. `row` is (t, C_i, `row_reach`)."""
+    t, c, reach = row
     a = alpha[i, lane]
     if loss == LOG_LOSS:
         rest = alpha[i, totals.shape[0] + lane]
-        phi, primal, dual = _log_terms(t, c, a, rest)
+        phi, primal, dual = log_terms(t, c, a, rest)
         projected = abs(_log_gradient(t, a, rest))
     else:
         phi, primal, dual = _svc_terms(loss, t, c, a)
         _, projected = svc_projected_gradient(loss, t, c, a)
+    slope, curve = _sensitivity(loss, t, c, a, phi)
+    add_rounding(lane, slope, curve, abs(a), reach, totals)
     totals[lane, GAP] += phi
     totals[lane, LOSS] += primal
     totals[lane, DUAL] += dual
@@ -340,9 +350,9 @@ def dual_certify(order, rows, costs, variables, w_alpha, totals):
             continue
         y = costs.sign[rows.code[i], 0]
         start, stop = rows.indptr[i], rows.indptr[i + 1]
-        dot, _ = row_dot(rows, w, start, stop)
-        t = y * (dot + bias * w[last])
-        a = certify_row(i, 0, loss_of_row(costs.loss, y), t, c, variables.alpha, totals)
+        dot, q = row_dot(rows, w, start, stop)
+        row = (y * (dot + bias * w[last]), c, row_reach(q + bias * bias, stop - start))
+        a = certify_row(i, 0, loss_of_row(costs.loss, y), row, variables.alpha, totals)
         if a != 0.0:
             add_row(rows, w_alpha, start, stop, a * y)
             w_alpha[last] += a * y * bias
@@ -364,13 +374,14 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
                 n_live += 1
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live)
+        reach = row_reach(row_square(rows, start, stop) + bias * bias, stop - start)
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
             y = costs.sign[rows.code[i], lane]
-            c = row_cost(i, lane, rows, costs)
             t = y * (dots[lane] + bias * w[last + lane])
-            a = certify_row(i, lane, loss_of_row(costs.loss, y), t, c, variables.alpha, totals)
+            row = (t, row_cost(i, lane, rows, costs), reach)
+            a = certify_row(i, lane, loss_of_row(costs.loss, y), row, variables.alpha, totals)
             if a != 0.0:
                 live[n_changed] = lane
                 dots[n_changed] = a * y

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from .compile import cached
 
 
-@njit(cache=True, nogil=True)
+@cached
 def add_entries(position, value, sums):
     """Add entries to the sums of their features, one after the other.
 
@@ -34,7 +35,7 @@ def add_entries(position, value, sums):
             sums[i, 4] = max(sums[i, 4], x)
 
 
-@njit(cache=True, nogil=True)
+@cached
 def fold_shard(sums):
     """Add the sums of a shard to those of all before it, in place; see `add_entries`."""
     for i in range(len(sums)):

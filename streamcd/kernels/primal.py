@@ -20,19 +20,27 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .primitives import (
+    CURVE,
     DUAL,
     GAP,
     LOG_LOSS,
     N_ACTIVE,
     N_STEPS,
     N_VISITED,
+    ROUNDING,
     VIOLATION_MAX,
     VIOLATION_MIN,
+    W_ALPHA,
+    falling,
+    log_terms,
     prefetch,
 )
 
-PHI, LOSS_SUM, DUAL_SUM, ALPHA_SUM, QUADRATIC_SUM = range(5)
-"""Columns of what `row_terms` adds up: terms of the gap, of the primal loss, of the dual; alpha; D alpha²."""
+PHI, LOSS_SUM, ALPHA_SUM, QUADRATIC_SUM, SQUARES_SUM, SLOPES_SUM, LARGEST_COST, ROUNDING_SUM = range(8)
+"""Columns of what `row_terms` adds up: terms of the gap, of the primal loss; alpha; D alpha²; alpha²; the squares of the
+derivatives of the gap's terms by their margins, each divided by C; the largest C; what bounds the rounding of the terms' own
+arithmetic, in units of u."""
+N_SUMS = 8
 
 _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
 _NO_STEP = 1e-14  # a derivative below this is not worth a step
@@ -45,9 +53,7 @@ _FETCH_AT_MOST = 64  # entries of a column to come
 class Columns(NamedTuple):
     """Columns as an arena holds them; never changed by a kernel."""
 
-    indptr: (
-        np.ndarray
-    )  # (columns + 1,) int64: entries of column c are ``indptr[c]:indptr[c + 1]``, ascending by row
+    indptr: np.ndarray  # (columns + 1,) int64: column c has the entries ``indptr[c]:indptr[c + 1]``, by row
     feature: np.ndarray  # (columns,) int64: the feature of each
     row: np.ndarray  # (entries,): offsets into the arrays of `Scores`
     value: np.ndarray  # (entries,)
@@ -58,9 +64,7 @@ class Scores(NamedTuple):
 
     score: np.ndarray  # (n * lanes,) float64: ``z = w·x``, changed in place
     fresh: np.ndarray  # like `score`, summed up anew by a read at fixed w; empty outside of one
-    kind: (
-        np.ndarray
-    )  # (n,) uint16 or uint32: ``class * folds + fold`` (the class alone where there are no folds)
+    kind: np.ndarray  # (n,) uint16 or uint32: ``class * folds + fold`` (the class alone without folds)
     weight: np.ndarray  # (n,) float64; empty where all are 1
 
 
@@ -79,13 +83,6 @@ class Span(NamedTuple):
     start: int
     stop: int
     dense: bool
-
-
-@inlined
-def _falling(t):
-    """1 / (1 + e^t), minus the derivative of the logistic loss."""
-    e = math.exp(-abs(t))
-    return (e if t > 0.0 else 1.0) / (1.0 + e)
 
 
 @inlined
@@ -140,7 +137,7 @@ def _add_slopes(span, dense, lane, columns, scores, costs, sums):
         square = abs(c) * v * v
         bound += square
         if costs.loss == LOG_LOSS:
-            p = _falling(t)
+            p = falling(t)
             slope -= c * v * p
             curve += square * p * (1.0 - p)
         else:
@@ -168,7 +165,7 @@ def _add_loss_change(span, dense, lane, columns, scores, costs, step, change):
         y = math.copysign(1.0, c)
         t = y * scores.score[_score_at(j, lane, costs)]
         if costs.loss == LOG_LOSS:
-            change += abs(c) * math.log1p(_falling(t) * math.expm1(-y * step * v))
+            change += abs(c) * math.log1p(falling(t) * math.expm1(-y * step * v))
         else:
             before, after = max(1.0 - t, 0.0), max(1.0 - t - y * step * v, 0.0)
             change += abs(c) * (after - before) * (after + before)
@@ -296,26 +293,36 @@ def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
 @inlined
 def _alpha(t, c, loss):
     if loss == LOG_LOSS:
-        return c * _falling(t)
+        return c * falling(t)
     return 2.0 * c * max(1.0 - t, 0.0)
 
 
 @inlined
-def _add_dual_sum(span, dense, lane, columns, scores, costs, side, total):
-    """Add a column's terms to ``v_i = Σ y_j alpha_j x_ji``."""
+def _add_dual_sum(span, dense, lane, columns, scores, costs, side, sums):
+    """Add a column's terms to ``v_i = Σ y_j alpha_j x_ji`` and to ``Σ x_ji²``."""
+    total, squares = sums
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
         alpha = _alpha(y * scores.score[_score_at(j, lane, costs)], abs(c), costs.loss)
         total += alpha * y * v * (side[1, lane] if c > 0.0 else side[0, lane])
-    return total
+        squares += v * v
+    return total, squares
 
 
 @inlined
-def _accumulate_gap(own, v, lane, totals):
-    """Add the terms of one coordinate of w and of w(alpha) to the sums of the certificate."""
+def _accumulate_gap(own, sums, n_entries, lane, totals):
+    """Add the terms of one coordinate of w and of w(alpha) to the certificate's; `sums` are those of `_add_dual_sum`.
+
+    v is wrong by at most ``(n + 8) u ‖alpha‖ ‖x_·i‖``: ROUNDING has what that does to the term of the gap, W_ALPHA its
+    square, both in units of u ‖alpha‖.
+    """
+    v, squares = sums
+    error = (n_entries + 8.0) * math.sqrt(squares)
     gradient = own - v
+    totals[lane, ROUNDING] += abs(gradient) * error
+    totals[lane, W_ALPHA] += error * error
     totals[lane, GAP] += 0.5 * gradient * gradient
     totals[lane, DUAL] -= 0.5 * v * v
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
@@ -347,28 +354,24 @@ def primal_certify(order, columns, scores, costs, w, side, lanes, totals):
             if c >= 0:
                 own = w[columns.feature[c] * n_lanes + lane]
                 span = (columns.indptr[c], columns.indptr[c + 1])
-                v = _add_dual_sum(span, False, lane, columns, scores, costs, side, 0.0)
+                sums = _add_dual_sum(span, False, lane, columns, scores, costs, side, (0.0, 0.0))
+                n_entries = span[1] - span[0]
                 _move(span, False, lane, columns, costs, scores.fresh, own)
             else:
                 own = w[last + lane]
-                v = _add_dual_sum((0, n_rows), True, lane, columns, scores, costs, side, 0.0)
+                n_entries = n_rows
+                sums = _add_dual_sum((0, n_rows), True, lane, columns, scores, costs, side, (0.0, 0.0))
                 _move((0, n_rows), True, lane, columns, costs, scores.fresh, own)
-                if costs.free_bias:
-                    continue
-            _accumulate_gap(own, v, lane, totals)
-
-
-@inlined
-def _x_log_x(x):
-    return x * math.log(x) if x > 0.0 else 0.0
+            totals[lane, CURVE] += sums[1]
+            if c >= 0 or not costs.free_bias:
+                _accumulate_gap(own, sums, n_entries, lane, totals)
 
 
 @kernel
 def row_terms(scores, costs, side, lanes, sums):
-    """Add the terms of rows to `sums` (lanes, 5): margins from `fresh`, alpha from `score` and `side`.
+    """Add the terms of rows to `sums` (lanes, N_SUMS): margins from `fresh`, alpha from `score` and `side`.
 
-    Columns of `sums`: PHI, ``C ξ(t) - dual + alpha t``, the rows' part of the gap, each >= 0; and LOSS_SUM, DUAL_SUM,
-    ALPHA_SUM, QUADRATIC_SUM.
+    PHI is ``C ξ(t) - dual + alpha t``, the rows' part of the gap, each >= 0.
     """
     n_lanes = sums.shape[0]
     for j in range(scores.score.size // n_lanes):
@@ -378,22 +381,30 @@ def row_terms(scores, costs, side, lanes, sums):
                 continue
             y, c = math.copysign(1.0, c), abs(c)
             own = y * scores.score[j * n_lanes + lane]
-            alpha = side[1 if y > 0.0 else 0, lane] * _alpha(own, c, costs.loss)
+            factor = side[1 if y > 0.0 else 0, lane]
+            alpha = factor * _alpha(own, c, costs.loss)
             t = y * scores.fresh[j * n_lanes + lane]
             quadratic = 0.0
             if costs.loss == LOG_LOSS:
-                primal = c * (math.log1p(math.exp(-t)) if t > 0.0 else math.log1p(math.exp(t)) - t)
-                dual = _x_log_x(c) - _x_log_x(alpha) - _x_log_x(c - alpha)
+                rest = factor * falling(-own) + (1.0 - factor)
+                phi, primal, _ = log_terms(t, c, alpha, c * rest)
+                slope = alpha - c * falling(t)
+                magnitude = 64.0 * (primal + phi)
             else:
                 slack = max(1.0 - t, 0.0)
                 primal = c * slack * slack
                 quadratic = 0.5 * alpha * alpha / c
-                dual = alpha - 0.5 * quadratic
-            sums[lane, PHI] += primal - dual + alpha * t
+                phi = primal - (alpha - 0.5 * quadratic) + alpha * t
+                slope = alpha - 2.0 * c * slack
+                magnitude = 8.0 * (primal + quadratic + alpha * (1.0 + abs(t)))
+            sums[lane, PHI] += phi
             sums[lane, LOSS_SUM] += primal
-            sums[lane, DUAL_SUM] += dual
             sums[lane, ALPHA_SUM] += alpha
             sums[lane, QUADRATIC_SUM] += quadratic
+            sums[lane, SQUARES_SUM] += alpha * alpha
+            sums[lane, SLOPES_SUM] += slope * slope / c
+            sums[lane, LARGEST_COST] = max(sums[lane, LARGEST_COST], c)
+            sums[lane, ROUNDING_SUM] += magnitude
 
 
 @kernel
@@ -462,16 +473,21 @@ def segment_moves(span, columns, costs, score, lanes, steps):
 
 @kernel
 def segment_dual_sums(span, columns, scores, costs, side, lanes, sums):
-    """Add to `sums` (lanes,) the coordinate of w(alpha)."""
+    """Add to `sums` (lanes, 2) what `_add_dual_sum` does."""
     for lane in lanes:
-        sums[lane] = _add_dual_sum(span, span.dense, lane, columns, scores, costs, side, sums[lane])
+        before = (sums[lane, 0], sums[lane, 1])
+        sums[lane, 0], sums[lane, 1] = _add_dual_sum(
+            span, span.dense, lane, columns, scores, costs, side, before
+        )
 
 
 @kernel
-def accumulate_gap(own, sums, lanes, totals):
-    """Do what ends a coordinate of `primal_certify`; `own` (lanes,) holds the weights, `sums` those of w(alpha)."""
+def accumulate_gap(own, sums, n_entries, ridge, lanes, totals):
+    """Do what ends a coordinate of `primal_certify`; `own` (lanes,) holds the weights, `sums` is of `segment_dual_sums`."""
     for lane in lanes:
-        _accumulate_gap(own[lane], sums[lane], lane, totals)
+        totals[lane, CURVE] += sums[lane, 1]
+        if ridge > 0.0:
+            _accumulate_gap(own[lane], (sums[lane, 0], sums[lane, 1]), n_entries, lane, totals)
 
 
 @kernel

@@ -14,6 +14,7 @@ totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named belo
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +27,15 @@ from .compile import inlined, kernel
 HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
+SLOPE, CURVE, W_ALPHA, ROUNDING = range(9, 13)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
 of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
-taken out, inner Newton steps."""
-N_TOTALS = 9
+taken out, inner Newton steps. The last four are summed up at fixed w, and bound the rounding of a certificate
+(`add_rounding`)."""
+N_TOTALS = 13
+
+UNIT = 1.01 * 2.0**-53
+"""u: float64's rounding, and what bounds of it round themselves."""
 
 NO_STEP = 1e-12
 """A projected gradient below this is not worth a step (LIBLINEAR's figure)."""
@@ -123,8 +129,11 @@ def unsigned(index):
 
 
 @inlined
-def _mix(state):
-    """Output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit integers."""
+def mix(state):
+    """Output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit integers.
+
+    ``mix.py_func`` takes arrays too.
+    """
     z = np.uint64(state)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -139,29 +148,17 @@ def shuffle(order, key):
         state += np.uint64(0x9E3779B97F4A7C15)
         # high bits times range: unbiased up to (i + 1) / 2**32, far below what n_rows < 2**32 could show
         if i < 0xFFFFFFFF:
-            j = np.int64(((_mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
+            j = np.int64(((mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
         else:
-            j = np.int64(_mix(state) % np.uint64(i + 1))
+            j = np.int64(mix(state) % np.uint64(i + 1))
         order[i], order[j] = order[j], order[i]
 
 
 @kernel
 def active_rows(row_start, row_stop, active, lanes, order):
-    """Collect the rows that are active in any of `lanes`.
+    """Write the rows that are active in any of `lanes` to `order`, and return their number.
 
-    Parameters
-    ----------
-    row_start, row_stop : ndarray of int64
-        Ranges of rows, one per chunk.
-    active : ndarray of uint8, shape (rows, lanes)
-    lanes : ndarray of int64
-    order : ndarray of int64
-        Filled in place.
-
-    Returns
-    -------
-    int
-        How many were written to `order`.
+    `row_start`, `row_stop` (chunks,) int64 are ranges of rows; `active` (rows, lanes) uint8; `order` int64.
     """
     n = 0
     for chunk in range(row_start.size):
@@ -181,7 +178,7 @@ def draw(candidates, key, order):
     for i in range(order.size):
         state += np.uint64(0x9E3779B97F4A7C15)
         # high bits times range: unbiased up to size / 2**32
-        drawn = ((_mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
+        drawn = ((mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
         order[i] = candidates[np.int64(drawn)]
 
 
@@ -193,11 +190,73 @@ def add_entry_hashes(row, feature, value_bits, sums):
     """
     first, second = sums[0], sums[1]
     for k in range(row.size):
-        location = _mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
-        entry = _mix(location) ^ np.uint64(value_bits[k])
-        first += _mix(entry)
-        second += _mix(entry * np.uint64(0xD6E8FEB86659FD93) + _mix(location + np.uint64(0x632BE59BD9B4E019)))
+        location = mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
+        entry = mix(location) ^ np.uint64(value_bits[k])
+        first += mix(entry)
+        second += mix(entry * np.uint64(0xD6E8FEB86659FD93) + mix(location + np.uint64(0x632BE59BD9B4E019)))
     sums[0], sums[1] = first, second
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The logistic loss
+
+
+@inlined
+def falling(t):
+    """1 / (1 + e^t), minus the derivative of the logistic loss."""
+    e = math.exp(-abs(t))
+    return (e if t > 0.0 else 1.0) / (1.0 + e)
+
+
+@inlined
+def _divergence(p, log_p, s, log_s):
+    """``s h(p/s)`` of two probabilities, ``h(r) = r log r - r + 1``; never negative."""
+    change = p - s
+    if abs(change) < 0.01 * s:
+        x = change / s
+        series = 1 / 20 - x * (1 / 30 - x * (1 / 42 - x / 56))
+        return change * x * (0.5 - x * (1 / 6 - x * (1 / 12 - x * series)))
+    return p * (log_p - log_s) - change
+
+
+@inlined
+def log_terms(t, cost, alpha, rest):
+    """Return a row's terms of gap, primal loss and dual objective for the logistic loss; `rest` is C - alpha.
+
+    The gap's is C times the divergence of two coins, ``p = alpha / C`` and ``s = 1 / (1 + e^t)``: two terms, neither
+    negative. Summed up from the objectives instead, it is what is left of numbers of size C log C.
+    """
+    e = math.exp(-abs(t))
+    falls, rises = (e / (1.0 + e), 1.0 / (1.0 + e)) if t > 0.0 else (1.0 / (1.0 + e), e / (1.0 + e))
+    loss = math.log1p(e)
+    other, loss = loss + max(t, 0.0), loss + max(-t, 0.0)
+    p, q = alpha / cost, rest / cost
+    log_p, log_q = math.log(p) if p > 0.0 else 0.0, math.log(q) if q > 0.0 else 0.0
+    phi = _divergence(p, log_p, falls, -other) + _divergence(q, log_q, rises, -loss)
+    return cost * phi, cost * loss, -cost * (p * log_p + q * log_q)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rounding of a certificate
+
+
+@inlined
+def row_reach(q, n_entries):
+    """‖x‖, and what n products and their sum are wrong by, in units of ``u ‖w‖``."""
+    norm = math.sqrt(q)
+    return norm, norm * (n_entries + 4.0)
+
+
+@inlined
+def add_rounding(lane, slope, curve, alpha, reach, totals):
+    """Add what bounds the rounding of a row's term of the gap: a margin wrong by e puts it off by ``slope |e| + curve e²``.
+
+    `alpha` is the size of the row's dual variables, `reach` its `row_reach`; `dual.RowSolver` takes the sums from there.
+    """
+    norm, product = reach
+    totals[lane, SLOPE] += slope * product
+    totals[lane, CURVE] += curve * product * product
+    totals[lane, W_ALPHA] += alpha * norm
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -227,6 +286,20 @@ def row_dot(rows, w, start, stop):
         norm0 += v0 * v0
         k += 1
     return (dot0 + dot1) + (dot2 + dot3), norm0 + norm1
+
+
+@inlined
+def row_square(rows, start, stop):
+    """Return x·x of the row with entries ``start:stop``."""
+    value = rows.value
+    even = odd = 0.0
+    for k in range(start, stop - 1, 2):
+        v0, v1 = np.float64(value[k]), np.float64(value[k + 1])
+        even += v0 * v0
+        odd += v1 * v1
+    if (stop - start) % 2:
+        odd += np.float64(value[stop - 1]) * np.float64(value[stop - 1])
+    return even + odd
 
 
 @inlined

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from .compile import cached
 
 
-@njit(cache=True, nogil=True)
+@cached
 def number_by_ranges(key, ends, first_bucket, shift, start, bucket):
     """Write the range that each key lies in to `bucket`.
 
@@ -30,7 +31,7 @@ def number_by_ranges(key, ends, first_bucket, shift, start, bucket):
         bucket[k] = b
 
 
-@njit(cache=True, nogil=True)
+@cached
 def order_by_bucket(bucket, starts, order):
     """Sort records by bucket, keeping their order within each (a counting sort).
 
@@ -53,7 +54,7 @@ def order_by_bucket(bucket, starts, order):
         following[bucket[k]] += 1
 
 
-@njit(cache=True, nogil=True)
+@cached
 def take_words(words, order, out):
     """Copy the rows `order` of `words` (n, w) to `out`; columns come as words so that few types have to be compiled."""
     if words.shape[1] == 1:
@@ -65,7 +66,7 @@ def take_words(words, order, out):
                 out[k, j] = words[order[k], j]
 
 
-@njit(cache=True, nogil=True)
+@cached
 def take_items(records, indptr, words, out):
     """Copy the items of records, one record after the other; record r has ``words[indptr[r]:indptr[r + 1]]``."""
     end = 0
@@ -76,7 +77,7 @@ def take_items(records, indptr, words, out):
             end += 1
 
 
-@njit(cache=True, nogil=True)
+@cached
 def sort_entries(feature, row, value, first, table, occurring, following, ends, to_row, to_value):
     """Put entries where they belong among those sorted by feature.
 

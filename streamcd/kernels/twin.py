@@ -11,7 +11,7 @@ import numpy as np
 
 from .compile import kernel
 from .dual import certify_row, loss_of_row, solve_row, svc_projected_gradient
-from .primitives import DUAL, NO_STEP, row_cost
+from .primitives import DUAL, NO_STEP, row_cost, row_reach, row_square
 
 
 class Elimination(NamedTuple):
@@ -120,6 +120,7 @@ def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pull
     for p in range(order.size):
         i = order[p]
         start, stop = rows.indptr[i], rows.indptr[i + 1]
+        reach = row_reach(row_square(rows, start, stop) + bias * bias, stop - start)
         for lane in lanes:
             c = row_cost(i, lane, rows, costs)
             if c <= 0.0:
@@ -131,7 +132,7 @@ def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pull
             t *= y
             if y < 0.0:
                 variables.alpha[i, lane] = -c * t
-            a = certify_row(i, lane, loss_of_row(costs.loss, y), t, c, variables.alpha, totals)
+            a = certify_row(i, lane, loss_of_row(costs.loss, y), (t, c, reach), variables.alpha, totals)
             if a == 0.0:
                 continue
             for k in range(start, stop):

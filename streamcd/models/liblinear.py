@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from ..core.atomic_files import replacing
+from ..core.atomic_files import begins_with, check_output, replacing
 from ..core.errors import ModelError
 from ..core.progress import Listener
 from .model import Model
@@ -28,11 +29,14 @@ LIBLINEAR_SOLVERS: dict[str, tuple[str, str]] = {
 _EXPORT_BLOCK = 1 << 16  # weights written or read at a time: a few MB of text
 
 
-def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Listener | None = None) -> None:
+def export_liblinear(
+    model: Model, path: str | os.PathLike[str], listener: Listener | None = None, *, force: bool = False
+) -> None:
     """Write a model as LIBLINEAR's text, 17 digits a weight; LIBLINEAR then predicts the same.
 
     Of two classes the positive one comes first on the ``label`` line. Codes other than one-vs-rest are folded into
-    one vector per class. The file is written block by block, and is there whole or not at all.
+    one vector per class. The file is written block by block, and is there whole or not at all; `force` replaces an
+    existing one of this kind.
 
     Weights are divided by the features' scales, so that the text is right for values as they are in the source. Of rows
     of unit norm the text can hold nothing: without a bias a row's norm does not change its label, but its decision values;
@@ -40,6 +44,8 @@ def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Liste
 
     `ModelError` where LIBLINEAR cannot hold the model: labels that are no integers, rows of unit norm with a bias, twins.
     """
+    is_kind = partial(begins_with, pattern=b"solver_type ")
+    check_output(Path(path), "a model of LIBLINEAR's", is_kind, force=force)
     if model.loss == "twin":
         raise ModelError(
             "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
@@ -54,7 +60,7 @@ def export_liblinear(model: Model, path: str | os.PathLike[str], listener: Liste
         listener.warning(
             "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
         )
-    with replacing(Path(path)) as partial, open(partial, "w", encoding="ascii", newline="\n") as file:
+    with replacing(Path(path)) as new, open(new, "w", encoding="ascii", newline="\n") as file:
         _write_liblinear(model, file)
 
 

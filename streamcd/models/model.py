@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import replacing, sync
+from ..core.code_matrices import default_code, has_vector_per_class
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import Count, Kind, Structure, content_digest, read_metadata, write_metadata
@@ -46,7 +47,7 @@ class ModelFile(Structure, kw_only=True):
     intercept: list[float]
     classes: list[float]
     label_kind: str
-    code: list[list[int]]
+    code: list[list[int]] | None
     tie_order: list[Count]
     ridge: float = 1.0
     slack: str = "hinge"
@@ -59,7 +60,9 @@ class ModelFile(Structure, kw_only=True):
     weights_checksum: str
 
 
-_STORED_FIELDS = [name for name in ModelFile.__struct_fields__ if name not in ("scaling", "weights_checksum")]
+_STORED_FIELDS = [
+    name for name in ModelFile.__struct_fields__ if name not in ("scaling", "weights_checksum", "code")
+]
 
 MODEL = Kind(
     "streamcd-model",
@@ -202,7 +205,7 @@ class Model:
         """
         if self.loss == "twin":
             return -plane_distances(decisions, self._plane_norms)
-        return decisions @ self.score_code()
+        return decisions if self._one_vector_per_class else decisions @ self.score_code()
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
         """The predicted classes, as places in `classes`; shape (rows,)."""
@@ -223,7 +226,7 @@ class Model:
     @property
     def has_probabilities(self) -> bool:
         """True where decisions are log-odds: logistic regression with one vector per class, or one for two classes."""
-        return self.loss == "log_loss" and (self.is_binary or self._one_vector_per_class())
+        return self.loss == "log_loss" and (self.is_binary or self._one_vector_per_class)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Logarithms of the classes' probabilities under logistic regression; shape (rows, n_classes).
@@ -293,6 +296,7 @@ class Model:
         for name in _STORED_FIELDS:
             value = getattr(self, name)
             fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        fields["code"] = None if self._has_default_code else self.code.tolist()
         if self.loss != "twin":
             del fields["ridge"], fields["slack"]
         fields["class_weight"] = {
@@ -310,8 +314,15 @@ class Model:
         code = self.code if (self.code == 0).any() else (self.code + 1) // 2
         return code.T.astype(np.float64)
 
+    @cached_property
     def _one_vector_per_class(self) -> bool:
-        return self.n_classes == self.n_vectors and np.array_equal(self.score_code(), np.eye(self.n_classes))
+        return has_vector_per_class(self.code)
+
+    @property
+    def _has_default_code(self) -> bool:
+        """True for the code that `default_code` makes; of many classes it would be most of the file."""
+        default = default_code(self.loss, self.n_classes)
+        return self.n_classes > 2 and self._one_vector_per_class and self.code[0, -1] == default[0, -1]
 
 
 def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
@@ -476,6 +487,8 @@ def _read_scaling(path: Path, description: ModelFile) -> Scaling:
 
 def _model_from(description: ModelFile, weights: np.ndarray, scaling: Scaling) -> Model:
     # every field of the same name, as it is or as the array that `Model` makes of it
-    same = {name: getattr(description, name) for name in _STORED_FIELDS if name not in ("n_features", "code")}
-    code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
+    same = {name: getattr(description, name) for name in _STORED_FIELDS if name != "n_features"}
+    code = default_code(description.loss, len(description.classes))
+    if description.code is not None:
+        code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
     return Model(weights=weights, code=code, scaling=scaling, **same)

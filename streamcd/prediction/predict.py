@@ -8,26 +8,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from ..conversion.byte_sources import ByteRange, expand_sources, range_starts, share_out, total_bytes
-from ..core.atomic_files import replacing
+from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.parquet import has_column
 from ..dataset.scaling import Scaling
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
 from .source_order import SourceOrder
-
-if TYPE_CHECKING:
-    from ..conversion.libsvm import LibsvmFormat
-    from ..conversion.rows import RowBatch
 
 _MAX_ROWS = 1 << 16  # decided at a time, and in a row group of predictions
 _TEXT_BLOCK = 4 << 20
@@ -46,17 +43,10 @@ class DecidedRows:
 
 
 class Decisions:
-    """One reading of the data: rows with the model's decisions, and what had to be ignored.
+    """One reading of the data: rows with the model's decisions, and the count of ignored entries.
 
-    Parameters
-    ----------
-    data : Dataset or path
-    model : Model
-    budget : int
-        Bytes for all of the process; `left` is what remains for the caller.
-    listener : Listener
-    workers : int
-        Processes that decide; the budget is for their sum, and then for this one that has what they found.
+    The budget is for the sum of the processes that decide, and then for this one that has what they found; of it, `left`
+    remains for the caller. Files of theirs go to `scratch`.
     """
 
     def __init__(
@@ -66,9 +56,10 @@ class Decisions:
         budget: int,
         listener: Listener,
         workers: int = 1,
+        scratch: Path | None = None,
     ) -> None:
         self.model, self.listener = model, listener
-        self.scratch: str | os.PathLike[str] = tempfile.gettempdir()
+        self.scratch = scratch or Path(tempfile.gettempdir())
         self.n_ignored = 0
         scales = model.scaling.scales
         needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes)}
@@ -108,7 +99,7 @@ class Decisions:
         elif self.dataset is not None:
             yield from self.dataset_rows(phase, range(self.dataset.n_chunks))
         else:
-            yield from self._text_rows(phase)
+            yield from self.text_rows(phase)
         if self.n_ignored:
             self.listener.warning(
                 f"{self.n_ignored:,} entries ignored: their feature is beyond the model's width of {self.model.n_features}"
@@ -127,26 +118,18 @@ class Decisions:
             yield from self._decide(data.source, data.label, data.weight, data.indptr, feature, data.value)
             self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
-    def _text_rows(self, phase: str) -> Iterator[DecidedRows]:
-        from ..conversion.libsvm import iterate_sources  # the parser's kernels: only where there is text
-
-        return self._rows_of_batches(iterate_sources(self._path, self._text_form(), self.listener, phase))
-
-    def range_rows(self, part: ByteRange, first_row: int, first_line: int) -> Iterator[DecidedRows]:
-        """The rows of a range of text."""
-        from ..conversion.libsvm import iterate_batches
-
-        return self._rows_of_batches(iterate_batches([part], self._text_form(), first_row, first_line))
-
-    def _text_form(self) -> LibsvmFormat:
-        from ..conversion.libsvm import LibsvmFormat
+    def text_rows(self, phase: str, part: ByteRange | None = None, *start: int) -> Iterator[DecidedRows]:
+        """The rows of all text, or of a range of it that starts at the given row and line."""
+        from ..conversion import libsvm  # the parser's kernels: only where there is text
 
         model = self.model
-        return LibsvmFormat(np.float64, model.index_base, model.n_features, True, self._text_block)
-
-    def _rows_of_batches(self, batches: Iterator[RowBatch]) -> Iterator[DecidedRows]:
+        form = libsvm.LibsvmFormat(np.float64, model.index_base, model.n_features, True, self._text_block)
         counts = None
-        for batch in batches:
+        for batch in (
+            libsvm.iterate_sources(self._path, form, self.listener, phase)
+            if part is None
+            else libsvm.iterate_batches([part], form, *start)
+        ):
             counts, rows = batch.counts, batch.rows
             feature = rows.index - self.model.index_base
             weight = np.ones(rows.n_rows)
@@ -161,8 +144,9 @@ class Decisions:
             with Workers(self._workers, self.listener, __name__) as workers:
                 tasks, sizes, unit = self._tasks(workers)
                 paths = [Path(directory) / f"{number:07d}" for number in range(len(tasks))]
-                shared = _Shared(self.dataset.path if self.dataset else self._path, directory, self._share)
-                tasks = [(shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
+                data = self.dataset.path if self.dataset else self._path
+                shared = data, directory, self._share
+                tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
                 ignored = workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes)
             self.n_ignored += sum(ignored)
             for path in paths:
@@ -170,7 +154,7 @@ class Decisions:
                 path.unlink()
 
     def _tasks(self, workers: Workers) -> tuple[list[tuple[Any, ...]], list[int], str]:
-        """What each task is about, its size, and the unit of that."""
+        """The tasks' arguments, their sizes, and the unit of these."""
         n_tasks = TASKS_PER_WORKER * self._workers
         dataset = self.dataset
         if dataset is not None:
@@ -211,25 +195,20 @@ class Decisions:
             yield DecidedRows(source[start:stop], label[start:stop], weight[start:stop], decisions)
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """What workers have to know: the data, a directory with the model, and the memory of one of them."""
-
-    data: str | Path
-    directory: str
-    budget: int
-
-
 @lru_cache(maxsize=1)
 def _shared_model(directory: str) -> Model:
     return load_model(Path(directory) / "model")
 
 
-def _decide_share(shared: _Shared, out: Path, part: range | ByteRange, *start: int) -> int:
+def _decide_share(
+    data: str | Path, directory: str, budget: int, out: Path, part: range | ByteRange, *start: int
+) -> int:
     """Write the rows of some chunks or of a range of text with their decisions; returns the entries ignored."""
-    model = _shared_model(shared.directory)
-    decisions = Decisions(shared.data, model, shared.budget, Listener())
-    rows = decisions.dataset_rows("", part) if isinstance(part, range) else decisions.range_rows(part, *start)
+    model = _shared_model(directory)
+    decisions = Decisions(data, model, budget, Listener())
+    rows = (
+        decisions.dataset_rows("", part) if isinstance(part, range) else decisions.text_rows("", part, *start)
+    )
     with open(out, "wb") as file:
         for block in rows:
             records = np.empty((block.label.size, 3 + model.n_vectors))
@@ -240,19 +219,19 @@ def _decide_share(shared: _Shared, out: Path, part: range | ByteRange, *start: i
 
 
 def _is_dataset(data: str | os.PathLike[str]) -> bool:
-    """A directory that says so; other directories are read as text files, like a glob."""
+    """Recognise a dataset; other directories are read as text files, like a glob."""
     return (Path(data) / "manifest.json").exists()
 
 
 def _chunk_bytes(dataset: Dataset, *, scaled: bool) -> int:
-    """The most that reading one chunk takes: as stored, decoded, and once more with 64-bit features or scaled values."""
+    """Memory of reading the largest chunk: as stored, decoded, and once more with 64-bit features or scaled values."""
     n_entries = int(np.diff(dataset.entry_start).max(initial=0))
     n_rows = int(np.diff(dataset.row_start).max(initial=0))
     return n_entries * (2 * dataset.entry_bytes + (16 if scaled else 8)) + n_rows * 2 * 8 * 6
 
 
 def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
-    """What is to be done to a dataset's values for the model; None where they are as those it was trained on."""
+    """The scaling that a dataset's values still need for the model; None where they are as those it was trained on."""
     if dataset.scaling == model.scaling:
         return None
     if dataset.scaling.changes_values:
@@ -266,7 +245,7 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
 
 
 def _feature_shift(dataset: Dataset, model: Model) -> int:
-    """What to add to the dataset's features so that the same index in the text means the same feature."""
+    """The number to add to the dataset's features so that the same index in the text means the same feature."""
     shift = dataset.index_base - model.index_base
     if shift < 0:
         raise ModelError(
@@ -277,7 +256,7 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
 
 
 def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener) -> int:
-    """One, where the data can be read but once."""
+    """The number of workers that can read the data: one, where it can be read but once."""
     if checked_workers(workers) == 1 or isinstance(data, Dataset) or _is_dataset(data):
         return workers
     if total_bytes(expand_sources(os.fspath(data))) is not None:
@@ -295,6 +274,7 @@ def predict(
     C: float | None = None,
     memory: int | str = "1GB",
     workers: int = 1,
+    force: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Predict every row, in source order.
@@ -307,8 +287,9 @@ def predict(
     model : Model or path
         A path names a model or a run.
     out : path or text file
-        A Parquet file with the columns ``row`` (place in the source), ``prediction``, ``decision`` (of several classes,
-        ``decision_<label>``) and with `proba` ``probability_<label>``; or a stream that gets the labels, one a line.
+        A Parquet file with the columns ``source`` (0-based row of the source, as in a dataset's table of rows),
+        ``prediction``, ``decision`` (of several classes, ``decision_<label>``) and with `proba` ``probability_<label>``;
+        or a stream that gets the labels, one a line, in the same order.
     proba : bool
         Add probabilities; for models trained with the logistic loss.
     C : float, optional
@@ -317,6 +298,8 @@ def predict(
         Bound on the process's resident memory; with several workers, on the sum of all.
     workers : int
         Processes that decide. The result does not depend on their number.
+    force : bool
+        Replace an existing file of predictions; any other is refused.
     listener : Listener, optional
 
     Returns
@@ -328,6 +311,11 @@ def predict(
     ------
     ModelError, DatasetError, DataError, UsageError
     """
+    if isinstance(out, str | os.PathLike):
+        is_text = not isinstance(data, Dataset) and not _is_dataset(data)
+        inputs = expand_sources(os.fspath(data)) if is_text else ()  # type: ignore[arg-type]
+        kind = "a Parquet file of predictions"
+        check_output(Path(out), kind, lambda path: has_column(path, "prediction"), force=force, inputs=inputs)
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     if proba:
@@ -336,39 +324,34 @@ def predict(
             raise UsageError(
                 "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
             )
-    decisions = Decisions(data, model, budget, listener or Listener(), workers)
-    if isinstance(out, str | os.PathLike):
-        decisions.scratch = Path(out).parent
+    scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
+    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch)
     n_rows = 0
     if not isinstance(out, str | os.PathLike):
-        for _, block in _in_source_order(decisions, tempfile.gettempdir()):
+        for _, block in _in_source_order(decisions):
             n_rows += block.shape[0]
             _write_labels(model, block, out)
         out.flush()
         return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
 
     target = Path(out)
-    if target.is_dir():
-        raise UsageError(f"{target} is a directory; expected the name of a Parquet file to write")
     with replacing(target) as partial:
         writer = TableWriter(partial, schema(**_prediction_columns(model, proba)), "zstd")
-        for start, block in _in_source_order(decisions, target.parent):
+        for start, block in _in_source_order(decisions):
             n_rows += block.shape[0]
             writer.write(**_predictions(model, start, block, proba))
         writer.close()
     return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
 
 
-def _in_source_order(
-    decisions: Decisions, scratch: str | os.PathLike[str]
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of decisions in the order of the source, with the place of their first row."""
+def _in_source_order(decisions: Decisions) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks of decisions in the order of the source, with the source row of their first one."""
     dataset = decisions.dataset
     if dataset is None:
         for rows in decisions.blocks("predict"):
             yield int(rows.source[0]), rows.decisions
         return
-    with tempfile.TemporaryDirectory(prefix=".streamcd-predict-", dir=scratch) as directory:
+    with tempfile.TemporaryDirectory(prefix=".streamcd-predict-", dir=decisions.scratch) as directory:
         order = SourceOrder(dataset.n_rows, decisions.model.n_vectors, decisions.left, directory)
         for rows in decisions.blocks("predict"):
             order.add(rows.source, rows.decisions)
@@ -380,33 +363,29 @@ def _write_labels(model: Model, decisions: np.ndarray, out: TextIO) -> None:
     out.write("".join([texts[place] + "\n" for place in model.places(decisions).tolist()]))
 
 
-def _decision_names(model: Model) -> list[str]:
-    return ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in model.label_texts()]
-
-
-def _probability_names(model: Model) -> list[str]:
-    return [f"probability_{label}" for label in model.label_texts()]
-
-
 def _prediction_columns(model: Model, proba: bool) -> dict[str, Any]:
+    labels = model.label_texts()
+    names = ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in labels]
+    if proba:
+        names += [f"probability_{label}" for label in labels]
     label_type = np.int64 if model.label_kind == "integer" else np.float64
-    names = _decision_names(model) + (_probability_names(model) if proba else [])
-    return {"row": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
+    return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
 
 
 def _predictions(model: Model, start: int, decisions: np.ndarray, proba: bool) -> dict[str, np.ndarray]:
-    columns = {"row": np.arange(start, start + decisions.shape[0]), "prediction": model.labels(decisions)}
-    if model.label_kind == "integer":
-        columns["prediction"] = columns["prediction"].astype(np.int64)
+    """The columns of some rows, the first of which is row `start` of the source."""
+    types = _prediction_columns(model, proba)
     scores = (
         model.scores(decisions) if model.n_classes > 2 else positive_scores(model, decisions)[:, np.newaxis]
     )
-    columns |= dict(zip(_decision_names(model), scores.T, strict=True))
+    columns = [
+        np.arange(start, start + decisions.shape[0]),
+        model.labels(decisions).astype(types["prediction"]),
+        *scores.T,
+    ]
     if proba:
-        columns |= dict(
-            zip(_probability_names(model), np.exp(model.log_probabilities(decisions)).T, strict=True)
-        )
-    return columns
+        columns += [*np.exp(model.log_probabilities(decisions)).T]
+    return dict(zip(types, columns, strict=True))
 
 
 def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:

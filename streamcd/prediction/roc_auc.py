@@ -23,11 +23,6 @@ class RocArea:
     Scores beyond the memory are dealt out by bounds that are scores themselves: a bucket for each bound and one for what
     lies between two of them. A bound's own are ties, and only counted; what lies between is sorted, or where it does not fit
     dealt out again, by bounds of its own.
-
-    Parameters
-    ----------
-    memory_bytes : int
-        What scores may take.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -45,7 +40,7 @@ class RocArea:
             self._scratch.cleanup()
 
     def add(self, score: np.ndarray, positive: np.ndarray) -> None:
-        """Take notice of rows: their scores, and whether they are of the positive class."""
+        """Take rows: their scores, and flags of those of the positive class."""
         for start in range(0, score.size, self._capacity):
             stop = min(start + self._capacity, score.size)
             # -0 is a tie with 0; copied, since the caller uses its memory again

@@ -18,17 +18,7 @@ class SourceOrder:
     """Takes a record of floats per row with the row's number in the source, and gives all records back in that order.
 
     What does not fit in memory is dealt out to buckets, one per range of source rows, that fit one at a time.
-
-    Parameters
-    ----------
-    n_rows : int
-        Source rows are 0 … n_rows − 1, each of them once.
-    n_columns : int
-        Floats of a record.
-    memory_bytes : int
-        What records may take.
-    scratch : path
-        An empty directory for the run.
+    Source rows are 0 … n_rows − 1, each of them once; `scratch` is an empty directory, for the buckets.
     """
 
     def __init__(

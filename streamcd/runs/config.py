@@ -1,8 +1,9 @@
-"""What a run directory records, ``config.json``, and the run that follows from it and its dataset."""
+"""Options of a training, checked when made; the record of a run, ``config.json``; and the run that follows from it."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +15,160 @@ import numpy as np
 from ..core.errors import CheckpointError, UsageError
 from ..dataset.column_layout import open_columns
 from ..dataset.dataset import Dataset, open_dataset
-from ..solvers.problem import Problem
+from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import Solver
+from ..solvers.registry import check_omega, make_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
-from .options import ProblemOptions, SharedRounds
+
+WORKER_TIMEOUT = 300.0
+"""Seconds; the default of `SharedRounds.worker_timeout`."""
+
+ClassWeight = str | tuple[tuple[float, float], ...] | None
+"""``"balanced"``, or pairs of a label and the factor of its rows."""
+
+
+@dataclass(frozen=True)
+class ProblemOptions:
+    """Options that decide the problem and the order of visits, the ``options`` of ``config.json``."""
+
+    loss: str = "squared_hinge"
+    method: str = "dual"
+    C: tuple[float, ...] = (1.0,)
+    bias: float = -1.0  # negative for none
+    class_weight: ClassWeight = None
+    code: list[list[int | float]] | None = None
+    seed: int = 0
+    folds: int = 0  # of a cross-validation; 0 for none
+    omega: float | str = 1.0
+    ridge: float = 1.0
+    slack: str = "hinge"
+    unpenalized_bias: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "omega", check_omega(self.omega, self.loss, self.method))
+
+    @classmethod
+    def asked(
+        cls,
+        *,
+        loss: str,
+        method: str,
+        C: float | Sequence[float],
+        bias: float,
+        class_weight: Mapping[float, float] | str | None,
+        code: np.ndarray | Sequence[Sequence[int]] | None,
+        seed: int,
+        ridge: float | None,
+        slack: str | None,
+        **others: Any,
+    ) -> ProblemOptions:
+        """Take the options of `train.train` as they come; others stay as they are."""
+        if loss != "twin" and (ridge is not None or slack is not None):
+            raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
+        pairs: ClassWeight = None
+        if isinstance(class_weight, str):
+            pairs = class_weight
+        elif class_weight is not None:
+            pairs = tuple((float(label), float(weight)) for label, weight in class_weight.items())
+        return cls(
+            loss=loss,
+            method="dual" if method == "auto" else method,
+            C=tuple(float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))),
+            bias=float(bias),
+            class_weight=pairs,
+            code=None if code is None else np.asarray(code).astype(np.int64).tolist(),
+            seed=int(seed),
+            ridge=1.0 if ridge is None else float(ridge),
+            slack=slack or "hinge",
+            **others,
+        )
+
+    def make_problem(self, dataset: Dataset) -> Problem:
+        """Lay out all lanes that the options ask for."""
+        if dataset.classes is None or dataset.class_counts is None:
+            raise UsageError(
+                f"{dataset.path}: the labels take too many values to be classes; nothing to train on"
+            )
+        weights = self.class_weight
+        return make_problem(
+            loss=self.loss,
+            classes=dataset.classes,
+            class_counts=dataset.class_counts,
+            n_features=dataset.n_features,
+            C=self.C,
+            bias=self.bias,
+            class_weight=dict(weights) if isinstance(weights, tuple) else weights,
+            code=None if self.code is None else np.array(self.code, dtype=np.int8),
+            folds=self.folds,
+            free_bias=self.unpenalized_bias,
+            ridge=self.ridge,
+            slack=self.slack,
+        )
+
+    def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
+        """Make the solver of some lanes."""
+        return make_solver(lanes, self.method, dataset, seed=self.seed, omega=self.omega)
+
+
+@dataclass(frozen=True)
+class SharedRounds:
+    """Options of a training in rounds on workers, the ``rounds`` of ``config.json``."""
+
+    local_passes: int | None  # None lets the shape of the data decide
+    worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
+    shared_memory: int | None = None  # bytes that workers of this machine share with this process
+
+    def __post_init__(self) -> None:
+        if self.local_passes is not None and self.local_passes < 1:
+            raise UsageError(f"local_passes: expected at least 1, found {self.local_passes}")
+        check_positive(worker_timeout=self.worker_timeout)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What a person asks of a run; `lane_groups.resolve` makes a run of it."""
+
+    problem: ProblemOptions
+    memory: int  # bytes; bounds this process, or each worker, or all together where there are `local_workers`
+    checkpoint_every: float  # seconds
+    rule: StopRule
+    plan: Plan | None = None  # None lets `memory` decide
+    rounds: SharedRounds | None = None
+    local_workers: int = 0
+    start_from: str | None = None
+    search: bool = False  # for the best C, by cross-validation
+
+    def __post_init__(self) -> None:
+        check_positive(checkpoint_every=self.checkpoint_every)
+
+
+def check_positive(**numbers: float) -> None:
+    """Refuse a number that is not above 0, by its name."""
+    for name, number in numbers.items():
+        if not number > 0:
+            raise UsageError(f"{name}: expected a number > 0, found {number}")
+
+
+def make_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:
+    """Make the rule of stopping from checked numbers: a relative gap of 1e-3 where neither rule is given."""
+    if tol is not None and eps is not None:
+        raise UsageError(
+            "expected one stopping rule, found both: give the relative gap (tol) or LIBLINEAR's eps"
+        )
+    if tol is None and eps is None:
+        tol = 1e-3
+    for name, number in (("tol", tol), ("eps", eps)):
+        if number is not None and not (np.isfinite(number) and number >= 0):
+            raise UsageError(f"{name}: expected a number >= 0, found {number}")
+    if max_passes < 1:
+        raise UsageError(f"max_passes: expected at least 1, found {max_passes}")
+    return StopRule(None if tol is None else float(tol), None if eps is None else float(eps), int(max_passes))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The record of a run
 
 
 @dataclass(frozen=True)
@@ -134,7 +283,10 @@ def versions() -> dict[str, str]:
 
 
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
-    """Point to `resume` where the directory holds the same training."""
+    """Point to `resume` where the directory holds the same training; never empty one that holds what the run reads."""
+    for source in (config.dataset, config.start_from):
+        if source is not None and Path(source).resolve().is_relative_to(path.resolve()):
+            raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
     if force or not (path / "config.json").exists():
         return
     found = read_config(path)

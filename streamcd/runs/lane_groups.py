@@ -17,16 +17,19 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
 from ..solvers.registry import reads_columns
 from ..stream.memory_plan import Plan, describe_plan, make_plan
-from ..training.stopping import StopRule
-from .config import ResolvedRun, RunConfig, Search, lanes_together, versions
-from .options import TrainOptions
+from .config import ProblemOptions, ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
+
+
+_MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are rather numbers than classes
 
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
     options = asked.problem
+    _warn_of_ridge(options, listener)
+    _warn_of_regression(dataset, listener)
     problem = options.make_problem(dataset)
     n_groups, plan, memory = group_lanes(dataset, problem, asked)
     listener.message(
@@ -44,7 +47,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         memory=memory,
         plan=plan,
         n_groups=n_groups,
-        rule=StopRule(asked.tol, asked.eps, asked.max_passes),
+        rule=asked.rule,
         checkpoint_every=float(asked.checkpoint_every),
         versions=versions(),
         rounds=asked.rounds,
@@ -53,6 +56,24 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         tune=Search(options.folds) if asked.search else None,
     )
     return ResolvedRun(config, dataset, problem)
+
+
+def _warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
+    """Warn of small ridges, with which twin planes by coordinate descent are slow."""
+    if options.loss == "twin" and options.method == "dual" and 0 < options.ridge < 1:
+        listener.warning(
+            f"ridge {options.ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
+            "--method sor does not, where a matrix of features x features fits in memory"
+        )
+
+
+def _warn_of_regression(dataset: Dataset, listener: Listener) -> None:
+    counts = dataset.class_counts
+    if counts is not None and counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:
+        listener.warning(
+            f"{counts.size:,} labels, most of them with fewer than {_FEW_ROWS} rows: it looks like a target of regression, "
+            "and each label is a class here, with weights of its own"
+        )
 
 
 def describe_worker_budget(n_bytes: int) -> str:
@@ -74,11 +95,13 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
-            solver = asked.problem.make_solver(problem.subset(range(size * block)), dataset)
+            lanes = problem.subset(range(size * block))
+            solver = asked.problem.make_solver(lanes, dataset)
             if paged and solver.paging is None:
                 break
+            tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
             try:
-                found, share = _plan_group(dataset, solver, asked, paged=paged)
+                found, share = _plan_group(dataset, solver, asked, tables, paged=paged)
             except UsageError as error:
                 refusal = error
                 continue
@@ -99,13 +122,16 @@ def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
             yield n_groups, size
 
 
-def _plan_group(dataset: Dataset, solver: Solver, asked: TrainOptions, *, paged: bool) -> tuple[Plan, int]:
-    """The plan for a group of lanes, and the bytes that it is for."""
+def _plan_group(
+    dataset: Dataset, solver: Solver, asked: TrainOptions, table_bytes: int, *, paged: bool
+) -> tuple[Plan, int]:
+    """The plan for a group of lanes, and the bytes that it is for; `table_bytes` are those of its signs and costs."""
     if asked.rounds is not None:
         return _plan_worker(dataset, solver, asked)
     more = dict(solver.more_memory)
     needs = {
         "weights": solver.state_bytes + saving_bytes(solver),
+        "costs of classes and lanes": table_bytes,
         "scores of all rows": 0 if paged else solver.rows_bytes,
         **more.pop("needs", {}),
     }
@@ -130,10 +156,7 @@ def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple
 
 
 def worker_memory(
-    shared: int,
-    n_workers: int,
-    weights_bytes: int,
-    advice: str = "give a larger --memory or fewer --workers",
+    shared: int, n_workers: int, weights_bytes: int, advice: str = "give a larger --memory or fewer --workers"
 ) -> int:
     """What each of some workers on this machine may take of a budget that they share with this process.
 

@@ -10,22 +10,24 @@ from ..core.progress import Listener
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Result
-from ..training.stopping import StopRule
 from .config import (
     RunConfig,
+    check_positive,
     check_workers,
+    make_rule,
     read_config,
     reopen,
     same_dataset,
     versions,
     write_config,
 )
+from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, share_memory_anew
-from .options import check_positive, stopping_numbers
 from .previous_run import previous_run
 from .train import carry_out
 
 
+@stops_when_interrupted
 def resume(
     run: str | Path,
     *,
@@ -96,11 +98,9 @@ def resume(
 def _changed(
     config: RunConfig, max_passes: int | None, tol: float | None, checkpoint_every: float | None
 ) -> RunConfig:
-    """The configuration with what is asked for instead."""
+    """Return the configuration with what is asked for instead."""
     old = config.rule
-    numbers = stopping_numbers(
-        old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes
-    )
+    rule = make_rule(old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes)
     every = config.checkpoint_every if checkpoint_every is None else float(checkpoint_every)
     check_positive(checkpoint_every=every)
-    return replace(config, rule=StopRule(*numbers), checkpoint_every=every)
+    return replace(config, rule=rule, checkpoint_every=every)

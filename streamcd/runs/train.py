@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..cluster.loop import WORKER_TIMEOUT, RoundLoop
 from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
-from ..core.memory_budget import parse_size
+from ..core.memory_budget import parse_size, peak_memory_bytes
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
@@ -20,14 +21,25 @@ from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.loop import Loop, Session, StopRequested, Task
 from ..training.result import Outcome, Result, join_outcomes, make_result
-from .config import Group, ResolvedRun, refuse_existing, write_config
+from .config import (
+    WORKER_TIMEOUT,
+    Group,
+    ProblemOptions,
+    ResolvedRun,
+    SharedRounds,
+    TrainOptions,
+    make_rule,
+    refuse_existing,
+    write_config,
+)
+from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .method_choice import choose_method
 from .models import save_models
-from .options import ProblemOptions, SharedRounds, TrainOptions, warn_of_ridge
 from .previous_run import PreviousRun, previous_run
 
 
+@stops_when_interrupted
 def train(
     dataset: Dataset | str | Path,
     run: str | Path,
@@ -134,16 +146,15 @@ def train(
         loss=loss,
         method=method,
         C=C,
-        bias=float(bias),
+        bias=bias,
         class_weight=class_weight,
         code=code,
-        seed=int(seed),
+        seed=seed,
         omega=omega,
         ridge=ridge,
         slack=slack,
         unpenalized_bias=bool(unpenalized_bias),
     )
-    warn_of_ridge(problem, listener)
     _check_rounds(problem, client, plan, local_passes=local_passes, worker_timeout=worker_timeout)
     timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
     shared = parse_size(memory) if local_workers else None
@@ -151,21 +162,16 @@ def train(
         problem,
         parse_size(memory),
         checkpoint_every,
-        tol,
-        eps,
-        max_passes,
+        make_rule(tol, eps, max_passes),
         plan=plan,
         rounds=None if client is None else SharedRounds(local_passes, timeout, shared),
         local_workers=local_workers,
         start_from=None if start_from is None else str(Path(start_from).resolve()),
     )
-    run_to_make = resolve(dataset, asked, listener)
-    previous = previous_run(run_to_make)  # refused before anything is made
-    path = Path(run)
-    refuse_existing(path, run_to_make.config, force)
-    with checkpoint.create_run(path, force=force) as directory:
-        write_config(directory, run_to_make.config)
-        return carry_out(directory, run_to_make, previous, session)
+    resolved = resolve(dataset, asked, listener)
+    previous = previous_run(resolved)  # refused before anything is made
+    with begin_run(Path(run), resolved, force=force) as directory:
+        return carry_out(directory, resolved, previous, session)
 
 
 def _check_rounds(problem: ProblemOptions, client: Any, plan: Plan | None, **of_rounds: float | None) -> None:
@@ -187,6 +193,15 @@ def _check_rounds(problem: ProblemOptions, client: Any, plan: Plan | None, **of_
         )
     if plan is not None:
         raise UsageError("plan: workers make their own plans from their memory and their shards")
+
+
+@contextmanager
+def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
+    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`."""
+    refuse_existing(path, run.config, force)
+    with checkpoint.create_run(path, force=force) as directory:
+        write_config(directory, run.config)
+        yield directory
 
 
 def train_groups(
@@ -239,6 +254,8 @@ def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Se
     rounds, memory = run.config.rounds, run.config.memory - DASK_BYTES
     if rounds is None:
         return Loop(part, task, session).run()
+    from ..cluster.loop import RoundLoop  # only where there are workers
+
     method = run.options.method
     return RoundLoop(part, task, session, method, memory, rounds.local_passes, rounds.worker_timeout).run()
 
@@ -260,7 +277,11 @@ def carry_out(
     )
     if run.options.omega == "auto":
         _tell_omegas(result, listener)
+    begun = time.monotonic()
     written = save_models(model_path or directory.model_path, directory.path, run, result)
+    if written:
+        result.seconds += time.monotonic() - begun
+        result.peak_memory_bytes = peak_memory_bytes()
     if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
     if not result.converged:

@@ -28,15 +28,16 @@ from ..stream.window import Window
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
-from .config import ResolvedRun, read_config, refuse_existing, reopen, write_config
+from .config import ProblemOptions, ResolvedRun, TrainOptions, make_rule, read_config, reopen, write_config
+from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
-from .options import ProblemOptions, TrainOptions, warn_of_ridge
 from .previous_run import PreviousRun
-from .train import carry_out, train_groups
+from .train import begin_run, carry_out, train_groups
 
 _SCORE_BYTES = 1 << 22  # of decisions at a time
 
 
+@stops_when_interrupted
 def tune(
     dataset: Dataset | str | Path,
     run: str | Path,
@@ -93,22 +94,20 @@ def tune(
         loss=loss,
         method=method,
         C=np.unique(np.asarray(C, dtype=np.float64)).tolist(),
-        bias=float(bias),
+        bias=bias,
         class_weight=class_weight,
         code=code,
-        seed=int(seed),
+        seed=seed,
         folds=int(cv),
         omega=omega,
         ridge=ridge,
         slack=slack,
     )
-    warn_of_ridge(problem, session.listener)
-    asked = TrainOptions(problem, parse_size(memory), checkpoint_every, tol, eps, max_passes, search=True)
+    asked = TrainOptions(
+        problem, parse_size(memory), checkpoint_every, make_rule(tol, eps, max_passes), search=True
+    )
     search = resolve(dataset, asked, session.listener)
-    path = Path(run)
-    refuse_existing(path, search.config, force)
-    with checkpoint.create_run(path, force=force) as directory:
-        write_config(directory, search.config)
+    with begin_run(Path(run), search, force=force) as directory:
         return carry_out_search(directory, search, session)
 
 
@@ -126,10 +125,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
     result = _train_best(directory, search, best, session)
     return TuneResult(
-        **{**asdict(result), "run": run},
-        scores=_as_json(scores),
-        best_C=best,
-        folds=_summary(outcome),
+        **{**asdict(result), "run": run}, scores=_as_json(scores), best_C=best, folds=_summary(outcome)
     )
 
 
@@ -153,9 +149,7 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, ses
             replace(search.options, C=(best,), folds=0),
             config.memory,
             config.checkpoint_every,
-            config.rule.tol,
-            config.rule.eps,
-            config.rule.max_passes,
+            config.rule,
             start_from=str((directory.path / "folds").resolve()),
         )
         run = resolve(search.dataset, asked, Listener())

@@ -17,13 +17,18 @@ import numpy as np
 from ..kernels import dual as dual_kernels
 from ..kernels import primitives
 from ..kernels.primitives import (
+    CURVE,
     DUAL,
     GAP,
     LOSS,
     N_STEPS,
     N_VISITED,
+    ROUNDING,
+    SLOPE,
+    UNIT,
     VIOLATION_MAX,
     VIOLATION_MIN,
+    W_ALPHA,
     Costs,
     Lanes,
     Rows,
@@ -35,6 +40,10 @@ from ..stream.window import RowArena, Window
 from . import over_relaxation
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, new_lanes, new_totals
+
+_NEW_VALUES = 1 << 17  # dual variables that are made at a time
+NEGLIGIBLE = 1e-8
+"""Rounding that is less than this part of a gap leaves its digits alone."""
 
 
 class RowSolver:
@@ -92,24 +101,29 @@ class RowSolver:
         """Return objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`).
 
         With ``w`` as it stands and ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``: exact even where
-        `w` has drifted from `v`.
+        `w` has drifted from `v`. The gap is never below what float64 can prove of w, and of the w that the lane keeps.
         """
         totals = state.totals
         squared = np.einsum("ij,ij->j", state.w, state.w)
         squared_alpha = np.einsum("ij,ij->j", state.w_alpha, state.w_alpha)
-        drift = np.array(
-            [_squared_distance(state.w[:, lane], state.w_alpha[:, lane]) for lane in range(state.w.shape[1])]
+        drift, kept = (
+            np.array([_squared_distance(state.w[:, lane], other[:, lane]) for lane in range(self.n_vectors)])
+            for other in (state.w_alpha, self.kept_w(state))
         )
-        per_lane = state.w.shape[1] // totals.shape[0]  # Crammer–Singer has all its vectors in one lane
-        squared, squared_alpha, drift = (
-            x.reshape(-1, per_lane).sum(axis=1) for x in (squared, squared_alpha, drift)
+        per_lane = self.problem.lane_vectors  # Crammer–Singer has all its vectors in one lane
+        squared, squared_alpha, drift, kept = (
+            x.reshape(-1, per_lane).sum(axis=1) for x in (squared, squared_alpha, drift, kept)
         )
-        return {
-            "primal": 0.5 * squared + totals[:, LOSS],
-            "dual": totals[:, DUAL] - 0.5 * squared_alpha,
-            "gap": np.maximum(totals[:, GAP], 0.0) + 0.5 * drift,
-            "violation": violation(totals),
-        }
+        primal, dual = 0.5 * squared + totals[:, LOSS], totals[:, DUAL] - 0.5 * squared_alpha
+        gap, proven = _proven_gap(totals, np.sqrt(squared), np.sqrt(drift), np.sqrt(kept))
+        # alpha = 0 is a point of every dual, with the value 0, where rounding is all that there is (nan: out of range)
+        gap = np.where(proven, np.fmin(gap, primal), gap)
+        dual = np.where(proven, np.fmin(dual, primal - gap), dual)
+        return {"primal": primal, "dual": dual, "gap": gap, "violation": violation(totals)}
+
+    def kept_w(self, state: State) -> np.ndarray:
+        """Return the w that lanes go on from, or end with, after a certificate."""
+        return state.w_alpha
 
     def violation(self, state: State) -> np.ndarray:
         """See `violation`."""
@@ -175,11 +189,14 @@ class DualSolver(RowSolver):
         if not self._logistic:
             return
         n_lanes = self.problem.n_lanes
-        cost = self.problem.cost[arena.code[start:stop]] * arena.weight[start:stop, None]
-        cost[arena.fold[start:stop, None] == self.problem.lane_fold] = 0.0
-        alpha = np.minimum(1e-3 * cost, 1e-8)
-        arena.alpha[start:stop, :n_lanes] = alpha
-        arena.alpha[start:stop, n_lanes : 2 * n_lanes] = cost - alpha
+        step = max(_NEW_VALUES // n_lanes, 1)
+        for first in range(start, stop, step):
+            rows = slice(first, min(first + step, stop))
+            cost = self.problem.cost[arena.code[rows]] * arena.weight[rows, None]
+            cost[arena.fold[rows, None] == self.problem.lane_fold] = 0.0
+            alpha = np.minimum(1e-3 * cost, 1e-8)
+            arena.alpha[rows, :n_lanes] = alpha
+            arena.alpha[rows, n_lanes : 2 * n_lanes] = cost - alpha
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the shrinking thresholds of the next read, the inner tolerance of Newton's method, and omega."""
@@ -247,6 +264,40 @@ def set_thresholds(state: State, trained: np.ndarray) -> None:
         largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
         kept["high"][lane] = largest if largest > 0 else np.inf
         kept["low"][lane] = smallest if smallest < 0 else -np.inf
+
+
+def _proven_gap(
+    totals: np.ndarray, norm: np.ndarray, drift: np.ndarray, moved: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bound the gap from above, rounding included; also tells where that bound is taken for the gap.
+
+    Parameters
+    ----------
+    totals : ndarray, shape (lanes, N_TOTALS)
+    norm, drift, moved : ndarray, shape (lanes,)
+        ‖w‖, ‖w - w(alpha)‖ as it was summed up, and the distance from w to the one that the lane keeps.
+
+    Notes
+    -----
+    Rounding is that of the terms' own arithmetic, a few u of objectives and gap, and of their sum; of margins
+    (`primitives.add_rounding`), and what they change by when w moves; and of w(alpha), each of whose sums over n rows is
+    wrong by at most n u times its terms' sizes.
+    Where all that is less than `NEGLIGIBLE` of the gap, the plain sum is the gap.
+    """
+    with np.errstate(all="ignore"):  # the loop says what is wrong
+        n = totals[:, N_VISITED] + 100.0  # rows, and additions of workers' sums and of squares in blocks
+        plain = totals[:, GAP] + 0.5 * drift * drift
+        terms = 64.0 * (totals[:, LOSS] + np.abs(totals[:, GAP])) + 8.0 * np.abs(totals[:, DUAL])
+        margin = UNIT * norm + moved
+        rounding = (
+            UNIT * (terms + totals[:, ROUNDING]) + (totals[:, SLOPE] + totals[:, CURVE] * margin) * margin
+        )
+        apart = drift * (1.0 + 1e-6) + n * UNIT * totals[:, W_ALPHA]
+        bound = (
+            (np.abs(totals[:, GAP]) + rounding) * n * UNIT + totals[:, GAP] + rounding + 0.5 * apart * apart
+        )
+        proven = ~(bound - plain <= NEGLIGIBLE * plain)
+        return np.where(proven, bound, plain), proven
 
 
 def _squared_distance(u: np.ndarray, v: np.ndarray) -> float:

@@ -20,29 +20,14 @@ from .row_scores import PagedRows, Rows, RowsInMemory, count_before
 
 @dataclass(frozen=True)
 class LongColumn:
-    """A column, and what a visit of it needs.
-
-    Attributes
-    ----------
-    arena : ColumnArena
-    sweep : callable, or None
-        `stream.Window.sweep`; None for the bias, which has the value ``costs.bias`` in every row.
-    rows : RowsInMemory or PagedRows
-    costs : ColumnCosts
-    ridge : float
-        1, or 0 where the column's weight is not penalised.
-    w : ndarray of float64, shape (lanes,)
-        The column's weights; changed in place.
-    totals
-        See `primal_kernels`.
-    """
+    """A column, and what a visit of it needs."""
 
     arena: ColumnArena
     sweep: Callable[[], Iterator[int]] | None  # `stream.Window.sweep`; None for the bias
     rows: RowsInMemory | PagedRows
     costs: ColumnCosts
-    ridge: float
-    w: np.ndarray
+    ridge: float  # 1, or 0 where the column's weight is not penalised
+    w: np.ndarray  # (lanes,): the column's weights; changed in place
     totals: np.ndarray
 
     @property
@@ -119,11 +104,11 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
 
 def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
     """Sum up the column as `primal_kernels.primal_certify` does; changes the fresh scores and totals."""
-    sums = np.zeros(column.w.size)
+    sums, n_entries = np.zeros((column.w.size, 2)), 0
     for rows, span in column.segments(fresh=True, saved=("fresh",)):
+        n_entries += span.stop - span.start
         primal_kernels.segment_dual_sums(span, column.columns, rows.arrays, column.costs, side, lanes, sums)
         fresh = rows.fresh.reshape(-1)
         primal_kernels.segment_moves(span, column.columns, column.costs, fresh, lanes, column.w)
     column.totals[lanes, N_VISITED] += 1
-    if column.ridge:
-        primal_kernels.accumulate_gap(column.w, sums, lanes, column.totals)
+    primal_kernels.accumulate_gap(column.w, sums, n_entries, column.ridge, lanes, column.totals)

@@ -27,12 +27,7 @@ _NEVER = -1
 
 
 def omega_number(omega: float | str) -> float:
-    """Check a number: in (0, 2).
-
-    Raises
-    ------
-    UsageError
-    """
+    """Check a number, which has to be in (0, 2), or raise `UsageError`."""
     try:
         number = float(omega)
     except (TypeError, ValueError):

@@ -19,12 +19,25 @@ from ..core.randomness import random_key
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
-from ..kernels.primal import ALPHA_SUM, LOSS_SUM, PHI, QUADRATIC_SUM, ColumnCosts, Columns
-from ..kernels.primitives import DUAL, GAP, VIOLATION_MAX
+from ..kernels.primal import (
+    ALPHA_SUM,
+    LARGEST_COST,
+    LOSS_SUM,
+    N_SUMS,
+    PHI,
+    QUADRATIC_SUM,
+    ROUNDING_SUM,
+    SLOPES_SUM,
+    SQUARES_SUM,
+    ColumnCosts,
+    Columns,
+)
+from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX, W_ALPHA
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout
 from ..stream.memory_plan import Paging
 from ..stream.window import RowArena, Window
 from . import long_columns
+from .dual import NEGLIGIBLE
 from .problem import Problem
 from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
@@ -34,14 +47,7 @@ _BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one th
 
 
 class PrimalSolver:
-    """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss.
-
-    Parameters
-    ----------
-    problem : Problem
-    dataset : Dataset
-    seed : int
-    """
+    """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss."""
 
     with_replacement = False
     more_memory: Mapping[str, Any] = MappingProxyType({})
@@ -146,9 +152,10 @@ class PrimalSolver:
         """``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, where alpha comes from the kept scores and margins from the fresh ones.
 
         For the squared hinge alpha is scaled to the best point on its ray, which is free; alpha = 0 is a point of any dual.
+        Rounding is added as by `dual.RowSolver.certificate`.
         """
         lanes = state.phase(CERTIFY)
-        sums = np.zeros((self.problem.n_lanes, 5))
+        sums = np.zeros((self.problem.n_lanes, N_SUMS))
         for rows in self._rows(state).iter_blocks(fresh=True) if lanes.size else ():
             primal_kernels.row_terms(rows.arrays, self._costs, _sides(state), lanes, sums)
         totals = state.totals
@@ -156,12 +163,44 @@ class PrimalSolver:
         if self.problem.free_bias:
             squared -= state.w[-1] ** 2
         primal = 0.5 * squared + sums[:, LOSS_SUM]
-        gap = np.maximum(totals[:, GAP], 0.0) + np.maximum(sums[:, PHI], 0.0)
+        gap = totals[:, GAP] + sums[:, PHI]
+        rounding = self._rounding(state, sums)
         if self.problem.loss == "squared_hinge":
-            curvature = sums[:, QUADRATIC_SUM] - 2.0 * totals[:, DUAL]  # ‖v‖² + Σ D alpha²
-            gap = _gap_on_the_ray(primal, gap, sums[:, ALPHA_SUM], curvature)
-        gap = np.fmin(gap, primal)
+            squares = -2.0 * totals[:, DUAL]  # ‖v‖²
+            curvature = sums[:, QUADRATIC_SUM] + squares
+            error = UNIT * np.sqrt(sums[:, SQUARES_SUM] * totals[:, W_ALPHA])  # of v
+            error = (2.0 * np.sqrt(squares) + error) * error + self._n_terms * UNIT * curvature
+            gap, more = _gap_on_the_ray(
+                primal, gap, sums[:, ALPHA_SUM], curvature, error, self._n_terms * UNIT
+            )
+            rounding += more
+        bound = gap + rounding
+        gap = np.fmin(np.where(rounding <= NEGLIGIBLE * gap, gap, bound), primal)
         return {"primal": primal, "dual": primal - gap, "gap": gap, "violation": self.violation(state)}
+
+    @property
+    def _n_terms(self) -> float:
+        """Terms of the longest sum over rows or over features."""
+        return float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
+
+    def _rounding(self, state: State, sums: np.ndarray) -> np.ndarray:
+        """Bound the rounding of ``½‖w - v‖² + Σ phi``.
+
+        The margins' errors e_j have ``Σ C_j e_j² <= (u n ‖w‖)² max C Σ ‖x_j‖²`` for rows of n entries at most; a term
+        changes by ``slope e + C e²`` at most, and Cauchy's inequality sums that up.
+        """
+        totals, n = state.totals, min(self.problem.n_features, self._dataset.n_entries) + 8.0
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            norm = np.sqrt(np.einsum("ij,ij->j", state.w, state.w))
+            margins = UNIT * n * norm * np.sqrt(sums[:, LARGEST_COST] * totals[:, CURVE])
+            alpha = UNIT * np.sqrt(sums[:, SQUARES_SUM])
+            rounding = (
+                UNIT * sums[:, ROUNDING_SUM] + (totals[:, ROUNDING] + alpha * totals[:, W_ALPHA]) * alpha
+            )
+            rounding += (np.sqrt(sums[:, SLOPES_SUM]) + margins) * margins
+            return np.asarray(
+                rounding + self._n_terms * UNIT * (totals[:, GAP] + np.abs(sums[:, PHI]) + rounding)
+            )
 
     def violation(self, state: State) -> np.ndarray:
         """``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``: what LIBLINEAR's primal solvers compare with eps."""
@@ -180,7 +219,7 @@ class PrimalSolver:
         """From the scores; exact but for their drift."""
         if self._losses is None:  # of all lanes in one walk; until scores change
             n_lanes = self.problem.n_lanes
-            sums, side, lanes = np.zeros((n_lanes, 5)), np.ones((2, n_lanes)), np.arange(n_lanes)
+            sums, side, lanes = np.zeros((n_lanes, N_SUMS)), np.ones((2, n_lanes)), np.arange(n_lanes)
             for rows in self._rows(state).iter_blocks():
                 scores = rows.arrays
                 scores = scores._replace(fresh=scores.score)
@@ -270,15 +309,29 @@ class OnlineSolver(PrimalSolver):
 
 
 def _gap_on_the_ray(
-    primal: np.ndarray, gap: np.ndarray, alpha_sum: np.ndarray, curvature: np.ndarray
-) -> np.ndarray:
-    """The gap of ``s alpha`` for the best s, given that of alpha, Σ alpha and ``‖v‖² + Σ D alpha²``."""
+    primal: np.ndarray,
+    gap: np.ndarray,
+    alpha_sum: np.ndarray,
+    curvature: np.ndarray,
+    error: np.ndarray,
+    unit: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scale alpha by the best s; returns the gap, and what `error` of `curvature` and `unit` of all sums do to it.
+
+    Given are the gap of alpha, Σ alpha, and ``‖v‖² + Σ D alpha²``.
+    """
     some = curvature > 0
     slope = alpha_sum - curvature
+    ratio = np.divide(alpha_sum, curvature, out=np.zeros_like(slope), where=some)
     gain = 0.5 * slope * np.divide(slope, curvature, out=np.zeros_like(slope), where=some)
-    best = 0.5 * alpha_sum * np.divide(alpha_sum, curvature, out=np.zeros_like(slope), where=some)
+    best = 0.5 * alpha_sum * ratio
     # far from the optimum gap and gain agree in more digits than there are: their difference was 0 for data of size 1e7
-    return np.maximum(np.where(gap > primal, primal - best, gap - gain), 0.0)
+    far = gap > primal
+    of_sum = np.where(far, ratio, np.abs(ratio - 1.0) * some)  # what an error of Σ alpha is multiplied by
+    of_curvature = np.where(far, ratio * ratio, np.abs(ratio * ratio - 1.0) * some)
+    rounding = 2.0 * of_sum * unit * alpha_sum + of_curvature * error
+    rounding += unit * np.where(far, primal + best, gap + gain)
+    return np.where(far, primal - best, gap - gain), rounding
 
 
 def columns_of(window: Window) -> Columns:

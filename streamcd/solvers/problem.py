@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..core.code_matrices import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..kernels import primitives
 
@@ -31,66 +32,39 @@ LOSSES = {
     "twin": primitives.TWIN_HINGE,
 }
 
+_MAX_TABLE = 1 << 18  # signs of classes and lanes that are kept each by itself: 2 MB
+
 SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUARED_HINGE}
 """Losses of the rows that a twin plane keeps at a distance."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One binary problem.
+    """One binary problem."""
 
-    Attributes
-    ----------
-    label : float or None
-        The class on the positive side; None where there is no single one.
-    C : float
-    fold : int
-        The fold that is left out; -1 for none.
-    """
-
-    label: float | None
+    label: float | None  # the class on the positive side; None where there is no single one
     C: float
-    fold: int = -1
+    fold: int = -1  # the fold that is left out; -1 for none
 
 
 @dataclass(frozen=True)
 class Problem:
-    """All lanes of a run.
+    """All lanes of a run; k classes."""
 
-    Attributes
-    ----------
-    loss : str
-        A key of `LOSSES`.
-    classes : ndarray of float64, shape (k,)
-    lanes : tuple of Lane
-    code : ndarray of int8, shape (k, vectors)
-        Sign of each class for each weight vector of one (C, fold); 0 leaves the class out.
-    sign, cost : ndarray of float64, shape (k, lanes)
-        y and C times the class weight, of a row of that class in that lane.
-    lane_fold : ndarray of int64, shape (lanes,)
-    bias : float
-        Value of the constant feature appended to every row; 0 for none.
-    n_features : int
-    free_bias : bool
-        Whether the bias's weight is not penalised; for primal methods only.
-    ridge : float
-        r of the twin planes.
-    slack : str
-        Loss of the rows that a twin plane keeps at a distance, a key of `SLACKS`.
-    """
-
-    loss: str
-    classes: np.ndarray
+    loss: str  # a key of `LOSSES`
+    classes: np.ndarray  # (k,) float64
     lanes: tuple[Lane, ...]
-    code: np.ndarray
-    sign: np.ndarray
-    cost: np.ndarray
-    lane_fold: np.ndarray
-    bias: float
+    code: (
+        np.ndarray
+    )  # (k, vectors) int8: sign of each class for each weight vector of one (C, fold); 0 leaves it out
+    sign: np.ndarray  # (k, lanes) float64: y of a row of that class in that lane
+    cost: np.ndarray  # like `sign`: C times the class weight
+    lane_fold: np.ndarray  # (lanes,) int64
+    bias: float  # value of the constant feature appended to every row; 0 for none
     n_features: int
-    free_bias: bool = False
-    ridge: float = 1.0
-    slack: str = "hinge"
+    free_bias: bool = False  # the bias's weight is not penalised; for primal methods only
+    ridge: float = 1.0  # r of the twin planes
+    slack: str = "hinge"  # loss of the rows that a twin plane keeps at a distance, a key of `SLACKS`
 
     @property
     def n_lanes(self) -> int:
@@ -117,8 +91,8 @@ class Problem:
         return replace(
             self,
             lanes=tuple(self.lanes[lane] for lane in chosen),
-            sign=np.ascontiguousarray(self.sign[:, chosen]),
-            cost=np.ascontiguousarray(self.cost[:, chosen]),
+            sign=_take_lanes(self.sign, chosen),
+            cost=_take_lanes(self.cost, chosen),
             lane_fold=self.lane_fold[chosen],
         )
 
@@ -134,33 +108,36 @@ class Problem:
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Factor of C for each class, as lanes of one C have it; 0 where none of them has the class."""
-        cost = self.cost[:, list(lanes)]
+        chosen = np.asarray(lanes, dtype=np.int64)
+        cost, sign = _take_lanes(self.cost, chosen), _take_lanes(self.sign, chosen)
         if self.loss == "twin":  # C is of the rows that are kept at a distance
-            cost = np.where(self.sign[:, list(lanes)] > 0, cost * self.ridge, 0.0)
-        return cost.max(axis=1) / self.lanes[lanes[0]].C
+            pairs = zip(cost, sign, strict=True)
+            largest = self.ridge * np.array([costs[signs > 0].max(initial=0.0) for costs, signs in pairs])
+        else:
+            largest = cost.max(axis=1)
+        factors: np.ndarray = largest / self.lanes[lanes[0]].C
+        return factors
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of `sign` and `cost`, where these are large and not the views that `_lane_tables` makes."""
+        large = self.sign.size > _MAX_TABLE
+        return sum(table.nbytes for table in (self.sign, self.cost) if large and table.flags.c_contiguous)
 
 
-def one_vs_rest_code(n_classes: int) -> np.ndarray:
-    """Code matrix of one-vs-rest; of two classes the larger is the positive one, in a single lane."""
-    if n_classes == 2:
-        return np.array([[-1], [1]], dtype=np.int8)
-    return (2 * np.eye(n_classes, dtype=np.int8) - 1).astype(np.int8)
+def _take_lanes(table: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """The columns of some lanes; a view of neighbours where the table is one itself."""
+    if not table.flags.c_contiguous and (np.diff(lanes) == 1).all():
+        return table[:, lanes[0] : lanes[-1] + 1]
+    return np.ascontiguousarray(table[:, lanes])
 
 
 def class_costs(
     classes: np.ndarray, counts: np.ndarray, class_weight: Mapping[float, float] | str | None
 ) -> np.ndarray:
-    """Factor of C for each class.
+    """Compute the factor of C for each class; "balanced" is rows / (k · rows of the class).
 
-    Parameters
-    ----------
-    classes, counts : ndarray, shape (k,)
-    class_weight : mapping of label to factor, ``"balanced"`` (rows / (k · rows of the class)), or None
-
-    Raises
-    ------
-    UsageError
-        Where a label is not in the data, or a weight is negative or not finite.
+    Raises `UsageError` where a label is not in the data, or a weight is negative or not finite.
     """
     if class_weight is None:
         return np.ones(classes.size)
@@ -200,61 +177,36 @@ def make_problem(
 ) -> Problem:
     """Lay out the lanes: for every C, for every fold left out (or none), one lane per column of the code matrix.
 
-    Parameters
-    ----------
-    loss : str
-    classes, class_counts : ndarray, shape (k,)
-    n_features : int
-    C : sequence of float
-    bias : float
-        Negative for none, as in LIBLINEAR.
-    class_weight : mapping, ``"balanced"`` or None
-    code : ndarray of int8, shape (k, vectors), optional
-        One-vs-rest by default.
-    folds : int
-        0 trains on all rows; f > 0 makes f lanes of each, each leaving one fold out.
-    free_bias : bool
-        Whether the bias's weight is not penalised.
-    ridge, slack
-        Of twin planes.
-
-    Raises
-    ------
-    UsageError
+    A negative `bias` is none, as in LIBLINEAR; the code matrix is one-vs-rest by default; f > 0 `folds` make f lanes of
+    each, each leaving one fold out, and 0 trains on all rows. Raises `UsageError`.
     """
     _check(loss, classes, C, bias)
     if free_bias and bias <= 0:
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
     _check_twin(ridge, slack)
-    if code is None:
-        identity = np.eye(classes.size, dtype=np.int8)
-        code = identity if loss in ("crammer_singer", "twin") else one_vs_rest_code(classes.size)
-    else:
+    if code is not None:
         _check_code(code, loss, classes)
     factors = class_costs(classes, class_counts, class_weight)
-    lanes, signs, costs = [], [], []
-    for c in C:
-        for fold in range(folds) if folds else (-1,):
-            for column in code.T if loss != "crammer_singer" else code.T[:1]:
-                positive = np.flatnonzero(column > 0)
-                label = (
-                    float(classes[positive[0]]) if positive.size == 1 and loss != "crammer_singer" else None
-                )
-                lanes.append(Lane(label, float(c), fold))
-                if loss == "twin":
-                    signs.append(1 - 2 * column)
-                    costs.append(np.where(column > 0, 1.0, c * factors) / ridge)
-                    continue
-                signs.append(column)
-                costs.append(c * factors * (1.0 if loss == "crammer_singer" else np.abs(column)))
-    _check_costs(np.array(costs), loss)
+    others = np.outer(C, factors)
+    _check_costs(np.append(1.0, others) / ridge if loss == "twin" else others, loss)
+    signs = default_code(loss, classes.size) if code is None else code
+    positives = [np.flatnonzero(column > 0) for column in signs.T]
+    labels = [float(classes[found[0]]) if found.size == 1 else None for found in positives]
+    lanes = [
+        Lane(label, float(c), fold)
+        for c in C
+        for fold in (range(folds) if folds else (-1,))
+        for label in ([None] if loss == "crammer_singer" else labels)
+    ]
+    lane_C = np.array([lane.C for lane in lanes])
+    sign, cost = _lane_tables(loss, signs, lane_C, factors, ridge, views=code is None)
     return Problem(
         loss=loss,
         classes=classes,
         lanes=tuple(lanes),
-        code=code,
-        sign=np.ascontiguousarray(np.array(signs, dtype=np.float64).T),
-        cost=np.ascontiguousarray(np.array(costs, dtype=np.float64).T),
+        code=signs,
+        sign=sign,
+        cost=cost,
         lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
         bias=max(float(bias), 0.0),
         n_features=n_features,
@@ -262,6 +214,32 @@ def make_problem(
         ridge=float(ridge),
         slack=slack,
     )
+
+
+def _lane_tables(
+    loss: str, code: np.ndarray, lane_C: np.ndarray, factors: np.ndarray, ridge: float, *, views: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Make the signs and costs of classes and lanes; of many classes as views that take no memory, where that is possible.
+
+    It is with the default code (`views`), unless class weights meet several C, or with twin planes either of them.
+    """
+    shape = factors.size, lane_C.size
+    one_factor, one_C = (bool((values == values[0]).all()) for values in (factors, lane_C))
+    if views and factors.size * lane_C.size > _MAX_TABLE and loss != "crammer_singer":
+        if loss == "twin" and one_factor and one_C:
+            rest = lane_C[0] * factors[0] / ridge
+            cost = diagonal_view(*shape, 1.0 / ridge, rest, np.float64)
+            return diagonal_view(*shape, -1.0, 1.0, np.float64), cost
+        if loss != "twin" and (one_factor or one_C):
+            cost = lane_C * factors[0] if one_factor else (lane_C[0] * factors)[:, None]
+            return diagonal_view(*shape, 1.0, -1.0, np.float64), np.broadcast_to(cost, shape)
+    if loss == "crammer_singer":
+        code = code[:, :1]
+    sign = np.tile(code, lane_C.size // code.shape[1]).astype(np.float64)
+    cost = lane_C * factors[:, None]
+    if loss == "twin":
+        return 1.0 - 2.0 * sign, np.where(sign > 0, 1.0, cost) / ridge
+    return sign, cost if loss == "crammer_singer" else cost * np.abs(sign)
 
 
 def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> None:
@@ -353,7 +331,8 @@ def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
     elif loss == "square":
         terms = -(alpha**2) / (2 * np.where(cost > 0, cost, 1.0))
     else:
-        terms = _x_log_x(cost) - _x_log_x(alpha) - _x_log_x(cost - alpha)
+        p = alpha / np.where(cost > 0, cost, 1.0)
+        terms = -cost * (_x_log_x(p) + _x_log_x(1.0 - p))  # C log C - …, without sums of that size
     return np.where(cost > 0, terms, 0.0)
 
 

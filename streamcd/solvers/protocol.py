@@ -78,7 +78,8 @@ class State:
             raise KeyError(min(missing))
         self.w[:] = arrays["w"]
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
-        self.totals[:] = arrays["totals"]
+        totals = arrays["totals"]
+        self.totals[:, : totals.shape[1]] = totals  # older runs have fewer columns
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = _with_prefix(arrays, "lane_")

@@ -22,30 +22,17 @@ Factory = Callable[["Problem", "Dataset", int, "float | str"], "Solver"]
 
 @dataclass(frozen=True)
 class SolverEntry:
-    """One way to solve the problem of one loss.
-
-    Attributes
-    ----------
-    loss, method : str
-    layout : {"rows", "columns"}
-        The table that it reads.
-    factory : callable
-    liblinear : int or None
-        LIBLINEAR's ``-s`` number of the same problem and method.
-    relaxes : bool
-        Whether its steps have a closed form, which omega can stretch.
-    in_rounds : bool
-        Whether several workers can train it together: block-diagonal dual coordinate descent with a line search along the
-        dual, one lane or several. For Crammer–Singer the mathematics carries over whole: its dual is quadratic, and a step
-        along any direction keeps every row's sum of zero.
-    """
+    """One way to solve the problem of one loss."""
 
     loss: str
     method: str
-    layout: Literal["rows", "columns"]
+    layout: Literal["rows", "columns"]  # the table that it reads
     factory: Factory
-    liblinear: int | None = None
-    relaxes: bool = False
+    liblinear: int | None = None  # LIBLINEAR's ``-s`` number of the same problem and method
+    relaxes: bool = False  # its steps have a closed form, which omega can stretch
+    # Several workers can train it together: block-diagonal dual coordinate descent with a line search along the dual, one
+    # lane or several. For Crammer–Singer the mathematics carries over whole: its dual is quadratic, and a step along any
+    # direction keeps every row's sum of zero.
     in_rounds: bool = False
 
     def __str__(self) -> str:
@@ -100,13 +87,7 @@ METHODS = tuple(dict.fromkeys(entry.method for entry in SOLVERS))
 
 
 def find_solver(loss: str, method: str) -> SolverEntry:
-    """Return the entry of a loss and a method.
-
-    Raises
-    ------
-    UsageError
-        Where there is none; names all.
-    """
+    """Return the entry of a loss and a method; raises `UsageError` where there is none."""
     for entry in SOLVERS:
         if (entry.loss, entry.method) == (loss, method):
             return entry
@@ -119,10 +100,7 @@ def make_solver(
 ) -> Solver:
     """Make the solver of a problem.
 
-    Raises
-    ------
-    UsageError
-        Where there is none for its loss, or it penalises the bias whatever the problem says.
+    Raises `UsageError` where there is none for its loss, or it penalises the bias whatever the problem says.
     """
     if problem.free_bias and not reads_columns(method):
         ways = " and ".join(way for way in METHODS if reads_columns(way))
@@ -141,10 +119,7 @@ def reads_columns(method: str) -> bool:
 def check_omega(omega: float | str, loss: str, method: str) -> float | str:
     """Check over-relaxation; returns it as a number or ``"auto"``.
 
-    Raises
-    ------
-    UsageError
-        Where it is outside (0, 2), or is not 1 and the steps have no closed form.
+    Raises `UsageError` where it is outside (0, 2), or is not 1 and the steps have no closed form.
     """
     from .over_relaxation import omega_number
 

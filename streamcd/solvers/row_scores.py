@@ -278,10 +278,7 @@ def paging_bytes(problem: Problem, dataset: Dataset) -> tuple[int, int, int]:
 def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Read kind and weight (the latter empty where all are 1) of all rows, chunk by chunk.
 
-    Raises
-    ------
-    DatasetError
-        Where the manifest does not list a label.
+    Raises `DatasetError` where the manifest does not list a label.
     """
     n_folds = problem.n_folds
     dtype = kind_dtype(problem.classes.size, n_folds)

@@ -17,13 +17,7 @@ from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
 from ..kernels.twin import Elimination
 from ..stream.window import Window
 from . import over_relaxation
-from .dual import (
-    RowSolver,
-    rows_of,
-    set_thresholds,
-    steering_of,
-    variables_of,
-)
+from .dual import RowSolver, rows_of, set_thresholds, steering_of, variables_of
 from .problem import Problem
 from .protocol import CERTIFY, START, Start, State, all_rows
 
@@ -36,11 +30,6 @@ class TwinSorSolver(RowSolver):
     The first read sums up H, and Bᵀa of the dual variables that a warm start brings. The inverse of H is kept, and the
     visits change the dual variables of the other classes' rows alone. It is the problem that `DualSolver` solves for twin
     planes, with half of the variables eliminated: it converges well where that one does not (a small ridge).
-
-    Parameters
-    ----------
-    problem : Problem
-    omega : float or "auto"
     """
 
     warm_start: Start = "alpha"
@@ -74,6 +63,12 @@ class TwinSorSolver(RowSolver):
         starting = state.phase(START)
         if starting.size:
             self._sum_up(window, state, all_rows(window, order), starting)
+
+    def kept_w(self, state: State) -> np.ndarray:
+        """Return w as `end_read` renews it."""
+        inverse, pulled = state.matrices["inverse"], state.matrices["pulled"]
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            return np.stack([inverse[lane] @ pulled[:, lane] for lane in range(self.n_vectors)], axis=1)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert what was summed up; renew w from alpha where a certificate was made; thresholds, omega."""

@@ -244,16 +244,16 @@ def _refuse_links(path: Path) -> None:
 
 def create_run(path: Path, *, force: bool) -> Run:
     """Make an empty run directory, or empty one with `force`; the caller refuses a run that is not to be replaced."""
+    if os.path.lexists(path) and not path.is_dir():
+        raise CheckpointError(f"{path} exists and is not a run; name another directory")
     path.mkdir(parents=True, exist_ok=True)
     # the lock is all that is left where a process ended before it had written the configuration
     leftovers = [entry for entry in path.iterdir() if entry.name not in ("lock", *_PARTIAL)]
+    if leftovers and not (path / "config.json").exists():
+        raise CheckpointError(f"{path} is not empty and not a run; name another directory")
     if leftovers and not force:
         raise CheckpointError(
             f"{path} is not empty; name another directory, or give --force to replace what is in it"
-        )
-    if leftovers and not (path / "config.json").exists():
-        raise CheckpointError(
-            f"{path} is not empty and not a run; --force replaces runs only, name another directory"
         )
     run = Run(path, Identity.new())
     # the configuration goes last: a directory whose removal was interrupted is still known as a run, and --force removes it

@@ -131,7 +131,7 @@ def _update_training_lane(state: State, rule: StopRule, solver: Solver, lane: in
     lanes["passes"][lane] += 1
     lanes["dual_sum"][lane] += totals[DUAL]
     lanes["n_active"][lane] = int(totals[N_ACTIVE])
-    previous, estimate = lanes["estimate"][lane], max(float(totals[GAP]), 0.0)
+    previous, estimate = lanes["estimate"][lane], abs(float(totals[GAP]))  # below 0 it is rounding
     primal = solver.estimated_primal(state, lane, estimate)
     lanes["estimate"][lane], lanes["estimated_primal"][lane] = estimate, primal
     lanes["seen_violation"][lane] = solver.violation(state)[lane]

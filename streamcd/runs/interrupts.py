@@ -1,0 +1,89 @@
+"""Signals that stop a training, which then saves a checkpoint; and the warning of one that has not converged."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+
+from ..core.errors import ConvergenceWarning, Interrupted
+
+Options = ParamSpec("Options")
+Found = TypeVar("Found", bound=Any)
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *signums: signal.Signals) -> Iterator[None]:
+    """Have signals handled meanwhile; one that the handler made to be ignored stays so."""
+    before = {signum: signal.signal(signum, handler) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, old in before.items():
+            if signal.getsignal(signum) is handler:
+                signal.signal(signum, old)
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], int | None]]:
+    """Ctrl-C and SIGTERM as a question that training asks between windows: which signal came, if any.
+
+    After the first, Ctrl-C is ignored: what was begun is saved.
+    """
+    received: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    with handled(note, signal.SIGINT, signal.SIGTERM):
+        yield lambda: received[0] if received else None
+
+
+def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Options, Found]:
+    """Have a training that is called from Python save a checkpoint at Ctrl-C, and warn where it has not converged.
+
+    Signals belong to the main thread; with `stop_requested` the caller handles them. After the checkpoint Ctrl-C is a
+    KeyboardInterrupt, and SIGTERM does what it would have done.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Options.args, **options: Options.kwargs) -> Found:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if options.get("stop_requested") is not None or not in_main_thread:
+            result = function(*args, **options)
+        else:
+            with _saved_signals(), stop_requests() as options["stop_requested"]:
+                result = function(*args, **options)
+        if not result.converged:
+            text = f"not converged after {result.passes} passes: the relative gap is {result.gap:.2g}; "
+            text += f"streamcd.resume({result.run!r}, max_passes=N) goes on"
+            warnings.warn(text, ConvergenceWarning, stacklevel=2)
+        return result
+
+    return run
+
+
+@contextmanager
+def _saved_signals() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except Interrupted as error:
+        _restore(before)
+        if error.signum == signal.SIGINT:
+            raise KeyboardInterrupt(str(error)) from None
+        signal.raise_signal(error.signum)
+        raise
+    finally:
+        _restore(before)
+
+
+def _restore(handlers: dict[signal.Signals, Any]) -> None:
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)

@@ -1,0 +1,272 @@
+"""Certificates against exact arithmetic: a gap that is reported is never below the true one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from mpmath import mp, mpf
+from reference import run_dual
+from small_datasets import Rows, write_dataset
+
+from streamcd import train
+from streamcd.cluster.engines import Simulation
+from streamcd.conversion.transpose import make_columns
+from streamcd.dataset.dataset import Dataset
+from streamcd.solvers.problem import Problem, make_problem
+
+CASES = [
+    ("hinge", "dual", {}),
+    ("squared_hinge", "dual", {}),
+    ("log_loss", "dual", {}),
+    ("crammer_singer", "dual", {}),
+    ("twin", "dual", {"slack": "hinge"}),
+    ("twin", "dual", {"slack": "squared_hinge"}),
+    ("twin", "sor", {"slack": "hinge"}),
+    ("squared_hinge", "primal", {}),
+    ("squared_hinge", "online", {}),
+    ("log_loss", "primal", {}),
+    ("log_loss", "online", {}),
+]
+ALLOWED = 2e-8  # of the gap: less rounding leaves its digits alone
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> Iterator[None]:
+    with mp.workdps(80):
+        yield
+
+
+def name_of(value: object) -> str:
+    return "-".join(f"{it}" for it in value.values()) if isinstance(value, dict) else str(value)
+
+
+def issue_example() -> Rows:
+    """Four rows whose terms of the gap were numbers of size C log C, which cancel."""
+    x = np.array([[1250000.0], [-750000.0], [500000.0], [-1500000.0]])
+    return sp.csr_array(x), np.array([1.0, -1.0, 1.0, -1.0])
+
+
+def badly_scaled(seed: int, n_classes: int = 2) -> tuple[Rows, float]:
+    """Rows of sizes from 1e-6 to 1e8, and a C from 1e-3 to 1e6."""
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** rng.uniform(-3, 7) * 10.0 ** rng.uniform(-3, 1, 3)
+    x = rng.standard_normal((14, 3)) * scale
+    y = (np.arange(14) % n_classes).astype(np.float64)
+    return (sp.csr_array(x), y), float(10.0 ** rng.uniform(-3, 6))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Objectives in exact arithmetic
+
+
+def log1p_exp(t: Any) -> Any:
+    return mp.log1p(mp.exp(t)) if t < 0 else t + mp.log1p(mp.exp(-t))
+
+
+def x_log_x(x: Any) -> Any:
+    return x * mp.log(x) if x > 0 else mpf(0)
+
+
+def row_terms(loss: str, t: Any, c: Any, alpha: Any, rest: Any) -> tuple[Any, Any]:
+    """The primal loss and the dual's term of a row."""
+    if loss == "log_loss":
+        return c * log1p_exp(-t), x_log_x(c) - x_log_x(alpha) - x_log_x(rest)
+    if loss == "square":
+        return c * t * t / 2, -alpha * alpha / (2 * c)
+    slack = max(1 - t, mpf(0))
+    if loss == "hinge":
+        return c * slack, alpha
+    return c * slack * slack, alpha - alpha * alpha / (4 * c)
+
+
+def exact_gap(
+    problem: Problem, lane: int, x: np.ndarray, code: np.ndarray, w: np.ndarray, alpha: np.ndarray
+) -> tuple[Any, Any]:
+    """Primal objective, and primal minus dual, of a lane; `alpha` (rows, alpha_width) as the run keeps it."""
+    rows = [[mpf(float(value)) for value in row] for row in x]
+    weights = [mpf(float(value)) for value in w[:, lane]]
+    v = [mpf(0)] * len(weights)
+    primal, dual = sum(value * value for value in weights) / 2, mpf(0)
+    for i, row in enumerate(rows):
+        y, c = mpf(float(problem.sign[code[i], lane])), mpf(float(problem.cost[code[i], lane]))
+        t = y * sum(a * b for a, b in zip(row, weights, strict=True))
+        a, rest = mpf(float(alpha[i, lane])), mpf(0)
+        if problem.loss == "log_loss":  # the smaller of alpha and C - alpha says what both are
+            rest = mpf(float(alpha[i, problem.n_lanes + lane]))
+            a, rest = (a, c - a) if a <= rest else (c - rest, rest)
+        loss = problem.loss
+        if loss == "twin":
+            loss = "square" if y < 0 else problem.slack
+        xi, term = row_terms(loss, t, c, a, rest)
+        primal, dual = primal + xi, dual + term
+        v = [old + y * a * value for old, value in zip(v, row, strict=True)]
+    return primal, primal - dual + sum(value * value for value in v) / 2
+
+
+def exact_class_gap(
+    problem: Problem, x: np.ndarray, code: np.ndarray, w: np.ndarray, alpha: np.ndarray
+) -> tuple[Any, Any]:
+    """As `exact_gap` for Crammer–Singer."""
+    k = problem.classes.size
+    weights = [[mpf(float(value)) for value in w[:, m]] for m in range(k)]
+    v = [[mpf(0)] * w.shape[0] for _ in range(k)]
+    primal, dual = sum(value * value for own in weights for value in own) / 2, mpf(0)
+    for i, row in enumerate([[mpf(float(value)) for value in row] for row in x]):
+        y, c = int(code[i]), mpf(float(problem.cost[code[i], 0]))
+        scores = [sum(a * b for a, b in zip(row, own, strict=True)) for own in weights]
+        primal += c * max(scores[m] - scores[y] + (m != y) for m in range(k))
+        for m in range(k):
+            a = mpf(float(alpha[i, m]))
+            dual -= a * (m != y)
+            v[m] = [old + a * value for old, value in zip(v[m], row, strict=True)]
+    return primal, primal - dual + sum(value * value for own in v for value in own) / 2
+
+
+def exact_gradient_gap(
+    problem: Problem, x: np.ndarray, code: np.ndarray, w: np.ndarray, score: np.ndarray
+) -> tuple[Any, Any]:
+    """As `exact_gap` where alpha follows from scores; for the squared hinge at the best point of its ray."""
+    y, c = problem.sign[code, 0], problem.cost[code, 0]
+    t = y * score[:, 0]
+    if problem.loss == "log_loss":
+        e = np.exp(-np.abs(t))
+        alpha = c * np.where(t > 0, e, 1.0) / (1.0 + e)
+        both = np.stack([alpha, c * np.where(t > 0, 1.0, e) / (1.0 + e)], axis=1)
+        primal, gap = exact_gap(problem, 0, x, code, w, both)
+        return primal, min(gap, primal)  # alpha = 0 is a point of the dual too
+    alpha = 2.0 * c * np.maximum(1.0 - t, 0.0)
+    primal, gap = exact_gap(problem, 0, x, code, w, alpha[:, None])
+    a_sum = sum(mpf(float(a)) for a in alpha)
+    curvature = 2 * (a_sum - (primal - gap))
+    best = a_sum * a_sum / (2 * curvature) if curvature > 0 else mpf(0)
+    return primal, primal - best
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def certify(
+    folder: Path, rows: Rows, loss: str, method: str, C: float, *, tol: float = 1e-6, **options: Any
+) -> list[tuple[float, float, Any, Any, bool]]:
+    """Train, and return of each lane the reported gap and primal, the exact primal and gap, and whether it converged."""
+    columns = method in ("primal", "online")
+    dataset = write_dataset(folder / "data", rows, value_dtype=np.float64, n_chunks=2, n_shards=2)
+    if columns:
+        make_columns(dataset)
+    train(
+        dataset,
+        folder / "run",
+        loss=loss,
+        method=method,
+        C=[C],
+        tol=tol,
+        max_passes=300,
+        memory="1GB",
+        **options,
+    )
+    return compare(
+        folder / "run", dataset, rows, loss, C, columns=columns, slack=options.get("slack", "hinge")
+    )
+
+
+def compare(
+    run: Path, dataset: Dataset, rows: Rows, loss: str, C: float, *, columns: bool, slack: str
+) -> list[tuple[float, float, Any, Any, bool]]:
+    classes, code, counts = np.unique(rows[1], return_inverse=True, return_counts=True)
+    x = rows[0].toarray()
+    problem = make_problem(
+        loss=loss, classes=classes, class_counts=counts, n_features=x.shape[1], C=[C], slack=slack
+    )
+    with np.load(run / "state.npz") as archive:
+        state = {name: archive[name] for name in archive.files}
+    w = state["w"][:-1]
+    if columns:
+        exact = [exact_gradient_gap(problem, x, code, w, state["row_score"])]
+    else:
+        n_vectors = problem.n_lanes * problem.lane_vectors
+        alpha, _ = run_dual(run, dataset, n_vectors * (2 if loss == "log_loss" else 1), n_vectors)
+        if loss == "crammer_singer":
+            exact = [exact_class_gap(problem, x, code, w, alpha)]
+        else:
+            exact = [exact_gap(problem, lane, x, code, w, alpha) for lane in range(problem.n_lanes)]
+    gaps, primals, converged = (state[f"lane_{name}"] for name in ("gap", "primal", "converged"))
+    return [
+        (float(gap), float(primal), *found, bool(done))
+        for gap, primal, found, done in zip(gaps, primals, exact, converged, strict=True)
+    ]
+
+
+def assert_holds(lanes: list[tuple[float, float, Any, Any, bool]], tol: float, columns: bool) -> None:
+    for gap, primal, true_primal, true_gap, converged in lanes:
+        assert true_gap >= 0
+        true_gap = min(true_gap, true_primal)  # alpha = 0 is a point of the dual too
+        # the scores that a primal method ends with are those that its last certificate has summed up anew
+        slack = 1e-9 * primal if columns else 0.0
+        assert gap * (1 + ALLOWED) + slack >= true_gap, f"{gap} is reported, {mp.nstr(true_gap, 6)} is true"
+        if converged:
+            assert true_gap <= tol * true_primal * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("loss", "method", "options"), CASES, ids=name_of)
+def test_no_certificate_is_below_the_true_gap_of_the_example(
+    tmp_path: Path, loss: str, method: str, options: dict[str, Any]
+) -> None:
+    for number, C in enumerate((1.0, 1e4)):
+        lanes = certify(tmp_path / str(number), issue_example(), loss, method, C, **options)
+        assert_holds(lanes, 1e-6, method in ("primal", "online"))
+
+
+@pytest.mark.parametrize(("loss", "method", "options"), CASES, ids=name_of)
+def test_no_certificate_is_below_the_true_gap_where_scales_are_bad(
+    tmp_path: Path, loss: str, method: str, options: dict[str, Any]
+) -> None:
+    n_classes = 3 if loss in ("crammer_singer", "twin") else 2
+    for seed in range(12):
+        rows, C = badly_scaled(seed, n_classes)
+        lanes = certify(tmp_path / str(seed), rows, loss, method, C, tol=1e-9, **options)
+        assert_holds(lanes, 1e-9, method in ("primal", "online"))
+
+
+@pytest.mark.parametrize(("loss", "method", "options"), CASES, ids=name_of)
+def test_the_bound_of_rounding_costs_no_digits_where_scales_are_good(
+    tmp_path: Path, loss: str, method: str, options: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = sp.csr_array(rng.standard_normal((20, 3))), (np.arange(20) % 2).astype(np.float64)
+    for gap, primal, true_primal, true_gap, converged in certify(
+        tmp_path, rows, loss, method, 1.0, tol=1e-9, **options
+    ):
+        assert converged
+        assert gap - true_gap <= 1e-12 * true_primal
+        assert abs(primal - true_primal) <= 1e-12 * true_primal
+
+
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge", "log_loss"])
+def test_no_certificate_of_workers_excludes_a_better_primal(tmp_path: Path, loss: str) -> None:
+    """Joint rounds sum up the same terms; the primal that one process reaches is the judge, in exact arithmetic."""
+    for seed in range(3):
+        rows, C = badly_scaled(seed)
+        code, zeros = rows[1].astype(int), np.zeros((14, 2))
+        problem = make_problem(
+            loss=loss, classes=np.array([0.0, 1.0]), class_counts=np.array([7, 7]), n_features=3, C=[C]
+        )
+        dataset = write_dataset(
+            tmp_path / f"data{seed}", rows, value_dtype=np.float64, n_chunks=2, n_shards=2
+        )
+        primals, gaps = [], []
+        for name, options in (
+            ("one", {"max_passes": 300}),
+            ("two", {"max_passes": 4, "client": Simulation(2)}),
+        ):
+            run = tmp_path / f"{name}{seed}"
+            train(dataset, run, loss=loss, method="dual", C=[C], tol=1e-9, memory="1GB", **options)
+            with np.load(run / "state.npz") as archive:
+                primals.append(exact_gap(problem, 0, rows[0].toarray(), code, archive["w"][:-1], zeros)[0])
+                gaps.append(float(archive["lane_gap"][0]))
+        assert gaps[1] * (1 + ALLOWED) >= primals[1] - primals[0]
+        assert gaps[0] * (1 + ALLOWED) >= primals[0] - primals[1]

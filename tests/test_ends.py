@@ -1,0 +1,190 @@
+"""Ends of work: Ctrl-C from Python and twice, trainings that do not converge, full disks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import SUBPROCESS_ENVIRONMENT
+from small_datasets import random_rows, write_dataset
+
+import streamcd
+from streamcd.cli.commands import cli
+from streamcd.core.progress import Listener
+
+ENDLESS = {"tol": 0.0, "max_passes": 10**9}
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    return Path(write_dataset(tmp_path / "data", random_rows()).path)
+
+
+class SignalsInPass(Listener):
+    """Sends this process a signal once some passes are done."""
+
+    def __init__(self, signum: int = signal.SIGINT, after: int = 5) -> None:
+        self.signum, self.after, self.sent = signum, after, 0
+
+    def progress(self, progress) -> None:
+        if (
+            progress.phase.startswith("pass")
+            and int(progress.phase.split()[1]) > self.after
+            and not self.sent
+        ):
+            self.sent += 1
+            os.kill(os.getpid(), self.signum)
+
+
+def test_ctrl_c_from_python_saves_the_passes_done(data, tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="resume"):
+        streamcd.train(data, tmp_path / "run", listener=SignalsInPass(), **ENDLESS)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert np.load(tmp_path / "run" / "state.npz")["lane_passes"].max() >= 5
+    with pytest.raises(KeyboardInterrupt, match="resume"):
+        streamcd.resume(tmp_path / "run", listener=SignalsInPass(after=20))
+    assert np.load(tmp_path / "run" / "state.npz")["lane_passes"].max() >= 20
+    with pytest.raises(KeyboardInterrupt, match="resume"):
+        streamcd.tune(data, tmp_path / "search", C=[0.1, 1], listener=SignalsInFolds(), **ENDLESS)
+    assert np.load(tmp_path / "search" / "folds" / "state.npz")["lane_passes"].max() >= 5
+
+
+class SignalsInFolds(SignalsInPass):
+    def progress(self, progress) -> None:
+        if progress.phase.startswith("folds: pass 7") and not self.sent:
+            self.sent += 1
+            os.kill(os.getpid(), self.signum)
+
+
+def test_other_signals_from_python_do_what_they_did_after_saving(data, tmp_path):
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: received.append(signum))
+    try:
+        with pytest.raises(streamcd.StreamcdError, match="resume"):
+            streamcd.train(data, tmp_path / "run", listener=SignalsInPass(signal.SIGTERM), **ENDLESS)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    assert np.load(tmp_path / "run" / "state.npz")["lane_passes"].max() >= 5
+
+
+def test_training_in_another_thread_leaves_signals_alone(data, tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(streamcd.train(data, tmp_path / "run")))
+    thread.start()
+    thread.join()
+    assert results[0].converged
+
+
+def test_an_unconverged_training_warns_from_python(data, tmp_path):
+    with pytest.warns(
+        streamcd.ConvergenceWarning, match=r"3 passes.*relative gap is .*resume.*max_passes"
+    ) as found:
+        streamcd.train(data, tmp_path / "run", tol=1e-12, max_passes=3)
+    assert found[0].filename == __file__
+    with pytest.warns(streamcd.ConvergenceWarning, match="4 passes"):
+        streamcd.resume(tmp_path / "run", max_passes=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        streamcd.train(data, tmp_path / "converged")
+        line = ["train", str(data), str(tmp_path / "told"), "--tol", "1e-12", "--max-passes", "3"]
+        told = CliRunner().invoke(cli, line)
+    assert told.exit_code == 0
+    assert told.stderr.count("not converged") == 1
+
+
+def test_a_target_of_regression_is_warned_of_at_once(tmp_path):
+    x, _ = random_rows(400)
+    y = np.repeat(np.arange(200.0), 2)
+    dataset = write_dataset(tmp_path / "data", (x, y))
+
+    class Heard(Listener):
+        warned: ClassVar[list[str]] = []
+
+        def warning(self, text: str) -> None:
+            self.warned.append(text)
+
+        def progress(self, progress) -> None:
+            assert self.warned
+
+    streamcd.train(dataset, tmp_path / "run", max_passes=1, listener=Heard())
+    assert "regression" in Heard.warned[0]
+    assert "200 labels" in Heard.warned[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command line
+
+
+def start(*arguments: object, **options) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "streamcd", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=SUBPROCESS_ENVIRONMENT, **options)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None, process.stderr
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.05, 0.2])
+def test_a_second_ctrl_c_changes_nothing(data, tmp_path, pause):
+    process = start("train", data, tmp_path / "run", "--tol", "0", "--max-passes", "100000000")
+    wait_for(tmp_path / "run" / "log.jsonl", process)
+    process.send_signal(signal.SIGINT)
+    while process.poll() is None:
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+    errors = process.stderr.read()
+    assert "Traceback" not in errors
+    assert "streamcd resume" in errors
+    assert process.returncode == 130
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+@pytest.mark.parametrize("extra", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "command", ["columns data --force", "train data run --force -C 2", "verify data", "evaluate data run"]
+)
+def test_a_full_standard_output_is_one_line(data, tmp_path, command, extra):
+    streamcd.train(data, tmp_path / "run")
+    with open("/dev/full", "w") as full:
+        process = start(*command.split(), "--quiet", *extra, stdout=full, cwd=tmp_path)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith("streamcd: error: standard output: No space left on device")
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+
+
+def test_a_full_disk_is_told_with_the_file_and_how_to_go_on(data, tmp_path, monkeypatch):
+    streamcd.train(data, tmp_path / "run", max_passes=2, tol=0)
+    write = np.savez
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", fail)
+    for line in (["resume", "run", "--max-passes", "9"], ["train", "data", "new"]):
+        monkeypatch.chdir(tmp_path)
+        found = CliRunner().invoke(cli, line)
+        assert found.exit_code == 1
+        last = found.stderr.splitlines()[-1]
+        assert "state.npz" in last
+        assert "No space left on device" in last
+        assert ("'streamcd resume run' goes on" in last) == (line[0] == "resume")
+        assert "free" in last
+    monkeypatch.setattr(np, "savez", write)
