@@ -310,7 +310,10 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 @cli.command()
 @click.argument("run")
 @click.option(
-    "--max-passes", type=int, metavar="N", help="Largest number of passes over the data, counted from the start of the run."
+    "--max-passes",
+    type=int,
+    metavar="N",
+    help="Largest number of passes over the data, counted from the start of the run.",
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
