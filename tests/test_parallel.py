@@ -90,7 +90,7 @@ def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
 
     def use(n_workers: int) -> int:
-        for module in ("core.process_pool", "prediction.predict", "dataset.verify"):
+        for module in ("core.process_pool", "prediction.predict"):
             if n_workers > 1:
                 monkeypatch.setattr(
                     importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]

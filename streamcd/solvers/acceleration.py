@@ -103,7 +103,7 @@ class Acceleration:
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
         state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
-        state.lanes["movement"] = np.zeros((n_lanes, N_BUCKETS))
+        state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
 
     def begin_pass(self, state: State, lanes: np.ndarray) -> None:
         """Move the centres of lanes that begin a training read."""
@@ -116,20 +116,20 @@ class Acceleration:
 
     def end_pass(self, state: State, trained: np.ndarray) -> None:
         """Measure what a training read has moved, and leave lanes at the point that a certificate would be of."""
-        kept, n_lanes = state.lanes, self._first.size
+        kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
         sums, sketch = np.zeros((n_lanes, 2)), np.zeros((n_lanes, N_BUCKETS))
         arguments = (state.w, state.matrices["companion"], self._width, trained, kept["kappa"])
         acceleration_kernels.end_pass(*arguments, sums, sketch)
         kept["in_pass"][trained] = False
         with np.errstate(all="ignore"):  # the loop says what is not finite
-            norms = np.linalg.norm(sketch, axis=1) * np.linalg.norm(kept["movement"], axis=1)
-            products = np.einsum("ij,ij->i", sketch, kept["movement"])
+            norms = np.sqrt(_row_products(sketch, sketch) * _row_products(previous, previous))
+            products = _row_products(sketch, previous)
             cosine = np.divide(products, norms, out=np.zeros(n_lanes), where=norms > 0)
             distance = 0.5 * kept["kappa"] ** 2 * sums[:, MOVED]
         kept["cosine"][trained] = cosine[trained]
         kept["distance"][trained] = distance[trained]
         kept["w_alpha_square"][trained] = sums[trained, ALPHA_NORM]
-        kept["movement"][trained] = sketch[trained]
+        previous[trained] = sketch[trained]
         scale = 1.0 + kept["kappa"]  # kernels count with q/mu
         kept["alpha_sum"] += state.totals[:, ALPHA]
         kept["alpha_curvature"] += state.totals[:, ALPHA_CURVATURE] * scale
@@ -194,6 +194,12 @@ def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float
         lanes["progress"][lane] = 0.5 * (lanes["progress"][lane] + math.log(estimate / previous))
     lanes["previous_estimate"][lane] = estimate
     return float(lanes["progress"][lane])
+
+
+def _row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the inner products of rows; no array of their size is made, which counts where lanes are many."""
+    products: np.ndarray = np.einsum("ij,ij->i", a, b)
+    return products
 
 
 def _clip(number: float, low: float, high: float) -> float:
