@@ -145,3 +145,11 @@ def test_a_dataset_does_not_replace_the_text_in_it(here):
     Path("data/text").write_bytes(Path("text").read_bytes())
     assert "input" in refused("convert data/text data --force")
     assert Path("data/text").exists()
+
+
+def test_what_a_killed_import_left_is_no_obstacle(here):
+    assert succeeds("export run killed.model --format liblinear")
+    Path("imported").mkdir()
+    (Path("imported") / "weights.npy.partial").write_bytes(b"half")
+    assert succeeds("import killed.model imported")
+    assert not (Path("imported") / "weights.npy.partial").exists()

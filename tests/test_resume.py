@@ -628,3 +628,12 @@ def test_a_damaged_run_to_start_from_is_named(dataset: Dataset, tmp_path: Path) 
     state.write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged"):
         train(dataset, tmp_path / "next", C=2.0, start_from=tmp_path / "run")
+
+
+def test_a_run_whose_state_was_lost_is_not_begun_anew_in_silence(tmp_path: Path) -> None:
+    """Resuming it trained from the start, to other bits than those of the run."""
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    train(dataset, tmp_path / "run", max_passes=2, tol=1e-9)
+    (tmp_path / "run" / "state.npz").unlink()
+    with pytest.raises(CheckpointError, match=r"state.npz: missing, though the run's log"):
+        resume(tmp_path / "run", max_passes=4)

@@ -475,8 +475,9 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     """
     from ..core.atomic_files import check_output
     from ..models.liblinear import import_liblinear
+    from ..models.model import is_unfinished
 
-    if not os.path.isdir(model) or os.listdir(model):
+    if not is_unfinished(model):
         check_output(Path(model), "a model", lambda path: (path / "model.json").is_file(), force=force)
     found = import_liblinear(file)
     found.save(model)

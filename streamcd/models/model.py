@@ -410,6 +410,13 @@ def is_model(path: str | os.PathLike[str]) -> bool:
     return (Path(path) / "model.json").exists() or bool(models_of_path(path))
 
 
+def is_unfinished(path: str | os.PathLike[str]) -> bool:
+    """Tell a directory that is empty, or has nothing but what a killed `Model.save` may leave."""
+    arrays = {"weights.npy", "scaling.npy"}
+    left = arrays | {f"{name}.partial" for name in (*arrays, "model.json")}
+    return os.path.isdir(path) and left.issuperset(os.listdir(path))
+
+
 def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
     """Check the model in a directory, or those of a path over C; problems are named in a line each.
 

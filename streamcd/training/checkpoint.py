@@ -82,7 +82,13 @@ class Run:
         """
         arrays = read_arrays(self.state_path, identity=self.identity, room=room + _HEADERS_BYTES)
         if arrays is None:
-            self._cut_log(0)
+            if (
+                self.log_path.exists() and self.log_path.stat().st_size
+            ):  # the first state comes before the first line
+                raise CheckpointError(
+                    f"{self.state_path}: missing, though the run's log tells of passes; restore it from a copy, or train "
+                    "again with --force"
+                )
             return None
         arrays.pop("identity", None)
         with _damage_named(self.state_path):
