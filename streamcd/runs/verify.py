@@ -54,7 +54,7 @@ def _run_problems(path: Path, listener: Listener) -> Iterator[str]:
     if identity is None:
         listener.warning(f"{path} carries no identity; 'streamcd resume' gives it one")
     try:
-        run = reopen(config, same_dataset(config))
+        run = reopen(path, config, same_dataset(config))
     except StreamcdError as error:
         yield f"{error} (without it, neither slots nor states were checked)"
         return
@@ -68,7 +68,9 @@ def _run_problems(path: Path, listener: Listener) -> Iterator[str]:
                 yield f"{path / part / 'config.json'}: of another run"
                 continue
             options = replace(inner, tune=None)
-            yield from _directory_problems(path / part, expected, reopen(options, run.dataset), listener)
+            yield from _directory_problems(
+                path / part, expected, reopen(path / part, options, run.dataset), listener
+            )
 
 
 def _directory_problems(

@@ -56,7 +56,12 @@ class SlotStore:
                 os.posix_fallocate(self._open(chunk), 0, size)
 
     def restore(self, current: np.ndarray) -> None:
-        """Restore the slot bits of a checkpoint."""
+        """Restore the slot bits of a checkpoint; refused where they are not of these chunks."""
+        if current.shape != self.current.shape:
+            raise CheckpointError(
+                f"{self.folder}: the checkpoint has {current.size} slots, the run's configuration (config.json) makes "
+                f"{self.current.size}; restore the run directory from a copy, or train again with --force"
+            )
         self.current = current.copy()
         self._durable = current.copy()
 
