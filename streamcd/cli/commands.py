@@ -199,8 +199,10 @@ def _way_on(run: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if os.path.exists(os.path.join(run, "state.npz")):
-            error.add_note(f"'streamcd resume {run}' goes on from the last checkpoint")
+        if os.path.exists(os.path.join(run, "config.json")):
+            begun = next(Path(run).rglob("state.npz"), None)  # of a search or a group in a folder
+            where = "from the last checkpoint" if begun else "from the beginning"
+            error.add_note(f"'streamcd resume {run}' goes on {where}")
         raise
 
 

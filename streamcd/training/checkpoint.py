@@ -93,7 +93,7 @@ class Run:
         """Add a line to ``log.jsonl``."""
         first = {} if self._log_bytes else {"identity": self.identity.name}
         line = (json.dumps({**first, **record}) + "\n").encode()
-        with open(self.log_path, "ab") as file:
+        with file_named(self.log_path), open(self.log_path, "ab") as file:
             file.write(line)
         self._log_bytes += len(line)
 
@@ -112,7 +112,7 @@ class Run:
     def _cut_log(self, n_bytes: int) -> None:
         if n_bytes and self.log_path.exists():
             self.identity.check(log_identity(self.log_path), self.log_path)
-        with open(self.log_path, "ab") as file:
+        with file_named(self.log_path), open(self.log_path, "ab") as file:
             self._log_bytes = min(n_bytes, file.tell())
             file.truncate(self._log_bytes)
 
