@@ -56,6 +56,11 @@ class SlotStore:
                 with file_named(self._path(chunk)):
                     os.posix_fallocate(self._open(chunk), 0, size)
 
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest slot."""
+        return int(self._slot_bytes.max(initial=0))
+
     def restore(self, current: np.ndarray) -> None:
         """Restore the slot bits of a checkpoint; refused where they are not of these chunks."""
         if current.shape != self.current.shape:

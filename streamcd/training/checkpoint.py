@@ -35,7 +35,7 @@ RUN = Kind(
 
 _OWN_KEYS = ("format", "format_version", "checksum", "identity", "identity_adopted")  # of config.json
 _HEADERS_BYTES = 1 << 20  # of the arrays of a state, and the few numbers beside it
-_LINE_BYTES = 1 << 20  # of the log, at most
+LINE_BYTES = 1 << 20  # of the log, at most
 _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial")
 
 
@@ -120,7 +120,7 @@ class Run:
 def log_identity(path: Path) -> str | None:
     """Read the name of the run from the first line of its log; an error where that is no record."""
     with open(path, "rb") as file:
-        line = file.readline(_LINE_BYTES)
+        line = file.readline(LINE_BYTES)
     try:
         return str(json.loads(line)["identity"])
     except KeyError:
