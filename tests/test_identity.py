@@ -294,6 +294,6 @@ def test_verify_of_a_run_keeps_to_the_memory_and_advises_by_kind(dataset: Datase
         found = CliRunner().invoke(cli, ["verify", str(place)])
         assert found.exit_code == 2
         closing = found.stderr.splitlines()[-1]
-        assert "restore the files that are named from a copy" in closing
+        assert "restore the files named above from a copy" in closing
         assert advice in closing
         assert other not in closing
