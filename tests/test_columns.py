@@ -270,6 +270,39 @@ def test_a_kill_after_the_layout_was_put_in_place_leaves_it_alone(
     assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
 
 
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_kill_in_the_last_cleaning_up_leaves_a_whole_layout_and_no_obstacle(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(2_500, 3_000))
+    expected = files_of(make_columns(dataset, **SMALL))
+    left = after
+
+    def remove(*given: object, **named: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        unlink(*given, **named)
+
+    unlink, put = os.unlink, transpose.put_directory
+
+    def put_and_patch(*given: Path) -> None:
+        put(*given)
+        patched.setattr(os, "unlink", remove)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transpose, "put_directory", put_and_patch)
+        with pytest.raises(KeyboardInterrupt):
+            make_columns(dataset, force=True, **SMALL)
+    assert (dataset.path / ".columns.partial").exists()
+    (dataset.path / ".columns.shared").mkdir()  # an earlier version's
+    assert dataset.verify() == []
+    assert files_of(open_columns(dataset)) == expected
+    assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
+    assert [name for name in os.listdir(dataset.path) if name.startswith(".")] == []
+
+
 def test_layout_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     make_columns(dataset, **SMALL)
     other = write_dataset(tmp_path / "other", random_rows(), n_chunks=3)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import lzma
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -602,6 +604,49 @@ def test_a_dataset_that_was_being_replaced_comes_back(text_file: Path, tmp_path:
     with pytest.raises(DataError):
         convert(tmp_path / "bad", tmp_path / "data")
     assert open_dataset(tmp_path / "data").fingerprint == old.fingerprint
+
+
+class Killed(BaseException):
+    """Where a process ends without a word."""
+
+
+@contextmanager
+def removals_end(monkeypatch: pytest.MonkeyPatch, place: Path, after: int) -> Iterator[None]:
+    """Stop at the removal of one more file or directory than `after`, once `place` is there."""
+    left = after
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rmdir"):
+            real = getattr(os, name)
+
+            def remove(*given: Any, real: Callable[..., None] = real, **named: Any) -> None:
+                nonlocal left
+                left -= place.exists()
+                if left < 0:
+                    raise Killed
+                real(*given, **named)
+
+            patch.setattr(os, name, remove)
+        yield
+
+
+def test_a_kill_at_any_moment_of_the_last_cleaning_up_leaves_a_whole_dataset_and_no_obstacle(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, expected = tmp_path / "data", convert(text_file, tmp_path / "expected").fingerprint
+    for after in itertools.count():
+        try:
+            with removals_end(monkeypatch, data, after):
+                convert(text_file, data)
+            break
+        except Killed:
+            pass
+        assert (tmp_path / ".data.partial").exists()
+        assert open_dataset(data).verify() == []
+        assert open_dataset(data).fingerprint == expected
+        assert convert(text_file, data, force=True).fingerprint == expected
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "expected", "text.libsvm"]
+        shutil.rmtree(data)
+    assert after >= 2
 
 
 def test_the_writer_is_told_the_final_dtypes(

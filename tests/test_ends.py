@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from small_datasets import random_rows, write_dataset
 import streamcd
 from streamcd.cli.commands import cli
 from streamcd.core.progress import Listener
+from streamcd.training import checkpoint
 
 ENDLESS = {"tol": 0.0, "max_passes": 10**9}
 
@@ -188,3 +190,47 @@ def test_a_full_disk_is_told_with_the_file_and_how_to_go_on(data, tmp_path, monk
         assert ("'streamcd resume run' goes on" in last) == (line[0] == "resume")
         assert "free" in last
     monkeypatch.setattr(np, "savez", write)
+
+
+@pytest.mark.parametrize("train", ["train data run -C 1", "tune data run -C 0.1,1 --cv 2"])
+@pytest.mark.parametrize(
+    ("file", "call"), [("log.jsonl", "write"), ("dual/part-", "pwritev"), ("dual/part-", "fsync")]
+)
+def test_a_disk_that_fills_up_in_training_is_told_with_the_file_and_the_way_on(
+    data, tmp_path, monkeypatch, train, file, call
+):
+    """No failure of a write says by itself to which file."""
+    monkeypatch.chdir(tmp_path)
+    real = {name: getattr(os, name) for name in ("pwritev", "fsync")}
+
+    def fail_on(descriptor: int, *arguments):
+        if f"/{file}" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        return real[call](descriptor, *arguments)
+
+    class FullLog(io.BytesIO):
+        def write(self, _) -> int:
+            raise OSError(28, "No space left on device")
+
+    def opened(path, mode="r", *arguments, **named):
+        return (
+            FullLog() if mode == "ab" and file in str(path) and cut else open(path, mode, *arguments, **named)
+        )
+
+    cut: list[int] = []
+    with monkeypatch.context() as full:
+        if call == "write":
+            append = checkpoint.Run.append_log
+            full.setattr(checkpoint.Run, "append_log", lambda *given: cut.append(1) or append(*given))
+            full.setattr(checkpoint, "open", opened, raising=False)
+        else:
+            full.setattr(os, call, fail_on)
+        line = [*train.split(), "--tol", "1e-9", "--checkpoint-every", "0.001", "--max-passes", "5"]
+        found = CliRunner().invoke(cli, line)
+    assert found.exit_code == 1
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith("streamcd: error: run/")
+    assert f"{file}" in last
+    assert "No space left on device; free some space there" in last
+    assert "'streamcd resume run' goes on from the" in last
+    assert CliRunner().invoke(cli, ["resume", "run"]).exit_code == 0

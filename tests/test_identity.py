@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from interrupted import ended
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
+from streamcd.cli.commands import cli
 from streamcd.cluster.engines import Simulation
 from streamcd.conversion.transpose import make_columns
-from streamcd.core.errors import CheckpointError, StreamcdError
+from streamcd.core.errors import CheckpointError, StreamcdError, UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.metadata import write_metadata
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
@@ -271,3 +274,26 @@ def test_verify_takes_searches_and_groups(dataset: Dataset, tmp_path: Path) -> N
 def test_verify_of_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StreamcdError, match="is not a run"):
         verify_run(tmp_path)
+
+
+def test_verify_of_a_run_keeps_to_the_memory_and_advises_by_kind(dataset: Dataset, tmp_path: Path) -> None:
+    run, data = tmp_path / "run", Path(dataset.path)
+    streamcd.train(dataset, run, max_passes=2)
+    with pytest.raises(UsageError, match=r"the largest slot = .* needed"):
+        verify_run(run, memory=RESERVED_BYTES)
+    assert verify_run(run, memory="400MB") == []
+    refused = CliRunner().invoke(cli, ["verify", str(run), "--memory", "300MB"])
+    assert (refused.exit_code, "--memory 300 MB is too small" in refused.stderr) == (2, True)
+    assert CliRunner().invoke(cli, ["verify", str(run), "--workers", "0"]).exit_code == 2
+    for file, place, advice, other in [
+        (run / "log.jsonl", run, "train again", "column"),
+        (run / "model" / "weights.npy", run / "model", "import", "column"),
+        (next(data.glob("rows/*.parquet")), data, "convert the data again", "train"),
+    ]:
+        file.write_bytes(b"x" * file.stat().st_size)
+        found = CliRunner().invoke(cli, ["verify", str(place)])
+        assert found.exit_code == 2
+        closing = found.stderr.splitlines()[-1]
+        assert "restore the files named above from a copy" in closing
+        assert advice in closing
+        assert other not in closing

@@ -21,12 +21,14 @@ from interrupted import ended
 from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import label_sorted, multiclass, random_rows, windows_of, write_dataset
 
+from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.dataset.dataset import Dataset
 from streamcd.models.model import load_model
 from streamcd.runs.config import ProblemOptions, RunConfig, Search, SharedRounds, read_config, write_config
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
+from streamcd.runs.verify import verify_run
 from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.identity import Identity
 from streamcd.stream.memory_plan import Plan
@@ -468,6 +470,78 @@ def test_a_configuration_with_a_wrong_type_is_refused_by_name(interrupted: Calla
     rewrite_config(run, lambda config: config["plan"].update(window_entries="many"))
     with pytest.raises(CheckpointError, match=r"config\.json: damaged .*plan\.window_entries"):
         resume(run)
+
+
+WRONG_VALUES = [
+    (("options", "folds"), -1),
+    (("options", "folds"), 1),
+    (("options", "folds"), 10**9),
+    (("options", "loss"), "absolute"),
+    (("options", "method"), "newton"),
+    (("options", "C"), []),
+    (("options", "C"), [float("nan")]),
+    (("options", "bias"), float("nan")),
+    (("options", "code"), [[1, -1], [1]]),
+    (("options", "code"), [[10**30], [-1]]),
+    (("options", "class_weight"), [[7.0, 1.0]]),
+    (("options", "omega"), 2.0),
+    (("options", "acceleration"), "much"),
+    (("options", "unpenalized_bias"), True),
+    (("rule", "tol"), float("nan")),
+    (("rule", "tol"), None),
+    (("rule", "max_passes"), 0),
+    (("memory",), -1),
+    (("n_groups",), 0),
+    (("n_groups",), 10**9),
+    (("plan", "window_entries"), 0),
+    (("plan", "window_rows"), -1),
+    (("plan", "window_entries"), 10**30),
+    (("plan", "page_rows"), -1),
+    (("checkpoint_every",), float("nan")),
+    (("rounds",), {"local_passes": 0, "worker_timeout": 1.0}),
+    (("rounds",), {"local_passes": 1, "worker_timeout": 1.0, "shared_memory": 0}),
+    (("tune",), {"cv": 3}),
+    (("dataset",), "a\0b"),
+    (("start_from",), "a\0b"),
+]
+
+
+@pytest.mark.parametrize(("keys", "value"), WRONG_VALUES, ids=lambda given: str(given)[:40])
+def test_a_configuration_that_makes_no_sense_is_refused_by_file_and_key(
+    interrupted: Callable[[str], Path], keys: tuple[str, ...], value: object
+) -> None:
+    run = interrupted("copy")
+
+    def change(config: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            config = config[key]
+        config[keys[-1]] = value
+
+    rewrite_config(run, change)
+    word = {"rounds": "local_passes|shared_memory"}.get(keys[-1], keys[-1].split("_")[-1])
+    with pytest.raises(CheckpointError, match=rf"config\.json: damaged \(.*({word})") as found:
+        resume(run)
+    assert "\n" not in str(found.value)
+    assert any(str(run / "config.json") in problem for problem in verify_run(run))
+
+
+def test_pages_of_a_run_that_has_none_are_refused(dataset: Dataset, tmp_path: Path) -> None:
+    make_columns(dataset)
+    run = tmp_path / "run"
+    train(dataset, run, method="primal", max_passes=2, tol=1e-9)
+    rewrite_config(run, lambda config: config["plan"].update(page_rows=7))
+    with pytest.raises(CheckpointError, match=r"rows: the checkpoint has 0 slots.*config\.json"):
+        resume(run, max_passes=3)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_plan_larger_than_the_data_takes_no_more_memory_than_they_do(
+    interrupted: Callable[[str], Path], tmp_path: Path, resident: bool
+) -> None:
+    run = interrupted("copy")
+    large = {"window_entries": 2**62, "window_rows": 2**62, "page_rows": 0, "resident": resident}
+    rewrite_config(run, lambda config: config.update(plan=large))
+    assert max(lane["passes"] for lane in resume(run).lanes) == options()["max_passes"]
 
 
 @pytest.mark.parametrize("rounds", [None, SharedRounds(None, 300.0), SharedRounds(2, 1.5, 10**9)])

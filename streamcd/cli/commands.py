@@ -137,51 +137,59 @@ def info(dataset: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL")
 @memory_option
-@click.option("--workers", type=int, default=1, help="Processes that share the work.")
+@click.option("--workers", type=int, default=1, help="Processes that share the work on a dataset.")
 @output_options
 def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Check every checksum and invariant of a dataset, a run or a model; exit status 2 if something is wrong.
+
+    Runs and models are read by one process, a slot or a model at a time.
 
     \b
     Example:
       streamcd verify data
     """
     with console.Console(quiet) as listener:
-        problems = _find_problems(path, listener, **options)
-    console.show({"ok": not problems, "problems": problems}, as_json, lambda: _print_problems(path, problems))
+        problems, advice = _find_problems(path, listener, **options)
+    console.show(
+        {"ok": not problems, "problems": problems}, as_json, lambda: _print_problems(path, problems, advice)
+    )
     if problems:
         sys.exit(2)
 
 
-def _find_problems(path: str, listener: console.Console, *, memory: str, workers: int) -> list[str]:
-    """Verify a directory according to its kind: a run, a model, or else a dataset."""
+def _find_problems(
+    path: str, listener: console.Console, *, memory: str, workers: int
+) -> tuple[list[str], str]:
+    """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
+    from ..core.process_pool import checked_workers as checked_processes
     from ..dataset.dataset import open_dataset
     from ..models.model import is_model, verify_model
 
+    checked_processes(workers)
     if os.path.exists(os.path.join(path, "config.json")):
         from ..runs.verify import verify_run
 
-        return verify_run(path, listener)
+        return verify_run(path, listener, memory=memory), "or train again with --force"
     if is_model(path):
-        return verify_model(path, memory=memory)
+        return verify_model(path, memory=memory), "or train, or import, the model again"
+    advice = (
+        "convert the data again, or make the column layout again ('streamcd columns --force') where only its files are "
+        "named"
+    )
     try:
         # files that are missing are problems to list, not a reason to stop
-        return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory)
+        return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory), advice
     except DatasetError as error:
         if not os.path.exists(path):
             raise
-        return [str(error)]
+        return [str(error)], advice
 
 
-def _print_problems(path: str, problems: list[str]) -> None:
+def _print_problems(path: str, problems: list[str], advice: str) -> None:
     for problem in problems:
         console.print_error(problem)
     if problems:
-        click.echo(
-            f"{len(problems)} found: restore the files named above from a copy, convert the data again, or make the "
-            "column layout again ('streamcd columns --force') where only its files are named",
-            err=True,
-        )
+        click.echo(f"{len(problems)} found: restore the files named above from a copy, {advice}", err=True)
     else:
         click.echo(f"{path}: all checksums and invariants hold")
 
@@ -196,8 +204,10 @@ def _way_on(run: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if os.path.exists(os.path.join(run, "state.npz")):
-            error.add_note(f"'streamcd resume {run}' goes on from the last checkpoint")
+        if os.path.exists(os.path.join(run, "config.json")):
+            begun = next(Path(run).rglob("state.npz"), None)  # of a search or a group in a folder
+            where = "from the last checkpoint" if begun else "from the beginning"
+            error.add_note(f"'streamcd resume {run}' goes on {where}")
         raise
 
 

@@ -39,7 +39,9 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
             yield work
             put_directory(work / "dataset", dest, work / "replaced" if force else None)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            with suppress(OSError):
+                _remove_entries(work)
+                shutil.rmtree(work)
 
 
 @contextmanager
@@ -112,6 +114,11 @@ def _same_file(descriptor: int, path: Path) -> bool:
 def _clean(work: Path, dest: Path) -> None:
     """Remove what an interrupted conversion left; give back a dataset that it was about to replace."""
     restore_directory(dest, work / "replaced")
+    _remove_entries(work)
+
+
+def _remove_entries(work: Path) -> None:
+    """Remove all that is in a directory for work but its lock, by which it is known as ours after a kill in between."""
     for entry in work.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -15,7 +15,8 @@ def sync(path: Path) -> None:
     """Make the bytes of a file, or the names in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with file_named(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

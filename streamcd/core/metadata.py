@@ -21,6 +21,9 @@ MAX_DEPTH = 32
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A number of things, in a declared structure."""
 
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+"""Like `Count`, one at least."""
+
 FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
 """Name of a file in the directory that holds the metadata, or in a folder of it."""
 

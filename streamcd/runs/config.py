@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ..core.errors import CheckpointError, UsageError
+from ..core.metadata import Positive
 from ..core.progress import Listener
 from ..dataset.column_layout import open_columns
 from ..dataset.dataset import Dataset, open_dataset
@@ -23,6 +24,8 @@ from ..solvers.registry import check_omega, find_solver, make_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
+
+MAX_FOLDS = 100
 
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `SharedRounds.worker_timeout`."""
@@ -51,6 +54,12 @@ class ProblemOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "omega", check_omega(self.omega, self.loss, self.method))
+        if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
+            raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
+        if self.code is not None and len(set(map(len, self.code))) != 1:
+            raise UsageError("code: expected rows of the same length")
+        if any(sign not in (-1, 0, 1) for row in self.code or () for sign in row):
+            raise UsageError("code: expected -1, 0 and 1 only")
         object.__setattr__(self, "acceleration", check_acceleration(self.acceleration))
 
     @classmethod
@@ -147,7 +156,7 @@ class SharedRounds:
 
     local_passes: int | None  # None lets the shape of the data decide
     worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
-    shared_memory: int | None = None  # bytes that workers of this machine share with this process
+    shared_memory: Positive | None = None  # bytes that workers of this machine share with this process
 
     def __post_init__(self) -> None:
         if self.local_passes is not None and self.local_passes < 1:
@@ -169,9 +178,6 @@ class TrainOptions:
     start_from: str | None = None
     search: bool = False  # for the best C, by cross-validation
 
-    def __post_init__(self) -> None:
-        check_positive(checkpoint_every=self.checkpoint_every)
-
 
 def check_positive(**numbers: float) -> None:
     """Refuse a number that is not above 0, by its name."""
@@ -181,18 +187,9 @@ def check_positive(**numbers: float) -> None:
 
 
 def make_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:
-    """Make the rule of stopping from checked numbers: a relative gap of 1e-3 where neither rule is given."""
-    if tol is not None and eps is not None:
-        raise UsageError(
-            "expected one stopping rule, found both: give the relative gap (tol) or LIBLINEAR's eps"
-        )
+    """Make the rule of stopping: a relative gap of 1e-3 where neither rule is given."""
     if tol is None and eps is None:
         tol = 1e-3
-    for name, number in (("tol", tol), ("eps", eps)):
-        if number is not None and not (np.isfinite(number) and number >= 0):
-            raise UsageError(f"{name}: expected a number >= 0, found {number}")
-    if max_passes < 1:
-        raise UsageError(f"max_passes: expected at least 1, found {max_passes}")
     return StopRule(None if tol is None else float(tol), None if eps is None else float(eps), int(max_passes))
 
 
@@ -214,9 +211,9 @@ class RunConfig:
     dataset: str  # its path
     fingerprint: str
     options: ProblemOptions
-    memory: int  # of this process, or of a worker; bytes
+    memory: Positive  # of this process, or of a worker; bytes
     plan: Plan
-    n_groups: int
+    n_groups: Positive
     rule: StopRule
     checkpoint_every: float
     versions: dict[str, str]
@@ -225,15 +222,25 @@ class RunConfig:
     start_from: str | None = None
     tune: Search | None = None
 
+    def __post_init__(self) -> None:
+        check_positive(checkpoint_every=self.checkpoint_every)
+        if self.tune is not None and self.tune.cv != self.options.folds:
+            raise UsageError(f"tune.cv: expected options.folds, {self.options.folds}, found {self.tune.cv}")
+        for name, path in (("dataset", self.dataset), ("start_from", self.start_from)):
+            if "\0" in (path or ""):
+                raise UsageError(f"{name}: expected a path, found {path!r}")
+
 
 def read_config(path: Path) -> RunConfig:
     """Read the configuration of a run directory; refuse what is not one, or is damaged."""
     try:
         return msgspec.convert(checkpoint.read_config(path), RunConfig)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(
-            f"{path / 'config.json'}: damaged ({error}); restore it, or train again with --force"
-        ) from None
+    except (msgspec.ValidationError, UnicodeError, UsageError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path / 'config.json'}: damaged ({error}); {checkpoint.RUN.remedy}")
 
 
 def write_config(directory: checkpoint.Run, config: RunConfig) -> None:
@@ -287,9 +294,17 @@ class ResolvedRun:
         return self.options.make_solver(lanes, self.dataset)
 
 
-def reopen(config: RunConfig, dataset: Dataset) -> ResolvedRun:
-    """Make the run that a configuration records."""
-    return ResolvedRun(config, dataset, config.options.make_problem(dataset))
+def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
+    """Make the run that the configuration of a directory records; refused where it is none on this dataset."""
+    try:
+        run = ResolvedRun(config, dataset, config.options.make_problem(dataset))
+        n_blocks = run.problem.n_lanes // lanes_together(run.problem)
+        if config.n_groups > n_blocks:
+            raise UsageError(f"n_groups: expected at most {n_blocks}, found {config.n_groups}")
+        run.make_solver(run.problem.subset(run.groups[0].lanes))
+    except UsageError as error:
+        raise _damaged(path, error) from None
+    return run
 
 
 def versions() -> dict[str, str]:

@@ -47,7 +47,7 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
     _check(source, config, new)
-    return PreviousRun(path, reopen(config, new.dataset), new)
+    return PreviousRun(path, reopen(path, config, new.dataset), new)
 
 
 def _needs_alpha(new: ResolvedRun) -> bool:

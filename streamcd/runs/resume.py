@@ -12,7 +12,6 @@ from ..training.loop import Session, StopRequested
 from ..training.result import Result
 from .config import (
     RunConfig,
-    check_positive,
     check_workers,
     make_rule,
     read_config,
@@ -81,7 +80,7 @@ def resume(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
-        found = reopen(config, dataset)
+        found = reopen(path, config, dataset)
         if local_workers and config.rounds is not None and config.rounds.shared_memory is not None:
             config = replace(config, memory=share_memory_anew(found, local_workers))
             found = replace(found, config=config)
@@ -102,5 +101,4 @@ def _changed(
     old = config.rule
     rule = make_rule(old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes)
     every = config.checkpoint_every if checkpoint_every is None else float(checkpoint_every)
-    check_positive(checkpoint_every=every)
     return replace(config, rule=rule, checkpoint_every=every)

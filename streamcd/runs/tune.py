@@ -29,6 +29,7 @@ from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .config import (
+    MAX_FOLDS,
     ProblemOptions,
     ResolvedRun,
     TrainOptions,
@@ -98,8 +99,8 @@ def tune(
     ------
     UsageError, DatasetError, CheckpointError, LockError, Interrupted
     """
-    if not 2 <= cv <= 100:
-        raise UsageError(f"cv: expected from 2 to 100 folds, found {cv}")
+    if not 2 <= cv <= MAX_FOLDS:
+        raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")
     session = Session(listener or Listener(), stop_requested)
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     problem = ProblemOptions.asked(
@@ -157,7 +158,7 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, ses
     """Train on all rows with the best C, from where the folds ended."""
     part, config = directory.part("best"), search.config
     if (part.path / "config.json").exists():
-        run = reopen(replace(read_config(part.path), rule=config.rule), search.dataset)
+        run = reopen(part.path, replace(read_config(part.path), rule=config.rule), search.dataset)
     else:
         asked = TrainOptions(
             replace(search.options, C=(best,), folds=0),

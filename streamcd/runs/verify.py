@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ..cluster.partition import paired_layout
-from ..core.errors import CheckpointError, StreamcdError
+from ..core.errors import CheckpointError, StreamcdError, UsageError
+from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
 from ..models.model import load_model, models_of_path
 from ..solvers.problem import Problem
@@ -20,13 +21,19 @@ from ..training import checkpoint
 from .config import ResolvedRun, read_config, reopen, same_dataset
 
 
-def verify_run(path: str | Path, listener: Listener | None = None) -> list[str]:
+def verify_run(
+    path: str | Path, listener: Listener | None = None, *, memory: int | str | None = None
+) -> list[str]:
     """Check the state, the slots, the log and the models of a run; nothing is written.
+
+    One process reads a slot, a line of the log and a model at a time.
 
     Parameters
     ----------
     path : path
     listener : Listener, optional
+    memory : int or str, optional
+        Bound on the process's resident memory, which the largest slot and every model have to respect.
 
     Returns
     -------
@@ -37,29 +44,32 @@ def verify_run(path: str | Path, listener: Listener | None = None) -> list[str]:
     ------
     CheckpointError, LockError
         Where it is not a run, or in use.
+    UsageError
+        Where `memory` is too small.
     """
+    budget = None if memory is None else parse_size(memory)
     path, listener = Path(path), listener or Listener()
     try:
         with checkpoint.open_run(path):
-            problems = list(_run_problems(path, listener))
+            problems = list(_run_problems(path, listener, budget))
     except CheckpointError as error:
         if not (path / "config.json").exists():
             raise
         return [str(error)]
-    return problems + list(_model_problems(path))
+    return problems + list(_model_problems(path, memory))
 
 
-def _run_problems(path: Path, listener: Listener) -> Iterator[str]:
+def _run_problems(path: Path, listener: Listener, budget: int | None) -> Iterator[str]:
     config, identity = read_config(path), checkpoint.read_identity(path)
     if identity is None:
         listener.warning(f"{path} carries no identity; 'streamcd resume' gives it one")
     try:
-        run = reopen(config, same_dataset(config))
+        run = reopen(path, config, same_dataset(config))
     except StreamcdError as error:
         yield f"{error} (without it, neither slots nor states were checked)"
         return
     if config.tune is None:
-        yield from _directory_problems(path, identity, run, listener)
+        yield from _directory_problems(path, identity, run, listener, budget)
     for part in ("folds", "best") if config.tune is not None else ():
         if (path / part / "config.json").exists():
             inner, own = read_config(path / part), checkpoint.read_identity(path / part)
@@ -68,11 +78,12 @@ def _run_problems(path: Path, listener: Listener) -> Iterator[str]:
                 yield f"{path / part / 'config.json'}: of another run"
                 continue
             options = replace(inner, tune=None)
-            yield from _directory_problems(path / part, expected, reopen(options, run.dataset), listener)
+            inner_run = reopen(path / part, options, run.dataset)
+            yield from _directory_problems(path / part, expected, inner_run, listener, budget)
 
 
 def _directory_problems(
-    path: Path, identity: Identity | None, run: ResolvedRun, listener: Listener
+    path: Path, identity: Identity | None, run: ResolvedRun, listener: Listener, budget: int | None
 ) -> Iterator[str]:
     for group in run.groups:
         folder, own = path / group.directory, identity and identity.part(group.directory)
@@ -86,6 +97,12 @@ def _directory_problems(
         except CheckpointError as error:
             yield str(error)
             continue
+        if budget is not None:
+            needs = {
+                "costs of classes and lanes": run.problem.table_bytes,
+                "the largest slot": slots.largest_bytes,
+            }
+            require(budget, needs)
         for chunk in np.flatnonzero(slots.current != NO_SLOT).tolist():
             listener.progress(Progress("slots", chunk, slots.current.size, "chunks", ""))
             try:
@@ -135,17 +152,21 @@ def _check_log(path: Path, identity: Identity | None, n_bytes: int) -> None:
     if identity is not None:
         identity.check(checkpoint.log_identity(path), path)
     with open(path, "rb") as file:
-        for number, line in enumerate(file.read(n_bytes).splitlines(), start=1):
+        number = 0
+        while file.tell() < n_bytes:
+            number += 1
             try:
-                json.loads(line)
+                json.loads(file.readline(min(checkpoint.LINE_BYTES, n_bytes - file.tell())))
             except ValueError:
                 raise CheckpointError(f"{path}: line {number} is damaged") from None
 
 
-def _model_problems(path: Path) -> Iterator[str]:
+def _model_problems(path: Path, memory: int | str | None) -> Iterator[str]:
     single = (path / "model" / "model.json").exists()
     for C in [*models_of_path(path), *([None] if single else [])]:
         try:
-            load_model(path, C)
+            load_model(path, C, memory=memory)
+        except UsageError:
+            raise  # the memory is too small
         except StreamcdError as error:
             yield str(error)

@@ -101,6 +101,7 @@ class PagedRows:
     paged = True
 
     def __init__(self, folder: Path, dataset: Dataset, problem: Problem, seed: int, page_rows: int) -> None:
+        page_rows = min(page_rows, max(dataset.n_rows, 1))
         self._dataset, self._problem, self._seed, self._page_rows = dataset, problem, seed, page_rows
         self._n_rows, n_lanes = dataset.n_rows, problem.n_lanes
         starts = np.arange(0, max(dataset.n_rows, 1), page_rows)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.memory_budget import RESERVED_BYTES, format_size, require
+from ..core.metadata import Count, Positive
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.read_ahead import AHEAD_BYTES
 
@@ -79,10 +80,10 @@ class Plan:
     more entries is a window by itself, and is read in segments.
     """
 
-    window_entries: int
-    window_rows: int  # of a column layout, features
+    window_entries: Positive
+    window_rows: Count  # of a column layout, features
     resident: bool  # whether all chunks are kept in memory; does not change the order
-    page_rows: int = 0  # of a page, where the scores of all rows are in a file; 0 where they are in memory
+    page_rows: Count = 0  # of a page, where the scores of all rows are in a file; 0 where they are in memory
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,10 @@ def window_size(table: Table, plan: Plan) -> tuple[int, int]:
     items, entries = (np.diff(start[unit_start(table)]) for start in (table.item_start, table.entry_start))
     whole = ~long_units(table, plan)
     chunk_entries, chunk_items = _largest_chunk(table)
+    # no more than there are, whatever the plan says
     return (
-        max(plan.window_rows, int(items[whole].max(initial=chunk_items))),
-        max(plan.window_entries, int(entries[whole].max(initial=chunk_entries))),
+        max(min(plan.window_rows, table.n_items), int(items[whole].max(initial=chunk_items))),
+        max(min(plan.window_entries, table.n_entries), int(entries[whole].max(initial=chunk_entries))),
     )
 
 

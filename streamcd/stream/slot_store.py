@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.atomic_files import sync
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, file_named
 from ..dataset.dataset import Dataset
 from .identity import Identity
 
@@ -53,10 +53,21 @@ class SlotStore:
         for chunk in last.tolist():
             size = int(self._offset[chunk] + 2 * self._slot_bytes[chunk])
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._open(chunk), 0, size)
+                with file_named(self._path(chunk)):
+                    os.posix_fallocate(self._open(chunk), 0, size)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest slot."""
+        return int(self._slot_bytes.max(initial=0))
 
     def restore(self, current: np.ndarray) -> None:
-        """Restore the slot bits of a checkpoint."""
+        """Restore the slot bits of a checkpoint; refused where they are not of these chunks."""
+        if current.shape != self.current.shape:
+            raise CheckpointError(
+                f"{self.folder}: the checkpoint has {current.size} slots, the run's configuration (config.json) makes "
+                f"{self.current.size}; restore the run directory from a copy, or train again with --force"
+            )
         self.current = current.copy()
         self._durable = current.copy()
 
@@ -103,13 +114,15 @@ class SlotStore:
             checksum = zlib.crc32(buffer, checksum)
         buffers = [checksum.to_bytes(4, "little"), *body]
         assert sum(len(buffer) for buffer in buffers) == size
-        _write_all(self._open(chunk), buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
+        with file_named(self._path(chunk)):
+            _write_all(self._open(chunk), buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
         self._unsynced.add(int(self._shard[chunk]))
 
     def sync(self) -> None:
         """Make durable everything that was saved."""
         for chunk in np.searchsorted(self._shard, sorted(self._unsynced)).tolist():
-            os.fsync(self._open(chunk))
+            with file_named(self._path(chunk)):
+                os.fsync(self._open(chunk))
         sync(self.folder)
         self._unsynced.clear()
 

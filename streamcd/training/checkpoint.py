@@ -36,7 +36,7 @@ RUN = Kind(
 
 _OWN_KEYS = ("format", "format_version", "checksum", "identity", "identity_adopted")  # of config.json
 _HEADERS_BYTES = 1 << 20  # of the arrays of a state, and the few numbers beside it
-_LINE_BYTES = 1 << 20  # of the log, at most
+LINE_BYTES = 1 << 20  # of the log, at most
 _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial")
 
 
@@ -100,7 +100,7 @@ class Run:
         """Add a line to ``log.jsonl``."""
         first = {} if self._log_bytes else {"identity": self.identity.name}
         line = (json.dumps({**first, **record}) + "\n").encode()
-        with open(self.log_path, "ab") as file:
+        with file_named(self.log_path), open(self.log_path, "ab") as file:
             file.write(line)
         self._log_bytes += len(line)
 
@@ -119,7 +119,7 @@ class Run:
     def _cut_log(self, n_bytes: int) -> None:
         if n_bytes and self.log_path.exists():
             self.identity.check(log_identity(self.log_path), self.log_path)
-        with open(self.log_path, "ab") as file:
+        with file_named(self.log_path), open(self.log_path, "ab") as file:
             self._log_bytes = min(n_bytes, file.tell())
             file.truncate(self._log_bytes)
 
@@ -127,7 +127,7 @@ class Run:
 def log_identity(path: Path) -> str | None:
     """Read the name of the run from the first line of its log; an error where that is no record."""
     with open(path, "rb") as file:
-        line = file.readline(_LINE_BYTES)
+        line = file.readline(LINE_BYTES)
     try:
         return str(json.loads(line)["identity"])
     except KeyError:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.errors import DatasetError
+from ..core.errors import DatasetError, UsageError
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
 from .result import BY_GAP, BY_MAX_PASSES, BY_VIOLATION
@@ -29,6 +29,18 @@ class StopRule:
     tol: float | None  # largest relative duality gap, (primal - dual) / primal
     eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
     max_passes: int  # training passes of a lane
+
+    def __post_init__(self) -> None:
+        if (self.tol is None) == (self.eps is None):
+            raise UsageError(
+                f"expected one stopping rule, found {'neither' if self.tol is None else 'both'}: give the relative gap "
+                "(tol) or LIBLINEAR's eps"
+            )
+        for name, number in (("tol", self.tol), ("eps", self.eps)):
+            if number is not None and not (np.isfinite(number) and number >= 0):
+                raise UsageError(f"{name}: expected a number >= 0, found {number}")
+        if self.max_passes < 1:
+            raise UsageError(f"max_passes: expected at least 1, found {self.max_passes}")
 
 
 def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
