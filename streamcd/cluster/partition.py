@@ -108,7 +108,7 @@ class RoundResponse:
     """
 
     totals: np.ndarray  # (lanes, N_TOTALS)
-    direction: np.ndarray  # (lanes, 4), see `block_steps.direction`
+    direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
     change: Change  # of w for lanes that trained, the partition's share of w(alpha) for those certified
     w: np.ndarray | None  # the local w of an only partition, whose change need not be added: no bit changes
     n_passes: int = 0
