@@ -30,7 +30,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
     options = asked.problem
     _warn_of_ridge(options, listener)
     _warn_of_regression(dataset, listener)
-    problem = options.make_problem(dataset)
+    problem = options.make_problem(dataset, asked.memory)
     n_groups, plan, memory = group_lanes(dataset, problem, asked)
     listener.message(
         describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
