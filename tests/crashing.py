@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tools.faults.injection import PowerCut
 
 
 class CrashingProcess:
@@ -62,86 +61,6 @@ class CrashingProcess:
         self._process.wait(timeout=60)
 
 
-class DoomedFiles:
-    """Counts operations on files and dies at one of them; keeps what a power cut would take back.
-
-    A write to a slot, a rename and the log's last lines are taken back unless a sync of the file (of the directory, for a
-    rename) came between them and the end: the worst that a disk may do. Of what an earlier process left, the log is safe as
-    far as the last checkpoint knows it.
-    """
-
-    def __init__(self, run: Path, at: int, half: bool, power: bool) -> None:
-        self.at, self.half, self.power, self.count = at, half, power, 0
-        self.unsynced: list[tuple[int, int, bytes]] = []  # descriptor, offset, bytes before
-        self.renames: list[tuple[str, str | None]] = []  # name, copy of the file before
-        self.log = run.resolve() / "log.jsonl"
-        self.synced_bytes = {str(self.log): _log_bytes(run / "state.npz")}
-        self._pwritev, self._fsync, self._replace = os.pwritev, os.fsync, os.replace
-
-    def install(self) -> None:
-        os.pwritev, os.fsync, os.replace = self.pwritev, self.fsync, self.replace  # type: ignore[assignment]
-
-    def pwritev(self, descriptor: int, pieces: Any, offset: int) -> int:
-        data = b"".join(pieces)
-        self.unsynced.append((descriptor, offset, os.pread(descriptor, len(data), offset)))
-        if self._now():
-            if self.half:
-                os.pwrite(descriptor, data[: len(data) // 2], offset)
-            self._die()
-        return self._pwritev(descriptor, [data], offset)
-
-    def fsync(self, descriptor: int) -> None:
-        if self._now():
-            self._die()
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
-        self.unsynced = [write for write in self.unsynced if write[0] != descriptor]
-        if os.path.isdir(name):
-            self.renames = [rename for rename in self.renames if os.path.dirname(rename[0]) != name]
-        else:
-            self.synced_bytes[name] = os.fstat(descriptor).st_size
-        self._fsync(descriptor)
-
-    def replace(self, source: Any, target: Any) -> None:
-        if self._now():
-            self._die()
-        source, target = os.path.realpath(source), os.path.realpath(target)
-        if self.synced_bytes.get(source) != os.stat(source).st_size:
-            os.truncate(
-                source, 0
-            )  # renamed before it was synced: the name survives a power cut, not what is in it
-        before = None
-        if os.path.exists(target):
-            before = f"{target}.before-{self.count}"
-            shutil.copyfile(target, before)
-        self.renames.append((target, before))
-        self._replace(source, target)
-
-    def _now(self) -> bool:
-        self.count += 1
-        return self.count == self.at
-
-    def _die(self) -> None:
-        if self.power:
-            for descriptor, offset, before in reversed(self.unsynced):
-                os.pwrite(descriptor, before, offset)
-            for target, copy in reversed(self.renames):
-                if copy is None:
-                    os.unlink(target)
-                else:
-                    self._replace(copy, target)
-            if self.log.exists():
-                os.truncate(self.log, min(self.synced_bytes[str(self.log)], self.log.stat().st_size))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _log_bytes(state: Path) -> int:
-    """Of the log, what the last checkpoint vouches for."""
-    if not state.exists():
-        return 0
-    with np.load(state) as arrays:
-        return int(arrays["log_bytes"])
-
-
 def _work(order: dict[str, Any], ready: int, report: int) -> None:
     """What the child does; writes to `ready` when the first window is done, its count of operations to `report`."""
     from streamcd.runs.resume import resume
@@ -149,7 +68,7 @@ def _work(order: dict[str, Any], ready: int, report: int) -> None:
     from streamcd.stream.memory_plan import Plan
 
     die, arguments = order["die"], order["arguments"]
-    files = DoomedFiles(
+    files = PowerCut(
         Path(arguments["run"]), die.get("at", 0), die.get("half", False), die.get("power", False)
     )
     files.install()

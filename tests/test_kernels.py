@@ -75,7 +75,7 @@ class Lanes:
         return order, self.rows, costs, primitives.Variables(self.alpha, self.active, self.w)
 
     def visit(self, order: np.ndarray) -> None:
-        numbers = (self.twin.high, self.twin.low, 1e-13, self.twin.omega)
+        numbers = (self.twin.high, self.twin.low, 1e-13, self.twin.omega, 1.0, 0.0)
         steering = primitives.Steering(*(np.full(self.n_lanes, number) for number in numbers))
         arguments = (*self.arguments(order), steering, self.totals)
         if self.n_lanes == 1:
@@ -245,7 +245,9 @@ def test_logistic_steps_stay_finite_and_keep_their_digits_at_both_bounds(C: floa
     signs, active = np.array([[-1.0], [1.0]]), np.ones((30, 1), dtype=np.uint8)
     w = np.append(x.T @ (y * alpha[:, 0]), 0.0)
     costs = primitives.Costs(primitives.LOG_LOSS, 0.0, signs, cost, NO_FOLD)
-    steering = primitives.Steering(*(np.array([number]) for number in (np.inf, -np.inf, 1e-10, 1.0)))
+    steering = primitives.Steering(
+        *(np.array([number]) for number in (np.inf, -np.inf, 1e-10, 1.0, 1.0, 0.0))
+    )
     for _ in range(30):
         variables = primitives.Variables(alpha, active, w)
         dual_kernels.dual_visit(np.arange(30), rows, costs, variables, steering, new_totals(1))

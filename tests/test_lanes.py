@@ -85,7 +85,7 @@ def test_lanes_that_do_not_fit_the_memory_go_in_groups_and_a_lane_that_does_not_
     rows = multiclass(n_classes=6)
     wide = sp.csr_array((rows[0].data, rows[0].indices, rows[0].indptr), shape=(rows[0].shape[0], 1_000_000))
     data = write_dataset(tmp_path / "data", (wide, rows[1]))
-    result = train(data, tmp_path / "run", memory="375MB", max_passes=3)
+    result = train(data, tmp_path / "run", memory="375MB", max_passes=3, acceleration="none")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["n_groups"] == 2
     assert (result.n_lanes, result.model.weights.shape) == (6, (1_000_000, 6))
     with pytest.raises(UsageError, match=r"weights .* needed"):

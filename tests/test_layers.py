@@ -44,8 +44,8 @@ BELOW_ALL = {"_version"}
 DOORS = {
     "numba": "kernels/ conversion/decimals conversion/libsvm",
     "llvmlite": "kernels/primitives conversion/decimals",
-    "pyarrow": "dataset/ conversion/ models/encoding",
-    "scipy": "solvers/twin_sor conversion/tables dataset/",
+    "pyarrow": "dataset/ conversion/",
+    "scipy": "solvers/twin_sor dataset/",
     "msgspec": "core/metadata runs/config",
     "dask": "core/process_pool cluster/dask_engine",
     "distributed": "cluster/dask_engine cluster/dask_worker",
@@ -59,7 +59,7 @@ ASK_VERSIONS = {"runs/config"}
 
 LONGEST_CHAIN = 14
 MODULE_LINES = 600
-PACKAGE_LINES = 20_500
+PACKAGE_LINES = 22_700
 BODY_LINES_MEDIAN, BODY_LINES_90_PERCENT, BODY_LINES = 8, 22, 60
 
 

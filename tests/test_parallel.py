@@ -90,7 +90,7 @@ def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
 
     def use(n_workers: int) -> int:
-        for module in ("core.process_pool", "prediction.predict", "dataset.verify"):
+        for module in ("core.process_pool", "prediction.predict"):
             if n_workers > 1:
                 monkeypatch.setattr(
                     importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]
@@ -458,7 +458,7 @@ def test_predictions_and_scores_do_not_depend_on_the_number_of_workers(
     scores, tables, labels = [], [], []
     for n in (1, 2, 3):
         scores.append(evaluate(data, run, workers=lend(n), memory=MEMORY))
-        predict(data, run, tmp_path / "out.parquet", proba=True, workers=lend(n), memory=MEMORY)
+        predict(data, run, tmp_path / "out.parquet", proba=True, workers=lend(n), memory=MEMORY, force=True)
         tables.append(pq.read_table(tmp_path / "out.parquet"))
         stream = io.StringIO()
         predict(data, load_model(run), stream, workers=lend(n), memory=MEMORY)
@@ -778,6 +778,8 @@ def test_a_file_that_may_not_grow_is_named(n_workers: int, text_file: Path, tmp_
     )
     assert limited.returncode == 1
     last = limited.stderr.strip().splitlines()[-1]
-    assert re.fullmatch(rf"streamcd: error: {tmp_path}/\S+: File too large", last), limited.stderr
+    assert re.fullmatch(
+        rf"streamcd: error: {tmp_path}/\S+: File too large; free some space there, or name another disk", last
+    ), limited.stderr
     assert "Traceback" not in limited.stderr
     assert not list(tmp_path.iterdir())

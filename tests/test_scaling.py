@@ -93,7 +93,7 @@ def test_text(tmp_path: Path) -> Path:
 def decisions(data: Any, model: Any, tmp_path: Path) -> np.ndarray:
     import pyarrow.parquet as pq
 
-    streamcd.predict(data, model, tmp_path / "decisions.parquet")
+    streamcd.predict(data, model, tmp_path / "decisions.parquet", force=True)
     return pq.read_table(tmp_path / "decisions.parquet").column("decision").to_numpy()
 
 

@@ -29,6 +29,7 @@ from small_datasets import (
     write_dataset,
 )
 
+import streamcd
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.dataset.dataset import Dataset
@@ -255,7 +256,7 @@ def test_weights_are_those_of_the_dual_variables_on_disk(
     """The weights of a finished run are ``Σ y alpha x``, and alpha is feasible: the certificate can be made again."""
     rows = multiclass()
     dataset = write_dataset(tmp_path / "data", rows, n_chunks=6)
-    result = fit(dataset, loss=loss, bias=1.0)
+    result = fit(dataset, loss=loss, bias=1.0, acceleration="none")
     alpha, _ = dual_of(result, dataset, loss)
     x, y = augmented(rows[0], 1.0), rows[1]
     member = y[:, None] == np.unique(y)[None, :]
@@ -465,7 +466,8 @@ def test_values_whose_squares_are_no_numbers_are_refused_or_not_certified(
             continue
         assert not found.converged
         assert found.gap <= 1
-    assert not [str(warning.message) for warning in recwarn]
+    other = [w for w in recwarn if not issubclass(w.category, streamcd.ConvergenceWarning)]
+    assert not [str(warning.message) for warning in other]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -476,7 +478,8 @@ def test_the_largest_costs_give_numbers(loss: str, tmp_path: Path, recwarn: pyte
     for method in ("dual", "primal") if loss in ("squared_hinge", "log_loss") else ("dual",):
         found = train(data, tmp_path / method, loss=loss, method=method, C=1e60, max_passes=3)
         assert 0 <= found.gap <= 1
-    assert not [str(warning.message) for warning in recwarn]
+    other = [w for w in recwarn if not issubclass(w.category, streamcd.ConvergenceWarning)]
+    assert not [str(warning.message) for warning in other]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The command line: arguments, one call of the library, output.
 
-Everything beyond click is imported where it is used: ``--help`` is fast, and a training process holds only what it needs.
+Heavy imports come where they are used, so that ``--help`` is fast and a training process holds only what it needs.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ from .output import (
     warn_unconverged,
 )
 from .program import Program
-
-# ---------------------------------------------------------------------------------------------------------------------
-
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -109,7 +106,7 @@ def convert(
 def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Make the column layout of a dataset: its entries once more, sorted by feature, for --method primal and online.
 
-    It needs as much disk again, and twice that while it is made. Interrupted, it goes on where it stopped.
+    It takes as much disk space as the dataset, and twice that while it is made. If interrupted, it goes on where it stopped.
 
     \b
     Example:
@@ -126,7 +123,7 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 @click.argument("dataset")
 @json_option
 def info(dataset: str, as_json: bool) -> None:
-    """Say what a dataset holds, without reading the data.
+    """Describe a dataset without reading its data.
 
     \b
     Example:
@@ -143,7 +140,7 @@ def info(dataset: str, as_json: bool) -> None:
 @click.option("--workers", type=int, default=1, help="Processes that share the work.")
 @output_options
 def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Check every checksum and invariant of a dataset, a run or a model; exit status 2 where something is wrong.
+    """Check every checksum and invariant of a dataset, a run or a model; exit status 2 if something is wrong.
 
     \b
     Example:
@@ -157,7 +154,7 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 
 def _find_problems(path: str, listener: console.Console, *, memory: str, workers: int) -> list[str]:
-    """Verify by the kind of the directory: a run, a model, or else a dataset."""
+    """Verify a directory according to its kind: a run, a model, or else a dataset."""
     from ..dataset.dataset import open_dataset
     from ..models.model import is_model, verify_model
 
@@ -181,7 +178,7 @@ def _print_problems(path: str, problems: list[str]) -> None:
         console.print_error(problem)
     if problems:
         click.echo(
-            f"{len(problems)} found: restore the files that are named from a copy, convert the data again, or make the "
+            f"{len(problems)} found: restore the files named above from a copy, convert the data again, or make the "
             "column layout again ('streamcd columns --force') where only its files are named",
             err=True,
         )
@@ -195,7 +192,7 @@ def _print_problems(path: str, problems: list[str]) -> None:
 
 @contextmanager
 def _way_on(run: str) -> Iterator[None]:
-    """Say in a failure of the machine's how to go on with the run."""
+    """Add to an error of the operating system how to go on with the run."""
     try:
         yield
     except OSError as error:
@@ -212,7 +209,7 @@ def _carry_out(
     scheduler: str | None = None,
     n_local: int = 0,
 ) -> None:
-    """Train where signals can stop it, on workers where they are wanted, and print the result."""
+    """Run a training that signals can stop, on workers if any are asked for, and print the result."""
     with console.Console(quiet) as listener, stop_requests() as stop_requested, ExitStack() as connection:
         workers = {}
         if scheduler is not None or n_local:
@@ -221,7 +218,7 @@ def _carry_out(
             client = connection.enter_context(open_client(scheduler, n_local, listener))
             workers = {"client": client, "local_workers": n_local}
         with warnings.catch_warnings(), _way_on(run):
-            warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's words
+            warnings.simplefilter("ignore", ConvergenceWarning)  # reported below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested, **workers)
         warn_unconverged(listener, result)
     print_result(result, as_json)
@@ -234,19 +231,19 @@ def _carry_out(
 @click.option(
     "--unpenalized-bias",
     is_flag=True,
-    help="Leave the bias's weight out of ½‖w‖². By --method primal or online only.",
+    help="Leave the bias's weight out of ½‖w‖². With --method primal or online only.",
 )
 @costs_option(
-    "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, with commas between, are trained in the "
-    "same passes, and each keeps its model.",
+    "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, separated by commas, are trained in the "
+    "same passes, and each gets a model of its own.",
     default="1.0",
 )
 @click.option(
     "--start-from",
     type=click.Path(exists=True, file_okay=False),
     metavar="RUN",
-    help="Begin at the dual variables of an ended run on the same dataset, scaled from its C to this one; needs no "
-    "read of its own. Method sor can start from a run of dual or sor; a primal method begins at the weights of a run of "
+    help="Begin at the dual variables of a finished run on the same dataset, scaled from its C to this one; takes no "
+    "extra read. Method sor can start from a run of dual or sor; a primal method begins at the weights of a run of "
     "any method, which takes a read.",
 )
 @worker_options
@@ -290,7 +287,7 @@ _TUNE_ALONE = (
 @click.argument("dataset")
 @click.argument("run")
 @training_options
-@costs_option("The costs to try, with commas between: 0.01,0.1,1,10.", required=True)
+@costs_option("The costs to try, separated by commas: 0.01,0.1,1,10.", required=True)
 @click.option("--cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
 @refused_option("--scheduler", _TUNE_ALONE)
 @refused_option("--workers", _TUNE_ALONE)
@@ -313,7 +310,10 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 @cli.command()
 @click.argument("run")
 @click.option(
-    "--max-passes", type=int, metavar="N", help="Passes over the data at most, from the start of the run."
+    "--max-passes",
+    type=int,
+    metavar="N",
+    help="Largest number of passes over the data, counted from the start of the run.",
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
@@ -322,7 +322,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 def resume(
     run: str, workers: int | None, scheduler: str | None, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Go on with a run from its last checkpoint, also where it ended without convergence.
+    """Go on with a run from its last checkpoint, even one that ended without convergence.
 
     A run that has converged is left alone.
 
@@ -413,7 +413,7 @@ def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **optio
     "target_format",
     type=click.Choice(["liblinear", "libsvm"]),
     help="liblinear: a model as the text that LIBLINEAR's predict loads. libsvm: a dataset as text, in the order of its "
-    "source. By default what fits.",
+    "source. By default, whichever fits the source.",
 )
 @model_options
 @force_option("file of the same format")
@@ -430,8 +430,8 @@ def export(
 ) -> None:
     """Write a model in LIBLINEAR's text format (LIBLINEAR then predicts the same), or a dataset as libsvm text.
 
-    Scales of features (convert --scale) are folded into the weights, for data as it is in the source. A model of rows of
-    unit norm (convert --normalize l2) keeps its labels, not its decision values; with a bias it is refused.
+    Scales of features (convert --scale) are folded into the weights, for data as it is in the source. A model trained on
+    rows of unit norm (convert --normalize l2) keeps its labels but not its decision values; with a bias it is refused.
 
     \b
     Example:
@@ -491,17 +491,17 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     "--keep",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="Work in this directory, and leave all files there.",
+    help="Work in this directory, and keep all files.",
 )
 @click.option(
     "--example",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="Only write two small made files, train.txt and test.txt, to a new directory: data for first steps.",
+    help="Only write two small files of synthetic data, train.txt and test.txt, to a new directory: for first steps.",
 )
 @output_options
 def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> None:
-    """Show it at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
+    """Show streamcd at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
 
     Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
     with SIGKILL half-way, resumes it, and compares the weights with those of an uninterrupted training, bit for bit.

@@ -89,6 +89,9 @@ _CLASS_WEIGHT = Parsed("weights", "'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", _cl
 _OMEGA = Parsed(
     "omega", "a number above 0 and below 2, or auto", lambda text: text if text == "auto" else float(text)
 )
+_ACCELERATION = Parsed(
+    "acceleration", "auto, none, or a number", lambda text: text if text in ("auto", "none") else float(text)
+)
 _CODE = Parsed("file", "a file", read_code)
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -267,6 +270,17 @@ training_options = together(
         "below 2, times coordinate descent's. auto tries during the first passes which is faster, and says so.",
     ),
     click.option(
+        "--acceleration",
+        type=_ACCELERATION,
+        default="auto",
+        show_default=True,
+        metavar="auto|none|KAPPA",
+        help="Outer proximal point around the passes of --method dual, by which badly conditioned problems (large C, long "
+        "rows) take a tenth of them or fewer; it takes one more array of the weights' size, and training goes on without "
+        "where that does not fit in --memory. auto finds its strength kappa while training. With -e, another --omega than "
+        "1, several workers and the other methods training is plain.",
+    ),
+    click.option(
         "--ridge",
         type=float,
         help="r in a twin plane's r/2 ‖w‖^2; small ones converge slowly by the method dual.  [default: 1]",
@@ -303,7 +317,7 @@ training_options = together(
         metavar="EPS",
         help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
         "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
-        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖.",
+        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖. Trains without acceleration.",
     ),
     click.option("--max-passes", type=int, default=1000, help="Passes over the data at most."),
     click.option(

@@ -16,9 +16,9 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Gather what `info` and `convert` tell of a dataset."""
     from ..dataset.column_layout import has_columns
     from ..dataset.diagnostics import advice, feature_rms
-    from ..runs.method_choice import advise_method
+    from ..runs.method_choice import choose_method
 
-    method, reason = advise_method(dataset, "squared_hinge", 1.0)
+    method, reason = choose_method(unpenalized_bias=False)
     return {
         **dataset.info(),
         "feature_rms": feature_rms(dataset),
@@ -51,7 +51,7 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
         *_scaling_rows(info),
         ("fingerprint", info["fingerprint"]),
         ("column layout", "yes" if info["columns"] else "no"),
-        ("method", f"{info['method']} for squared_hinge, C = 1: {info['method_because']}"),
+        ("method", f"{info['method']}: {info['method_because']}"),
     ]
 
 

@@ -1,7 +1,7 @@
 """libsvm text to a dataset, shuffled, in bounded memory.
 
-The result is a function of the source, the seed and the options of the format: neither of memory nor of how the source is
-spread over files of the same order.
+The result depends on the source, the seed and the format options alone: not on the memory, nor on how the source is split
+into files, as long as these come in the same order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .staging import staging_directory
 MAX_FEATURES = 1 << 62
 _LEAST_BYTES = 16_000_000
 _BLOCK_BYTES_OF_SEVERAL = 1 << 20
-"""Of text; what a range needs in memory is taken anew for every range, and should be little."""
+"""Bytes of text that one of several processes parses at a time: every range allocates its buffers anew."""
 
 
 def convert(
@@ -63,18 +63,18 @@ def convert(
     dest : path
         The dataset's directory. It appears when it is complete.
     memory : size
-        Bound of the process's peak resident memory. The result does not depend on it.
+        Bound on the process's peak resident memory. The result does not depend on it.
     seed : int
-        Of the order of rows.
+        Seed of the random order of the rows.
     dtype : {"float32", "float64"}
-        Of the values.
+        Type of the stored values.
     index_base : {"auto", 0, 1}
         The number that indices start at; ``"auto"``: 0 if an index 0 occurs anywhere, else 1.
     n_features : int, optional
-        Width; by default the largest index decides.
+        Number of features; by default, given by the largest index.
     like : path, optional
-        A dataset, run or model from which base, width, labels and scaling are taken; features beyond are ignored and
-        counted.
+        A dataset, run or model from which index base, number of features, labels and scaling are taken; features beyond
+        that number are ignored and counted.
     shuffle : bool
         False keeps the order of the source.
     shard_size, chunk_size : size
@@ -85,14 +85,14 @@ def convert(
     weights : path, optional
         A text file with one weight a line, in the order of the source's rows.
     scale : {"none", "maxabs", "standard"}
-        Divide every feature by its greatest magnitude, or by its standard deviation (over all rows, absent entries as
-        zeros, weights aside). Nothing is centred: that would make the data dense. Models carry the divisors along.
+        Divide every feature by its greatest magnitude, or by its standard deviation (over all rows, unweighted, absent
+        entries counting as zeros). Nothing is centred: that would make the data dense. Models keep the divisors.
     normalize : {"none", "l2"}
         Divide every row by its Euclidean norm, after `scale`.
     force : bool
         Replace an existing dataset, once the new one is complete.
     workers : int
-        Processes that convert; the result does not depend on their number. `memory` bounds their sum.
+        Processes that convert; the result does not depend on their number. `memory` bounds their total.
     listener : Listener, optional
 
     Returns
@@ -151,7 +151,7 @@ def convert(
 
 def _value_dtype(dtype: Any) -> np.dtype:
     for known in (np.float32, np.float64):
-        with suppress(TypeError):  # of what numpy knows nothing
+        with suppress(TypeError):  # not a type that numpy knows
             if np.dtype(dtype) == known:
                 return np.dtype(known)
     raise UsageError(f"expected --dtype float32 or float64, found {dtype!r}")
@@ -214,20 +214,16 @@ def _check(options: Options) -> None:
 
 
 def _check_place(options: Options) -> None:
-    """Refuse to replace anything but another dataset, and that without `force`."""
+    """Refuse to replace anything but a dataset, and to replace a dataset without `force`."""
     dest = options.dest
     if not os.path.lexists(dest):
         return
     if _has_content(dest) and not (dest / "manifest.json").exists():
-        raise UsageError(
-            f"{dest} exists and is not a dataset; --force replaces datasets only: name another place"
-        )
+        raise UsageError(f"{dest} exists and is not a dataset; name another place")
     inputs = [*options.paths, options.weights, None if options.like is None else options.like.name]
     for path in inputs:
         if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
-            raise UsageError(
-                f"{dest} is what {path} is read from, and --force would replace it: name another place"
-            )
+            raise UsageError(f"{dest} holds the input {path}; name another place")
     if not options.force:
         raise UsageError(f"{dest} exists; name another place or replace it with --force")
 
@@ -238,7 +234,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _plan(options: Options) -> Plan:
-    """Share out the memory; the shares are fractions of what the interpreter and the writer leave."""
+    """Divide the memory: each share is a fraction of what the interpreter and the writer leave over."""
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,

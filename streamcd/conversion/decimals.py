@@ -1,6 +1,6 @@
 """Decimal numbers in text, as Python's ``float()`` gives them: correctly rounded float64.
 
-Text is read eight bytes at a time: as many have to follow its last digit, of any content (`byte_sources.PADDING`).
+Text is read eight bytes at a time: at least eight more, of any content, must follow its last digit (`byte_sources.PADDING`).
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -104,7 +104,7 @@ OK, MALFORMED, HARD = 0, 1, 2  # HARD: Python's float() has to decide
 
 @kernel
 def _scaled(significand, power):
-    """``significand · 10^power`` correctly rounded, and whether it could be decided (not so for subnormal numbers).
+    """Return ``significand · 10^power``, correctly rounded, and whether that was decided (for subnormal numbers it is not).
 
     The Eisel-Lemire algorithm: 5^power is known to 128 bits, the product's leading 64 bits (or, where these do not
     decide, its leading 128) give the 53 bits and how to round them. Source: Lemire 2021, Mushtak and Lemire 2023.
@@ -119,9 +119,8 @@ def _scaled(significand, power):
     five = _FIVES_UPPER[power - _MIN_POWER]
     high = _multiply_high(w, five)
     low = w * five
-    if high & np.uint64(0x1FF) == np.uint64(
-        0x1FF
-    ):  # the bits below the rounding bit are all set: more are needed
+    # where the bits below the rounding bit are all set, more are needed
+    if high & np.uint64(0x1FF) == np.uint64(0x1FF):
         extra = _multiply_high(w, _FIVES_LOWER[power - _MIN_POWER])
         low = low + extra
         if low < extra:
@@ -145,7 +144,7 @@ def _scaled(significand, power):
 
 @partial(cached, forceinline=True)
 def digits(text, position):
-    """The integer (modulo 2^64) that the digits from `position` on make, and where they end.
+    """Parse the digits from `position` on: return their integer (modulo 2^64), and where they end.
 
     Eight bytes at a time: the digits among them are shifted to the top, so that zeros lead, then added in pairs, fours
     and eights.
@@ -170,9 +169,9 @@ def digits(text, position):
 
 @kernel
 def _long_number(text, start, stop, power):
-    """A number of more than 18 digits in ``text[start:stop]`` (digits and at most one point), times 10^power.
+    """Return the number of more than 18 digits in ``text[start:stop]`` (digits and at most one point), times 10^power.
 
-    Its first 19 significant digits decide, unless the next larger such number rounds differently.
+    Its first 19 significant digits decide, unless these digits plus one round to another float64.
     """
     significand = np.uint64(0)
     n_digits = 0
@@ -247,7 +246,7 @@ def number_at(text, position):
     if n_digits > 18:
         value, decided = _long_number(text, start, stop, exponent)
     elif significand <= np.uint64(1 << 53) and -22 <= power <= 22:
-        value = np.float64(significand)  # one exact number times or by another: rounded once
+        value = np.float64(significand)  # an exact number multiplied or divided by another: rounded once
         value = value / _EXACT_POWERS[-power] if power < 0 else value * _EXACT_POWERS[power]
     else:
         value, decided = _scaled(significand, power)

@@ -6,9 +6,9 @@ import numpy as np
 
 
 def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: type) -> np.ndarray:
-    """Make a matrix of `own` where the column, modulo `n_rows`, is the row, and of `rest` elsewhere.
+    """Make a matrix that holds `own` where ``column % n_rows == row``, and `rest` elsewhere.
 
-    It is read-only and takes the memory of a row and a column: along each diagonal all elements are one in memory.
+    It is a read-only view, with no more memory than a row and a column: all elements of a diagonal share one place.
     """
     band: np.ndarray = np.full(n_rows - 1 + n_columns, rest, dtype)
     band[n_rows - 1 :: n_rows] = own
@@ -17,7 +17,7 @@ def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: t
 
 
 def default_code(loss: str, n_classes: int) -> np.ndarray:
-    """The code matrix of a loss where none is given: the identity, or one-vs-rest (of two classes, a single vector)."""
+    """Return a loss's code matrix where none is given: the identity, or one-vs-rest (a single vector for two classes)."""
     if loss in ("crammer_singer", "twin"):
         return diagonal_view(n_classes, n_classes, 1, 0, np.int8)
     if n_classes == 2:
@@ -26,10 +26,10 @@ def default_code(loss: str, n_classes: int) -> np.ndarray:
 
 
 def has_vector_per_class(code: np.ndarray) -> bool:
-    """Tell a matrix with 1 on the diagonal, and one smaller number everywhere else."""
+    """Tell whether a matrix has 1 on the diagonal, and one and the same smaller number everywhere else."""
     n = len(code)
     if code.shape != (n, n):
         return False
     rest = min(code[0, -1], 0)
-    # row by row: of many classes the matrix may be a view that is larger than the memory
+    # row by row: with many classes the matrix may be a view whose full array would not fit in memory
     return all(code[r, r] == 1 and np.count_nonzero(code[r] == rest) == n - 1 for r in range(n))

@@ -1,4 +1,4 @@
-"""The user's memory budget: parsing of sizes, the arithmetic that a refusal shows, and the kernel's figures."""
+"""The user's memory budget: parsing of sizes, the arithmetic shown in a refusal, and figures from the operating system."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from .errors import UsageError
 
 RESERVED_BYTES = 300_000_000
-"""Bytes that the interpreter, numpy, numba with its compiler, and pyarrow take of any budget.
+"""Bytes reserved in every budget for the interpreter, numpy, numba with its compiler, and pyarrow.
 
 A constant, not a measurement, so that windows (and with them the bits of a result) follow from the options alone.
 Measured on Linux x86-64 with numba 0.68 and pyarrow 26: 220 to 226 MB with the kernels loaded from the compile cache, 255 to
-281 MB where they are compiled, which happens once per machine and version; of seven trainings from the command line that
-compiled, the largest took 286 MB beside its windows.
+281 MB where they are compiled, which happens once per machine and version; the largest of
+seven command-line trainings that compiled took 286 MB besides its windows.
 """
 
 _UNITS = {"": 1, "B": 1}
@@ -36,7 +36,7 @@ def parse_size(size: int | str) -> int:
 
 
 def format_size(n_bytes: float) -> str:
-    """Format bytes for reading: ``"1.5 GB"``, with three significant digits and decimal units."""
+    """Format a number of bytes for display: ``"1.5 GB"``, with three significant digits and decimal units."""
     value = float(n_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 999.5:
@@ -51,7 +51,7 @@ def require(
     advice: str = "give a larger --memory",
     refusal: str | None = None,
 ) -> int:
-    """Return the bytes of the budget that are left over after the needs, or refuse with the arithmetic in one line.
+    """Return the bytes that the needs leave of the budget; if they exceed it, raise `UsageError` with the arithmetic.
 
     `needs` are bytes by name; the reserve for the interpreter is added here. `refusal` begins the message where `budget` is
     not the number that the user gave.
@@ -68,7 +68,7 @@ def require(
 
 
 def _read_figure(path: str, field: str) -> int | None:
-    """Read a line such as ``VmHWM:  1234 kB``; in bytes, None where the kernel does not say."""
+    """Read a line such as ``VmHWM:  1234 kB``; in bytes; None where the system does not report it."""
     with suppress(OSError), open(path, encoding="ascii") as lines:
         for line in lines:
             if line.startswith(field + ":"):
@@ -81,13 +81,13 @@ def peak_memory_bytes() -> int:
     peak = _read_figure("/proc/self/status", "VmHWM")
     if peak is not None:
         return peak
-    import resource  # where there is no /proc (macOS), in bytes there
+    import resource  # where there is no /proc: macOS, which counts in bytes
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def page_cache_room() -> float:
-    """Return the bytes of files that the page cache can hold beside this process; infinite where the kernel does not say."""
+    """Return the bytes of files that the page cache can hold beside this process; infinite if the system does not tell."""
     available = _read_figure("/proc/meminfo", "MemAvailable")
     return min(float("inf") if available is None else available, _cgroup_limit() - RESERVED_BYTES)
 

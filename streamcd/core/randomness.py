@@ -24,5 +24,7 @@ def random_key(*parts: int) -> np.uint64:
 def assign_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
     """Assign rows to folds by a hash of the seed and their row in the source; uint8."""
     upper = mix.py_func(source.astype(np.uint64) ^ random_key(seed, n_folds)) >> np.uint64(32)
-    upper ^= upper >> np.uint64(31)  # folds of runs on disk were made without the mixer's last step
+    upper ^= upper >> np.uint64(
+        31
+    )  # undoes the mixer's last step, without which the folds of existing runs were assigned
     return (upper * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)

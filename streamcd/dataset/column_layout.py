@@ -1,9 +1,9 @@
-"""The column layout of a dataset: its entries a second time, sorted by feature, beside the row layout.
+"""The column layout of a dataset: a second copy of its entries, sorted by feature, beside the row layout.
 
-``columns/part-NNNNN.parquet`` holds (feature, row, value), sorted by feature, then row; ``columns/index-NNNNN.parquet`` the
-features of that part with their numbers of entries, row group by row group the same chunks. A chunk holds whole features;
-a feature with more entries than a chunk takes chunks of its own, its pieces. ``columns/manifest.json`` names the dataset's
-fingerprint, which the layout does not change.
+``columns/part-NNNNN.parquet`` holds (feature, row, value), sorted by feature, then row; ``columns/index-NNNNN.parquet``
+lists the features of that part and the number of entries of each; its row groups are the same chunks. A chunk holds whole
+features; a feature with more entries than fit in one chunk has chunks to itself, its pieces. ``columns/manifest.json``
+records the fingerprint of the dataset, which making the layout does not change.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Columns(ChunkedTable):
         self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
         self.first_feature, self.n_listed = chunk_table["first_feature"], chunk_table["n_features"]
         begins = chunk_table["piece"] == 0
-        # chunk c begins the items item_start[c]:item_start[c + 1]: none where it goes on with a feature
+        # items item_start[c]:item_start[c + 1] begin in chunk c: none where the chunk continues a feature
         self.item_start = starts_of(np.where(begins, self.n_listed, 0))
         # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Read the features of a chunk, ascending, and the number of entries that each has in it."""
+        """Read the features of a chunk, in ascending order, and how many of the chunk's entries each has."""
         n_listed = int(self.n_listed[chunk])
         feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
         expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
@@ -92,12 +92,12 @@ class Columns(ChunkedTable):
 
 
 def has_columns(dataset: RowTable) -> bool:
-    """Check for a column layout beside the row layout."""
+    """Tell whether the dataset has a column layout."""
     return (dataset.path / FOLDER / "manifest.json").exists()
 
 
 def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
-    """Open the column layout of a dataset; `DatasetError` where there is none, or it is damaged, or of another dataset."""
+    """Open the column layout of a dataset; raises `DatasetError` where it is missing, damaged or of another dataset."""
     path = dataset.path / FOLDER
     try:
         manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
@@ -118,15 +118,15 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
 
 
 class ColumnsWriter:
-    """Writer of a column layout into a directory: features ascending, cut into chunks by their sizes and nothing else.
+    """Writer of a column layout: features in ascending order, cut into chunks by size alone.
 
-    The directory is made where it is not there; it is meant to be a temporary one that is renamed at the end. Entries of
-    `chunk_bytes`, decoded, make a chunk; after `shard_bytes` a new part is begun. With a result of `finished` it goes on
-    after those parts.
+    The directory `path` is created if needed; the caller is meant to rename it at the end. A chunk holds up to `chunk_bytes`
+    of decoded entries; a part that has reached `shard_bytes` is followed by a new one. Given what an earlier writer's
+    `finished` returned, writing continues after those parts.
     """
 
     FEATURE_BYTES = 16
-    """Counted for a feature when chunks are cut, so that features with hardly an entry do not make endless chunks."""
+    """Added to the size of every feature when chunks are cut, so that a chunk of features with few entries stays bounded."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ColumnsWriter:
         path.mkdir(parents=True, exist_ok=True)
 
     def finished(self) -> dict[str, Any] | None:
-        """Complete parts and the feature after them, for a later writer to go on; None where there is none."""
+        """Return the complete parts and the feature after them, for a later writer to continue from; None if none is."""
         n_parts = len(self._parts) - 1
         later = [chunk for chunk in self._table if chunk[0] == n_parts]
         if n_parts < 1 or not later:
@@ -161,7 +161,7 @@ class ColumnsWriter:
         return {"parts": self._parts[:n_parts], "chunks": done, "feature": feature, "piece": piece}
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
-        """Append whole features, ascending, with their entries one feature after another."""
+        """Append whole features, in ascending order; `row` and `value` hold their entries, feature by feature."""
         size = n_entries * self._entry_bytes + self.FEATURE_BYTES
         end, entry_end = np.cumsum(size), np.cumsum(n_entries)
         large = np.flatnonzero(n_entries > self.piece_entries)
@@ -191,7 +191,7 @@ class ColumnsWriter:
             start = stop
 
     def begin_feature(self, piece: int = 0) -> None:
-        """Close the chunk begun so far: a feature larger than a chunk follows, from one of its pieces on."""
+        """Write the pending chunk: a feature larger than a chunk follows, from its piece number `piece` on."""
         self._flush()
         self._piece = piece
         self._held_entries = 0
@@ -260,7 +260,7 @@ class ColumnsWriter:
             self._files = None
 
     def close_parts(self) -> dict[str, Any]:
-        """Write the rest; returns the parts and their chunks, for another writer to go on after them."""
+        """Write what is pending; returns the parts and their chunks, for another writer to continue from."""
         self._flush()
         self._close_part()
         return {"parts": self._parts, "chunks": self._table}
@@ -284,7 +284,7 @@ class ColumnsWriter:
 
 
 class ColumnsOutline(ColumnsWriter):
-    """Finder of the features at which a layout's parts begin, from the numbers of entries alone; writes nothing."""
+    """Dry run of `ColumnsWriter`: finds where the parts begin, from the numbers of entries alone; writes nothing."""
 
     def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
@@ -298,7 +298,7 @@ class ColumnsOutline(ColumnsWriter):
         self.add(feature, n_entries, nothing, nothing)
 
     def close_parts(self) -> dict[str, Any]:
-        """Begin the last part where one is due; there is nothing to write."""
+        """Record the start of the last part, if there is one to come; nothing is written."""
         self._flush()
         return {}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import Schema as Schema  # for those who describe tables: the door to pyarrow is here
+from pyarrow import Schema as Schema  # re-exported, so that others need not import pyarrow
 
 MAX_CLASSES = 65_536
-"""With more distinct labels the labels are no classes, and the manifest lists none."""
+"""Largest number of distinct labels that are taken as classes; beyond it the manifest lists none."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -40,7 +40,7 @@ def schema(**columns: Any) -> Schema:
 
 
 def row_dtype(n_rows: int) -> np.dtype:
-    """Type of the numbers of `n_rows` rows."""
+    """Return the integer type that numbers `n_rows` rows."""
     return np.dtype(np.int32 if n_rows <= _INT32_MAX else np.int64)
 
 
@@ -66,9 +66,9 @@ def column_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.d
 
 FIRST_OF_ROWS = {"rows": "label", "entries": "feature"}
 FIRST_OF_COLUMNS = {"entries": "row", "index": "feature"}
-"""Tables of a part, each with the first column that training reads."""
+"""The first column that training reads, for each table of a part."""
 
-# `…_crc`: of the bytes in a chunk of the table …, from the first column that training reads on; see `table_writer`
+# `<table>_crc`: checksum of a chunk's bytes in that table, from the first column that training reads on; see `table_writer`
 ROW_CHUNKS = schema(
     part=np.int32, n_rows=np.int64, n_entries=np.int64, rows_crc=np.int64, entries_crc=np.int64
 )

@@ -17,7 +17,6 @@ from ..core.process_pool import (
     TASKS_PER_WORKER,
     InProcess,
     Pool,
-    Workers,
     checked_workers,
     in_shares,
     memory_per_worker,
@@ -119,7 +118,7 @@ class _Tasks:
     def _run(
         self, function: Callable[..., Any], tasks: Sequence[Any], phase: str, unit: str, sizes: Sequence[int]
     ) -> Iterator[Any]:
-        if isinstance(self._pool, Workers):
+        if not isinstance(self._pool, InProcess):
             yield from self._pool.run(function, tasks, phase=phase, unit=unit, sizes=sizes)
             return
         for task, done in zip(tasks, accumulate(sizes), strict=True):

@@ -12,6 +12,9 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .primitives import (
+    ALPHA,
+    ALPHA_CURVATURE,
+    ALPHA_SQUARE,
     DUAL,
     GAP,
     LOSS,
@@ -19,6 +22,7 @@ from .primitives import (
     N_SHRUNK,
     N_VISITED,
     NO_STEP,
+    PATIENCE,
     ROUNDING,
     VIOLATION_MAX,
     VIOLATION_MIN,
@@ -30,11 +34,13 @@ from .primitives import (
 
 
 class LaneColumns(NamedTuple):
-    """The columns of one lane."""
+    """The columns of one lane, and the numbers by which its steps are made (see `primitives.Steering`)."""
 
     lane: int
     first: int
     n_columns: int  # of all lanes
+    inverse_mu: float = 1.0
+    uncounted: float = 0.0
 
 
 class ClassScratch(NamedTuple):
@@ -89,16 +95,34 @@ def _class_violation(alpha, active, label, c, margin):
 
 
 @inlined
-def _shrink_classes(alpha, active, label, c, margin, smallest):
-    """Take out the classes at their bound with a G below `smallest`; returns how many are left."""
+def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
+    """Take out the classes at their bound with a G below `smallest`; returns how many are left.
+
+    With `patient` a class leaves at the last of `PATIENCE` such visits in a row.
+    """
     n_left = 0
     for m in range(margin.size):
         if active[m]:
-            if alpha[m] >= (c if m == label else 0.0) and margin[m] < smallest:
-                active[m] = 0
-            else:
+            if not (alpha[m] >= (c if m == label else 0.0) and margin[m] < smallest):
+                active[m] = 1
                 n_left += 1
+            elif patient and active[m] < PATIENCE:
+                active[m] += 1
+                n_left += 1
+            else:
+                active[m] = 0
     return n_left
+
+
+@inlined
+def _count_classes(columns, alpha, label, q, sign, totals):
+    """Add a row's alpha to the sums for acceleration, or take it off."""
+    own, square = alpha[label], 0.0
+    for m in range(alpha.size):
+        square += alpha[m] * alpha[m]
+    totals[columns.lane, ALPHA] += sign * own
+    totals[columns.lane, ALPHA_CURVATURE] += sign * own * own * q
+    totals[columns.lane, ALPHA_SQUARE] += sign * square * q
 
 
 @inlined
@@ -197,7 +221,11 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
             totals[lane, DUAL] += c - dual_old
             continue
         largest, smallest = _class_violation(alpha, active, label, c, margin)
-        n_left = _shrink_classes(alpha, active, label, c, margin, smallest)
+        q *= columns.inverse_mu
+        accelerated = columns.inverse_mu != 1.0
+        if columns.uncounted != 0.0:
+            _count_classes(columns, alpha, label, q, 1.0, totals)
+        n_left = _shrink_classes(alpha, active, label, c, margin, smallest, accelerated)
         if n_left < n_classes:
             totals[lane, N_SHRUNK] += 1
         if n_left <= 1:
@@ -207,9 +235,15 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
         if largest - smallest <= NO_STEP:
             continue
         totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
+        if accelerated:
+            _count_classes(columns, alpha, label, q, -1.0, totals)
         _solve_classes(alpha, active, label, q, c, scratch)
         _, _, dual_new = _class_terms(alpha, label, c, margin)
         totals[lane, DUAL] += dual_new - dual_old
+        if accelerated:
+            _count_classes(columns, alpha, label, q, 1.0, totals)
+            for m in range(n_classes):
+                scratch.step[m] *= columns.inverse_mu
         _add_row_classes(i, rows, variables.w, columns, costs.bias, scratch.step)
 
 

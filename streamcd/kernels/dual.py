@@ -11,6 +11,9 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .primitives import (
+    ALPHA,
+    ALPHA_CURVATURE,
+    ALPHA_SQUARE,
     DUAL,
     GAP,
     HINGE,
@@ -21,6 +24,7 @@ from .primitives import (
     N_STEPS,
     N_VISITED,
     NO_STEP,
+    PATIENCE,
     SQUARED_HINGE,
     TWIN_HINGE,
     TWIN_SQUARED_HINGE,
@@ -152,8 +156,9 @@ def _log_step(t, q, cost, alpha, rest, tolerance):
 def solve_row(i, lane, loss, row, variables, steering, totals):
     """Minimise the dual over the row's variable in one lane; returns the change of alpha.
 
-    `row` is (t, q, C_i). The variables and the lane's row of `totals` are changed in place. The row leaves the active set
-    where it stands at a bound with a gradient beyond the threshold (Hsieh et al. 2008, section 3.2).
+    `row` is (t, q/mu, C_i). The variables and the lane's row of `totals` are changed in place. The row leaves the active set
+    where it stands at a bound with a gradient beyond the threshold (Hsieh et al. 2008, section 3.2); with acceleration only
+    at the last of `PATIENCE` such visits in a row.
     """
     t, q, c = row
     alpha, n_lanes = variables.alpha, totals.shape[0]
@@ -167,11 +172,17 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
         phi, _, dual_old = _svc_terms(loss, t, c, old)
         gradient, projected = svc_projected_gradient(loss, t, c, old)
     totals[lane, GAP] += phi
+    if steering.uncounted[lane] != 0.0:
+        _count_alpha(lane, loss, old, q, c, 1.0, totals)
     high, low = steering.high[lane], steering.low[lane]
     if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
-        variables.active[i, lane] = 0
-        totals[lane, N_SHRUNK] += 1
-        return 0.0
+        if steering.inverse_mu[lane] == 1.0 or variables.active[i, lane] >= PATIENCE:
+            variables.active[i, lane] = 0
+            totals[lane, N_SHRUNK] += 1
+            return 0.0
+        variables.active[i, lane] += 1
+    elif variables.active[i, lane] > 1:
+        variables.active[i, lane] = 1
     totals[lane, N_ACTIVE] += 1
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
@@ -189,7 +200,20 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
         _, _, dual_new = _svc_terms(loss, t, c, new)
     alpha[i, lane] = new
     totals[lane, DUAL] += dual_new - dual_old
+    if steering.inverse_mu[lane] != 1.0:
+        _count_alpha(lane, loss, old, q, c, -1.0, totals)
+        _count_alpha(lane, loss, new, q, c, 1.0, totals)
     return change
+
+
+@inlined
+def _count_alpha(lane, loss, alpha, q, c, sign, totals):
+    """Add a row's alpha to the sums for acceleration, or take it off; a plane's own rows count in the last sum alone."""
+    square = sign * alpha * alpha * q
+    totals[lane, ALPHA_SQUARE] += square
+    if loss != _SQUARE:
+        totals[lane, ALPHA] += sign * alpha
+        totals[lane, ALPHA_CURVATURE] += square * (c - alpha) / c if loss == LOG_LOSS else square
 
 
 @kernel
@@ -204,7 +228,7 @@ def dual_visit(order, rows, costs, variables, steering, totals):
     Changed in place: `variables`, `totals`. Cost: two passes over the entries of each row.
     Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
     """
-    w, bias = variables.w, costs.bias
+    w, bias, inverse_mu = variables.w, costs.bias, steering.inverse_mu[0]
     last = w.size - 1
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, 1)
@@ -216,11 +240,12 @@ def dual_visit(order, rows, costs, variables, steering, totals):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         t = y * (dot + bias * w[last])
-        row = (t, q + bias * bias, c)
+        row = (t, (q + bias * bias) * inverse_mu, c)
         change = solve_row(i, 0, loss_of_row(costs.loss, y), row, variables, steering, totals)
         if change != 0.0:
-            add_row(rows, w, start, stop, change * y)
-            w[last] += change * y * bias
+            step = change * y * inverse_mu
+            add_row(rows, w, start, stop, step)
+            w[last] += step * bias
 
 
 @kernel
@@ -248,13 +273,14 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
         for position in range(n_live):
             lane = live[position]
             y = costs.sign[rows.code[i], lane]
-            row = (y * (dots[lane] + bias * w[last + lane]), q, row_cost(i, lane, rows, costs))
+            inverse_mu, c = steering.inverse_mu[lane], row_cost(i, lane, rows, costs)
+            row = (y * (dots[lane] + bias * w[last + lane]), q * inverse_mu, c)
             change = solve_row(i, lane, loss_of_row(costs.loss, y), row, variables, steering, totals)
             if change != 0.0:
                 live[n_changed] = lane
-                dots[n_changed] = change * y
+                dots[n_changed] = change * y * inverse_mu
+                w[last + lane] += dots[n_changed] * bias
                 n_changed += 1
-                w[last + lane] += change * y * bias
         _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n_changed)
 
 

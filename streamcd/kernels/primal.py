@@ -1,4 +1,4 @@
-"""Coordinate updates over columns: kernels of the primal methods (those of the dual ones are in `dual_kernels`).
+"""Coordinate updates over columns: kernels of the primal methods (those of the dual ones are in `kernels/dual`).
 
 Arguments that all kernels here share
 -------------------------------------
@@ -222,7 +222,9 @@ def _is_sufficient(change, gradient, step, loss):
 
 @inlined
 def _solve(coordinate, dense, lane, columns, scores, costs, begins, totals):
-    """Choose one coordinate's step in one lane, and add it to the scores; returns it, 0 for none.
+    """Choose one coordinate's step in one lane by line search, and add it to the scores; returns it, 0 for none.
+
+    The same search over a column in segments is `solvers/long_columns._line_search`.
 
     `coordinate` is where its entries start and stop, the ridge (1, or 0 where its weight is not penalised), and the weight
     times the ridge.

@@ -27,15 +27,21 @@ from .compile import inlined, kernel
 HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
-SLOPE, CURVE, W_ALPHA, ROUNDING = range(9, 13)
+SLOPE, CURVE, W_ALPHA, ROUNDING, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 16)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
 of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
-taken out, inner Newton steps. The last four are summed up at fixed w, and bound the rounding of a certificate
-(`add_rounding`)."""
-N_TOTALS = 13
+taken out, inner Newton steps. Four are summed up at fixed w, and bound the rounding of a certificate (`add_rounding`).
+For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a over C for the logistic loss; both of a row's own class
+for Crammer–Singer, and of the other classes' rows for a twin plane) and ``Σ a² q/mu``."""
+N_TOTALS = 16
 
 UNIT = 1.01 * 2.0**-53
 """u: float64's rounding, and what bounds of it round themselves."""
+
+PATIENCE = 2
+"""Visits in a row at which a row of an accelerated lane is eligible before it leaves: a moving centre moves the thresholds.
+All rows return every few passes (`solvers.acceleration`); without that a9a with hinge took 66 passes to 1e-4 (45 with), dna
+160 to 280 (130), whether this was 2, 4 or 6, and dna with Crammer–Singer 190 (160)."""
 
 NO_STEP = 1e-12
 """A projected gradient below this is not worth a step (LIBLINEAR's figure)."""
@@ -72,7 +78,8 @@ class Variables(NamedTuple):
     """Dual variables and weights; changed in place by a visit.
 
     For the logistic loss `alpha` holds C - alpha in a second half; for Crammer–Singer every lane has k columns. A flag is 0
-    where shrinking took the row out of the lane, or the class out of the row's problem. The weights of a feature in all
+    where shrinking took the row out of the lane, or the class out of the row's problem; else 1, and 1 more for each of the
+    last visits in a row at which it was eligible (up to `PATIENCE`, with acceleration only). The weights of a feature in all
     lanes are neighbours; those of the bias come last and stay 0 where there is none.
     """
 
@@ -88,6 +95,10 @@ class Steering(NamedTuple):
     low: np.ndarray  # rows at their upper bound with a gradient below this leave it
     tolerance: np.ndarray  # of Newton's method (logistic)
     omega: np.ndarray  # over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent
+    inverse_mu: (
+        np.ndarray
+    )  # 1/mu: ``w = (w(alpha) + kappa v)/mu``; 1 without acceleration (see `solvers.acceleration`)
+    uncounted: np.ndarray  # 1 where no pass has added the rows' alpha to the sums for acceleration, else 0
 
 
 class Lanes(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 
 from ..core.errors import CheckpointError, UsageError
+from ..core.progress import Listener
 from ..dataset.column_layout import open_columns
 from ..dataset.dataset import Dataset, open_dataset
+from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import Solver
-from ..solvers.registry import check_omega, make_solver
+from ..solvers.registry import check_omega, find_solver, make_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
@@ -45,9 +47,11 @@ class ProblemOptions:
     ridge: float = 1.0
     slack: str = "hinge"
     unpenalized_bias: bool = False
+    acceleration: float | str = "none"  # a fixed kappa, or auto; runs begun before there was any have none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "omega", check_omega(self.omega, self.loss, self.method))
+        object.__setattr__(self, "acceleration", check_acceleration(self.acceleration))
 
     @classmethod
     def asked(
@@ -110,7 +114,32 @@ class ProblemOptions:
 
     def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
         """Make the solver of some lanes."""
-        return make_solver(lanes, self.method, dataset, seed=self.seed, omega=self.omega)
+        numbers = {"omega": self.omega, "acceleration": self.acceleration}
+        return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
+
+
+def settle_acceleration(
+    options: ProblemOptions, eps: float | None, listener: Listener, *, on_workers: bool = False
+) -> ProblemOptions:
+    """Train plainly where acceleration does not apply: said where it was left to us, refused where a kappa was asked for."""
+    reason = None
+    if not find_solver(options.loss, options.method).accelerates:
+        reason = f"{options.loss} by method {options.method} has none"
+    elif options.omega != 1.0:
+        reason = f"it does not go with omega {options.omega}"
+    elif eps is not None:
+        reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
+    elif on_workers:
+        reason = "it is for one process"
+    if options.acceleration == 0.0:  # plain coordinate descent by another name
+        return replace(options, acceleration="none")
+    if reason is None or options.acceleration == "none":
+        return options
+    if options.acceleration != "auto":
+        raise UsageError(f"acceleration {options.acceleration:g}: {reason}; leave it at auto or none")
+    if find_solver(options.loss, options.method).accelerates:
+        listener.message(f"trained without acceleration: {reason}")
+    return replace(options, acceleration="none")
 
 
 @dataclass(frozen=True)

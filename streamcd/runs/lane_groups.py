@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,11 +28,21 @@ _MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
+    problem = asked.problem.make_problem(dataset, asked.memory)
+    try:
+        n_groups, plan, memory = group_lanes(dataset, problem, asked)
+    except UsageError:
+        if asked.problem.acceleration == "none":
+            raise
+        asked = replace(asked, problem=replace(asked.problem, acceleration="none"))
+        n_groups, plan, memory = group_lanes(dataset, problem, asked)
+        listener.message(
+            "trained without acceleration, which takes one more array of the weights' size: that does not fit in "
+            f"{format_size(memory)}"
+        )
     options = asked.problem
     _warn_of_ridge(options, listener)
     _warn_of_regression(dataset, listener)
-    problem = options.make_problem(dataset, asked.memory)
-    n_groups, plan, memory = group_lanes(dataset, problem, asked)
     listener.message(
         describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
     )

@@ -29,7 +29,16 @@ from ..stream.window import Window
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
-from .config import ProblemOptions, ResolvedRun, TrainOptions, make_rule, read_config, reopen, write_config
+from .config import (
+    ProblemOptions,
+    ResolvedRun,
+    TrainOptions,
+    make_rule,
+    read_config,
+    reopen,
+    settle_acceleration,
+    write_config,
+)
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .previous_run import PreviousRun
@@ -54,6 +63,7 @@ def tune(
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
     omega: float | str = 1.0,
+    acceleration: float | str = "auto",
     ridge: float | None = None,
     slack: str | None = None,
     memory: int | str = "1GB",
@@ -74,7 +84,9 @@ def tune(
         The values to try.
     cv : int
         Folds, dealt by a hash of (seed, place in the source).
-    loss, method, bias, tol, eps, max_passes, class_weight, code, omega, ridge, slack, memory, seed, checkpoint_every, force
+    loss, method, bias, tol, eps, max_passes, class_weight, code, omega, acceleration
+        As in `train.train`.
+    ridge, slack, memory, seed, checkpoint_every, force
         As in `train.train`.
     listener, stop_requested
         As in `train.train`.
@@ -101,9 +113,11 @@ def tune(
         seed=seed,
         folds=int(cv),
         omega=omega,
+        acceleration=acceleration,
         ridge=ridge,
         slack=slack,
     )
+    problem = settle_acceleration(problem, eps, session.listener)
     asked = TrainOptions(
         problem, parse_size(memory), checkpoint_every, make_rule(tol, eps, max_passes), search=True
     )

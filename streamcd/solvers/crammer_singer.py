@@ -1,4 +1,4 @@
-"""The multiclass SVM of Crammer and Singer by a sequential dual method (`crammer_singer_kernels`).
+"""The multiclass SVM of Crammer and Singer by a sequential dual method (`kernels/crammer_singer`).
 
 Source: Keerthi et al., KDD 2008. A lane has a weight vector, a dual variable of each row and an active flag per class.
 """
@@ -10,7 +10,8 @@ import numpy as np
 from ..kernels import crammer_singer as crammer_singer_kernels
 from ..kernels.crammer_singer import ClassScratch, LaneColumns
 from ..stream.window import Window
-from .dual import RowSolver, rows_of, shuffled_active_rows, variables_of, violation
+from .acceleration import Acceleration
+from .dual import RowSolver, acceleration_numbers, rows_of, shuffled_active_rows, variables_of, violation
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, State, all_rows
 
@@ -21,10 +22,11 @@ class CrammerSingerSolver(RowSolver):
     Parameters
     ----------
     problem : Problem
+    acceleration : Acceleration, optional
     """
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
+        super().__init__(problem, acceleration=acceleration)
         self._scratch = ClassScratch(*np.empty((3, problem.classes.size)))
 
     def new_state(self) -> State:
@@ -38,9 +40,13 @@ class CrammerSingerSolver(RowSolver):
             columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors)
             sums = (state.w_alpha.reshape(-1), state.totals, self._scratch.margin)
             crammer_singer_kernels.crammer_singer_certify(all_rows(window, order), *arguments, columns, *sums)
-        for lane in state.phase(TRAIN).tolist():
+        training = state.phase(TRAIN)
+        self.begin_pass(state, training)
+        inverse_mu, uncounted = acceleration_numbers(state)
+        for lane in training.tolist():
             own = self.columns(lane)
-            columns = LaneColumns(lane, own.start, self.n_vectors)
+            numbers = (float(inverse_mu[lane]), float(uncounted[lane]))
+            columns = LaneColumns(lane, own.start, self.n_vectors, *numbers)
             chosen = shuffled_active_rows(window, np.arange(own.start, own.stop), order, key)
             crammer_singer_kernels.crammer_singer_visit(
                 chosen, *arguments, columns, state.totals, self._scratch
@@ -57,3 +63,6 @@ class CrammerSingerSolver(RowSolver):
                 kept["restore"][lane] = True
                 kept["shrunk"][lane] = False
                 kept["shrink_tolerance"][lane] *= 0.5
+        if self.acceleration:
+            self.acceleration.update_kappa(state, trained)
+            self.acceleration.recall_rows(state, trained)

@@ -1,7 +1,7 @@
 """Dual coordinate descent over rows: ``w = w(alpha)`` is in memory, alpha on disk with its rows.
 
 `RowSolver` is what all dual solvers share; `DualSolver` trains hinge, squared hinge, logistic loss and twin planes. The
-mathematics of a visit is in `dual_kernels`; here are the start, the shrinking thresholds, and the certificate.
+mathematics of a visit is in `kernels/dual`; here are the start, the shrinking thresholds, and the certificate.
 Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 """
 
@@ -38,6 +38,7 @@ from ..kernels.primitives import (
 from ..stream.arenas import RowLayout
 from ..stream.window import RowArena, Window
 from . import over_relaxation
+from .acceleration import Acceleration
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, new_lanes, new_totals
 
@@ -54,6 +55,8 @@ class RowSolver:
     problem : Problem
     alpha_vectors : int
         Dual variables of a row for each weight vector.
+    acceleration : Acceleration, optional
+        Plain coordinate descent without.
     """
 
     rows_bytes = 0
@@ -61,11 +64,14 @@ class RowSolver:
     paging = None
     warm_start: Start = "alpha and w"
 
-    def __init__(self, problem: Problem, alpha_vectors: int = 1) -> None:
-        self.problem = problem
+    def __init__(
+        self, problem: Problem, alpha_vectors: int = 1, acceleration: Acceleration | None = None
+    ) -> None:
+        self.problem, self.acceleration = problem, acceleration
         self.n_vectors = problem.n_lanes * problem.lane_vectors
         self.layout = RowLayout(alpha_width=alpha_vectors * self.n_vectors, n_flags=self.n_vectors)
         self.state_bytes = 2 * 8 * (problem.n_features + 1) * self.n_vectors
+        self.state_bytes += acceleration.n_bytes if acceleration else 0
 
     def page_rows(self, folder: Path, page_rows: int) -> None:
         """Nothing is kept of all rows."""
@@ -78,7 +84,9 @@ class RowSolver:
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """See `protocol.Solver`."""
         for lane in np.flatnonzero(state.lanes["restore"]).tolist():
-            arena.active[start:stop, self.columns(lane)] = 1
+            flags = arena.active[start:stop, self.columns(lane)]
+            # under acceleration rows that are eligible still leave at once
+            flags[flags == 0] = primitives.PATIENCE if self.acceleration else 1
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
@@ -87,7 +95,21 @@ class RowSolver:
             self.certify(window, state, all_rows(window, order), certifying)
         training = state.phase(TRAIN)
         if training.size:
+            self.begin_pass(state, training)
             self.train(window, state, shuffled_active_rows(window, training, order, key), training)
+
+    def begin_pass(self, state: State, lanes: np.ndarray) -> None:
+        """Move the centres of accelerated lanes, before the first window of a training read."""
+        if self.acceleration:
+            self.acceleration.begin_pass(state, lanes)
+
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Estimate the gap of lanes that trained; see `protocol.Solver`."""
+        gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
+        if self.acceleration and trained.size:
+            self.acceleration.end_pass(state, trained)
+            gap[trained] += state.lanes["distance"][trained]
+        return gap
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         """Add up the terms of a window's rows in some lanes, in the given order of rows."""
@@ -123,23 +145,27 @@ class RowSolver:
 
     def kept_w(self, state: State) -> np.ndarray:
         """Return the w that lanes go on from, or end with, after a certificate."""
-        return state.w_alpha
+        return state.w if self.acceleration else state.w_alpha
 
     def violation(self, state: State) -> np.ndarray:
         """See `violation`."""
         return violation(state.totals)
 
     def adopt_certified_w(self, state: State, lane: int) -> None:
-        """Go on from the w that alpha gives."""
+        """Go on from the w that alpha gives; an accelerated lane keeps its point and renews w(alpha) beside it."""
         columns = self.columns(lane)
-        state.w[:, columns] = state.w_alpha[:, columns]
+        target = state.matrices["companion"] if self.acceleration else state.w
+        target[:, columns] = state.w_alpha[:, columns]
         state.w_alpha[:, columns] = 0.0
 
     def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
         """Add the estimate of the gap to the dual objective, which is known exactly."""
-        w = state.w[:, self.columns(lane)]
-        dual = state.lanes["dual_sum"][lane] - 0.5 * float(np.einsum("ij,ij->", w, w))
-        return float(dual + estimate)
+        if self.acceleration:
+            squared = float(state.lanes["w_alpha_square"][lane])
+        else:
+            w = state.w[:, self.columns(lane)]
+            squared = float(np.einsum("ij,ij->", w, w))
+        return float(state.lanes["dual_sum"][lane] - 0.5 * squared + estimate)
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""
@@ -156,23 +182,29 @@ class RowSolver:
         """Return a state of zeros that keeps `lanes` beside what every solver keeps per lane."""
         shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
         kept = new_lanes(n_lanes, phase) | dict(lanes)
-        return State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), kept)
+        state = State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), kept)
+        if self.acceleration:
+            self.acceleration.add_to(state)
+        return state
 
 
 class DualSolver(RowSolver):
-    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`dual_kernels.dual_visit`).
+    """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`kernels/dual.dual_visit`).
 
     Parameters
     ----------
     problem : Problem
     omega : float or "auto"
         Over-relaxation of the closed-form steps (see `over_relaxation`).
+    acceleration : Acceleration, optional
     """
 
-    def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
+    def __init__(
+        self, problem: Problem, omega: float | str = 1.0, acceleration: Acceleration | None = None
+    ) -> None:
         self._logistic = problem.loss == "log_loss"
         # C - alpha is kept beside alpha: subtracting would lose digits
-        super().__init__(problem, alpha_vectors=2 if self._logistic else 1)
+        super().__init__(problem, 2 if self._logistic else 1, acceleration)
         self.omega = omega
         self._scratch = np.empty(problem.n_lanes), np.empty(problem.n_lanes, dtype=np.int64)
 
@@ -206,6 +238,9 @@ class DualSolver(RowSolver):
             if totals[lane, N_STEPS] <= 0.1 * totals[lane, N_VISITED]:
                 kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
         over_relaxation.update_omega(kept, state.w, trained)
+        if self.acceleration:
+            self.acceleration.update_kappa(state, trained)
+            self.acceleration.recall_rows(state, trained)
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         steering = steering_of(state, state.lanes["inner_tolerance"])
@@ -243,7 +278,15 @@ def variables_of(window: Window, state: State) -> Variables:
 def steering_of(state: State, tolerance: np.ndarray) -> Steering:
     """Return the numbers by which lanes make their steps."""
     kept = state.lanes
-    return Steering(kept["high"], kept["low"], tolerance, kept["omega"])
+    return Steering(kept["high"], kept["low"], tolerance, kept["omega"], *acceleration_numbers(state))
+
+
+def acceleration_numbers(state: State) -> tuple[np.ndarray, np.ndarray]:
+    """Return 1/mu of every lane, and where no pass has counted the rows' alpha (see `Steering`)."""
+    kept = state.lanes
+    if "kappa" not in kept:
+        return np.ones(kept["phase"].size), np.zeros(kept["phase"].size)
+    return 1.0 / (1.0 + kept["kappa"]), (kept["passes"] == 0).astype(np.float64)
 
 
 def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:

@@ -216,6 +216,11 @@ class PrimalSolver:
         scale = start * self._smaller_side()
         return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
 
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Return the estimated gaps."""
+        gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
+        return gap
+
     def adopt_certified_w(self, state: State, lane: int) -> None:
         """Go on from the scores that the read at fixed w has computed."""
         for rows in self._rows(state).iter_blocks(fresh=True, saved=("score",)):

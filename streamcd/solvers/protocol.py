@@ -77,6 +77,7 @@ class State:
         kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
         if missing := kept.difference(arrays):
             raise KeyError(min(missing))
+        self._check_shapes(arrays)
         self.w[:] = arrays["w"]
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
         totals = arrays["totals"]
@@ -85,6 +86,13 @@ class State:
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = _with_prefix(arrays, "lane_")
         self.rows = _with_prefix(arrays, "row_")
+
+    def _check_shapes(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Refuse arrays of other shapes, which are taken over as they are."""
+        for prefix, own in (("lane_", self.lanes), ("matrix_", self.matrices)):
+            for name, array in own.items():
+                if arrays[prefix + name].shape != array.shape:
+                    raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}")
 
 
 def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -187,6 +195,10 @@ class Solver(Protocol):
 
     def adopt_certified_w(self, state: State, lane: int) -> None:
         """Replace what drifts while a lane trains by what the read at fixed w has summed up."""
+        ...
+
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Estimate every lane's gap at the end of a training read of the lanes `trained`, from `state.totals`."""
         ...
 
     def estimated_primal(self, state: State, lane: int, estimate: float) -> float:

@@ -13,11 +13,12 @@ from ..core.errors import UsageError
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
+    from .acceleration import Acceleration
     from .problem import Problem
     from .protocol import Solver
 
-Factory = Callable[["Problem", "Dataset", int, "float | str"], "Solver"]
-"""Makes a solver of a problem, a dataset, a seed, and omega, which is 1 where the solver does not relax."""
+Factory = Callable[["Problem", "Dataset", int, "float | str", "Acceleration | None"], "Solver"]
+"""Makes a solver of a problem, a dataset, a seed, omega, which is 1 where the solver does not relax, and acceleration."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class SolverEntry:
     factory: Factory
     liblinear: int | None = None  # LIBLINEAR's ``-s`` number of the same problem and method
     relaxes: bool = False  # its steps have a closed form, which omega can stretch
+    accelerates: bool = False  # an outer proximal point can go around it
     # Several workers can train it together: block-diagonal dual coordinate descent with a line search along the dual, one
     # lane or several. For Crammer–Singer the mathematics carries over whole: its dual is quadratic, and a step along any
     # direction keeps every row's sum of zero.
@@ -39,42 +41,56 @@ class SolverEntry:
         return f"{self.loss} by {self.method}"
 
 
-def _dual(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+def _dual(
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+) -> Solver:
     from .dual import DualSolver
 
-    return DualSolver(problem, omega)
+    return DualSolver(problem, omega, acceleration)
 
 
-def _crammer_singer(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+def _crammer_singer(
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+) -> Solver:
     from .crammer_singer import CrammerSingerSolver
 
-    return CrammerSingerSolver(problem)
+    return CrammerSingerSolver(problem, acceleration)
 
 
-def _twin_sor(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+def _twin_sor(
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+) -> Solver:
     from .twin_sor import TwinSorSolver
 
     return TwinSorSolver(problem, omega)
 
 
-def _primal(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+def _primal(
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+) -> Solver:
     from .primal import PrimalSolver
 
     return PrimalSolver(problem, dataset, seed)
 
 
-def _online(problem: Problem, dataset: Dataset, seed: int, omega: float | str) -> Solver:
+def _online(
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+) -> Solver:
     from .primal import OnlineSolver
 
     return OnlineSolver(problem, dataset, seed)
 
 
 SOLVERS = (
-    SolverEntry("squared_hinge", "dual", "rows", _dual, liblinear=1, relaxes=True, in_rounds=True),
-    SolverEntry("hinge", "dual", "rows", _dual, liblinear=3, relaxes=True, in_rounds=True),
-    SolverEntry("log_loss", "dual", "rows", _dual, liblinear=7, in_rounds=True),
-    SolverEntry("crammer_singer", "dual", "rows", _crammer_singer, liblinear=4, in_rounds=True),
-    SolverEntry("twin", "dual", "rows", _dual, relaxes=True),
+    SolverEntry(
+        "squared_hinge", "dual", "rows", _dual, liblinear=1, relaxes=True, accelerates=True, in_rounds=True
+    ),
+    SolverEntry("hinge", "dual", "rows", _dual, liblinear=3, relaxes=True, accelerates=True, in_rounds=True),
+    SolverEntry("log_loss", "dual", "rows", _dual, liblinear=7, accelerates=True, in_rounds=True),
+    SolverEntry(
+        "crammer_singer", "dual", "rows", _crammer_singer, liblinear=4, accelerates=True, in_rounds=True
+    ),
+    SolverEntry("twin", "dual", "rows", _dual, relaxes=True, accelerates=True),
     SolverEntry("squared_hinge", "primal", "columns", _primal, liblinear=2),
     SolverEntry("squared_hinge", "online", "columns", _online),
     SolverEntry("log_loss", "primal", "columns", _primal, liblinear=0),
@@ -96,7 +112,13 @@ def find_solver(loss: str, method: str) -> SolverEntry:
 
 
 def make_solver(
-    problem: Problem, method: str, dataset: Dataset, *, seed: int = 0, omega: float | str = 1.0
+    problem: Problem,
+    method: str,
+    dataset: Dataset,
+    *,
+    seed: int = 0,
+    omega: float | str = 1.0,
+    acceleration: float | str = "none",
 ) -> Solver:
     """Make the solver of a problem.
 
@@ -108,7 +130,16 @@ def make_solver(
             f"--unpenalized-bias is for --method {ways}, found {method}; "
             "or give --bias a larger value, which is penalised less"
         )
-    return find_solver(problem.loss, method).factory(problem, dataset, seed, omega)
+    outer = None if acceleration == "none" else _make_acceleration(problem, dataset, acceleration)
+    return find_solver(problem.loss, method).factory(problem, dataset, seed, omega, outer)
+
+
+def _make_acceleration(problem: Problem, dataset: Dataset, asked: float | str) -> Acceleration:
+    from .acceleration import Acceleration
+
+    norms = dataset.manifest.get("row_norms") or {}
+    assert dataset.class_counts is not None, "a problem has classes"
+    return Acceleration(problem, asked, dataset.class_counts, norms.get("mean_square"))
 
 
 def reads_columns(method: str) -> bool:

@@ -39,7 +39,7 @@ class Rows:
     first: int  # of the rows, where they are a block
     score: np.ndarray  # (rows, lanes): w·x, updated with every step
     fresh: np.ndarray  # the same as the read at fixed w has summed it up; empty in other reads
-    kind: np.ndarray  # see `primal_kernels`
+    kind: np.ndarray  # see `kernels/primal`
     weight: np.ndarray  # empty where all are 1
 
     @property

@@ -1,8 +1,8 @@
-"""Windows of a dataset, read after read, the next one read ahead into reused arenas while one is trained on.
+"""Windows of a dataset, read after read; while one is trained on, the next is loaded into the other of two arenas.
 
 The order of a read is a pure function of (seed, read). A window holds many small chunks, and the items of all of them are
-mixed inside it: measured on real text, this converges as a full random permutation of the rows does (blocks of neighbouring
-rows do not), and costs no random access to the disk.
+mixed inside it: measured on real text, this converges like a random permutation of all rows, which blocks of
+neighbouring rows do not, and needs no random access to the disk.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..kernels.primitives import shuffle
 from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
 from .window import Window
 
-_ORDER_OF_CHUNKS = 2**32 - 1  # stands for the window where a key belongs to the order of a whole read
+_ORDER_OF_CHUNKS = 2**32 - 1  # takes the place of the window in the key of a whole read's order
 
 
 class Stream:
     """Reader of windows, which decodes the next one in another thread while one is trained on.
 
-    The reading thread alone uses `dataset` from now on, until `close`. `n_folds` is the number of folds to which the rows
+    Until `close`, nothing but the reading thread may use `dataset`. `n_folds` is the number of folds to which the rows
     are assigned (`assign_folds`); 0 for none.
     """
 
@@ -58,7 +58,7 @@ class Stream:
 
     @property
     def read_seconds(self) -> float:
-        """Working time of the reading thread."""
+        """Seconds that the reading thread has spent loading chunks."""
         return self._loader.seconds
 
     @property
@@ -73,8 +73,8 @@ class Stream:
     def windows(self, read: int, first: int = 0, *, verify: bool = False) -> Iterator[Window]:
         """Iterate over the windows of one read from number `first` on; taking one may overwrite the one before.
 
-        The order is a function of (seed, read). `verify` checks the checksums of all pages, instead of only those of chunks
-        that this process has not read before.
+        The order is a function of (seed, read). With `verify` the checksums of all chunks are checked, not only those of
+        chunks that this process reads for the first time.
         """
         count = self.n_windows(read)
         for number in range(first, count):
@@ -123,7 +123,7 @@ class Stream:
         return window.result()
 
     def _sweep(self, arena: Any, chunks: np.ndarray, verify: bool) -> Iterator[int]:
-        """See `Window.sweep`; loads after the window that is read ahead into the other arena."""
+        """Implement `Window.sweep`; each part is loaded after the window being read ahead into the other arena."""
         entries = np.diff(self.table.entry_start)[chunks]
         start = 0
         while start < chunks.size:
@@ -172,7 +172,7 @@ class Stream:
         hint: np.ndarray,
         verify: bool,
     ) -> None:
-        if chunks is not self._hinted:  # announced with the window before
+        if chunks is not self._hinted:  # otherwise they were announced with the window before
             self._loader.expect(chunks)
         self._loader.expect(hint)
         self._hinted = hint
@@ -182,11 +182,11 @@ class Stream:
 
 
 class _Loader:
-    """Decoder of chunks into an arena, which reads ahead those to come.
+    """Loader of chunks into an arena, which reads ahead the chunks announced to it.
 
-    Where the page cache can hold the data, they are read into it, and later reads cost no disk; measured twice as fast as
-    plain reads where the disk is cold. Where it cannot, they are read past it (`read_ahead`): waiting for the disk fell from
-    0.25-0.53 to 0.06-0.28 s of passes of 1.1-1.5 s (100 M entries, a cap of 400 MB, alternate runs).
+    If the page cache can hold the data, chunks are read into it and later reads need no disk: measured twice as fast as
+    plain reads from a cold disk. If not, they are read past it (`read_ahead`): of passes of 1.1-1.5 s, the time spent
+    waiting for the disk fell from 0.25-0.53 s to 0.06-0.28 s (100 M entries, a cap of 400 MB, runs in turn).
     """
 
     def __init__(self, table: Table, decode: Decoder) -> None:
@@ -218,8 +218,8 @@ class _Loader:
 def chunk_order(table: Table, units: np.ndarray, seed: int, read: int) -> np.ndarray:
     """Draw a random order of units (chunks, or chunks that belong together) as a function of (seed, read).
 
-    Where shards outnumber the footers kept open, random groups of shards follow one another, and the units of a group are
-    mixed; the groups are new in every read.
+    Where there are more shards than footers kept open, the shards are divided into random groups, new in every read; the
+    groups follow one another, and the units of each are shuffled.
     """
     key = random_key(seed, read, _ORDER_OF_CHUNKS)
     if table.n_shards <= MAX_OPEN_PARTS:
@@ -259,4 +259,4 @@ def cut_windows(table: Table, order: np.ndarray, plan: Plan) -> list[np.ndarray]
             bounds = zip(first[start:stop].tolist(), last[start:stop].tolist(), strict=True)
             windows.append(np.concatenate([np.arange(*unit) for unit in bounds]))
         start = stop
-    return windows or [order]  # a window without chunks, where the bias is all there is to train
+    return windows or [order]  # a window without chunks, for when there is only the bias to train

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,6 +185,7 @@ def _damage_named(path: Path) -> Iterator[None]:
         RuntimeError,  # a flipped bit says that the file is encrypted, or packed in a way that is not known
         AssertionError,
         MemoryError,  # a header that claims more than the file holds
+        tokenize.TokenError,  # numpy's, of a header that ends too early
         zipfile.BadZipFile,
         zlib.error,
     ) as error:

@@ -14,6 +14,7 @@ from ..core.errors import CheckpointError, Interrupted
 from ..core.progress import Listener, Progress
 from ..core.randomness import random_key
 from ..dataset.dataset import Dataset
+from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..stream.memory_plan import Plan
@@ -181,6 +182,7 @@ class TrainingLoop(ABC):
             "gap": _finite(scale * lanes["gap"].sum()),
             "violation": _finite(lanes["seen_violation"].max()),
             "active_rows": int(lanes["n_active"].sum()),
+            **acceleration.log_figures(lanes),
         }
 
 
@@ -288,8 +290,11 @@ class Loop(TrainingLoop):
     def _warm_start(self, start: WarmStart) -> None:
         """Take over from another run what the solver asks for."""
         state, solver = self.state, self.task.solver
-        if solver.warm_start != "alpha":
-            start.fill_weights(state.w)
+        if "companion" in state.matrices:
+            start.fill_weights(state.matrices["companion"])
+            start.fill_centre(state)
+        elif solver.warm_start != "alpha":
+            start.fill_weights(state.w, dual=solver.warm_start == "alpha and w")
         if solver.warm_start == "w":
             # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0

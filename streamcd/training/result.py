@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.memory_budget import peak_memory_bytes
-from ..solvers import over_relaxation
+from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
@@ -22,7 +22,8 @@ class Result:
     """Result of a training; its fields are those of ``train --json``.
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
-    than 1, ``omega`` too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`).
+    than 1, ``omega`` too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`); with acceleration the
+    last ``kappa``.
     """
 
     run: str  # the run directory
@@ -121,6 +122,7 @@ def make_result(
                 "passes": int(kept["passes"][number]),
                 "converged": bool(kept["converged"][number]),
                 **over_relaxation.report(kept, number),
+                **acceleration.report(kept, number),
             }
             for number, lane in enumerate(lanes)
         ],

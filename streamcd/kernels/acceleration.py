@@ -1,0 +1,98 @@
+"""Weights of accelerated lanes: from the iterate and its centre to w(alpha) and back, one sweep each.
+
+Within a training read a lane keeps the iterate ``w = (w(alpha) + kappa v)/(1 + kappa)`` and its centre v; between reads, and
+while it is certified, the point where the read ended and w(alpha). A lane has `width` columns of both arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compile import inlined, kernel
+
+N_BUCKETS = 1024
+_LAST_BUCKET = np.uint64(N_BUCKETS - 1)
+MOVED, ALPHA_NORM = range(2)
+"""Columns of `sums`: ``‖w - v‖²`` and ``‖w(alpha)‖²``."""
+
+
+@kernel
+def end_pass(w, companion, width, lanes, kappa, sums, sketch):
+    """Replace the centre by w(alpha), and measure how far the pass moved from it.
+
+    Parameters
+    ----------
+    w : ndarray of float64, shape (d + 1, columns)
+        The iterate; stays.
+    companion : ndarray like `w`
+        The centre v, replaced by ``w(alpha) = (1 + kappa) w - kappa v``.
+    width : int
+    lanes : ndarray of int64, shape (k,)
+    kappa : ndarray of float64, shape (all lanes,)
+    sums : ndarray of float64, shape (all lanes, 2)
+        Added to.
+    sketch : ndarray of float64, shape (all lanes, N_BUCKETS)
+        Added to: w - v with its signs changed at random, folded; the angle of two such vectors is about that of theirs.
+    """
+    if lanes.size == 1 and width == w.shape[1]:
+        _end_pass_of_all(
+            w.reshape(-1), companion.reshape(-1), kappa[lanes[0]], sums[lanes[0]], sketch[lanes[0]]
+        )
+        return
+    for j in range(w.shape[0]):
+        for lane in lanes:
+            for m in range(width):
+                column = lane * width + m
+                moved = w[j, column] - companion[j, column]
+                w_alpha = w[j, column] + kappa[lane] * moved
+                companion[j, column] = w_alpha
+                sums[lane, MOVED] += moved * moved
+                sums[lane, ALPHA_NORM] += w_alpha * w_alpha
+                place = np.uint64(j * width + m)
+                sketch[lane, place & _LAST_BUCKET] += _signed(moved, place)
+
+
+@inlined
+def _end_pass_of_all(w, companion, kappa, sums, sketch):
+    """Do the work of `end_pass` for the only lane: 1.5 M features took half the time in one row of numbers."""
+    moved_sum = alpha_sum = 0.0
+    for j in range(w.size):
+        moved = w[j] - companion[j]
+        w_alpha = w[j] + kappa * moved
+        companion[j] = w_alpha
+        moved_sum += moved * moved
+        alpha_sum += w_alpha * w_alpha
+        sketch[np.uint64(j) & _LAST_BUCKET] += _signed(moved, np.uint64(j))
+    sums[MOVED] += moved_sum
+    sums[ALPHA_NORM] += alpha_sum
+
+
+@inlined
+def _signed(number, place):
+    """Return the number or its negative, as a hash of the place has it."""
+    return -number if (place * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(47)) & np.uint64(1) else number
+
+
+@kernel
+def begin_pass(w, companion, width, lanes, kappa):
+    """Make the point where the last read ended the centre, in place: ``(w(alpha) + kappa w)/(1 + kappa), w``."""
+    if lanes.size == 1 and width == w.shape[1]:
+        _begin_pass_of_all(w.reshape(-1), companion.reshape(-1), kappa[lanes[0]])
+        return
+    for j in range(w.shape[0]):
+        for lane in lanes:
+            inverse_mu = 1.0 / (1.0 + kappa[lane])
+            for column in range(lane * width, (lane + 1) * width):
+                centre = w[j, column]
+                w[j, column] = (companion[j, column] + kappa[lane] * centre) * inverse_mu
+                companion[j, column] = centre
+
+
+@inlined
+def _begin_pass_of_all(w, companion, kappa):
+    """Do the work of `begin_pass` for the only lane."""
+    inverse_mu = 1.0 / (1.0 + kappa)
+    for j in range(w.size):
+        centre = w[j]
+        w[j] = (companion[j] + kappa * centre) * inverse_mu
+        companion[j] = centre

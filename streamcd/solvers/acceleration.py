@@ -1,0 +1,225 @@
+"""Acceleration: an outer proximal point around a dual solver, ``F_v(w) = P(w) + kappa/2 ‖w - v‖²`` with a moving centre v.
+
+In the dual only ``mu = 1 + kappa`` appears: ``w = (w(alpha) + kappa v)/mu``, a row's curvature is q/mu, and a step adds
+``Δalpha y x/mu`` to w. A training read is one pass over this better conditioned problem; then the centre moves to w, and
+kappa follows from sums of the pass. kappa = 0 is plain coordinate descent, bit for bit. Objectives, gap and certificate are
+those of the original problem, at the point w where a pass ended and at alpha: ``P(w) - D(alpha) = Σ phi_i(w) +
+½‖w - w(alpha)‖²``.
+
+Sources: Shalev-Shwartz & Zhang, Math. Programming 155 (2016); Lin, Mairal & Harchaoui, JMLR 18 (2018); Güler, SIAM J. Optim.
+2 (1992). The rule for kappa is our own: it balances the inner gap and the movement, between bounds that the dual variables
+in use give, and these follow the angle between movements: about -0.5 means noise, kappa being too small, near 1 drift, kappa
+being too large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..kernels import acceleration as acceleration_kernels
+from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS
+from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
+from .problem import Problem
+from .protocol import TRAIN, State
+
+LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
+
+_RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
+
+_FIRST_SHARE, _MOST_FIRST_KAPPA = 0.1, 3.0  # of the mean of C_i q_i; where the alpha in use are not known yet
+_COUPLING = 0.3  # rows that disturb each other (S large) want a smaller kappa: f = min(1, this/S)
+_LOW, _HIGH = 0.5, 2.0  # bounds of kappa, as multiples of theta f A
+_EARLY_PASSES, _EARLY_FALL, _EARLY_RISE = 4, math.log(4.0), math.log(8.0)  # the largest changes of log kappa
+_LATE_CHANGE, _CHANGE_SHARE = 0.26, 3.0  # min(first, second/c) after pass c
+_SETTLED_PASSES = 12  # from then on the bounds do not move kappa faster either
+_COSINE = 0.2  # of two movements in a row, where kappa is best
+_THETA_RATE, _THETA_SHARE = 0.3, 10.0  # theta changes by exp(min(first, second/c) (cosine - ...))
+_LEAST_THETA, _MOST_THETA = 0.02, 10.0
+_BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
+_FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is no reason to raise theta
+
+
+def check_acceleration(value: float | str) -> float | str:
+    """Check ``"auto"``, ``"none"``, or a fixed kappa.
+
+    Raises
+    ------
+    UsageError
+    """
+    if value in ("auto", "none"):
+        return value
+    try:
+        kappa = float(value)
+    except (TypeError, ValueError):
+        kappa = float("nan")
+    if not 0.0 <= kappa <= MOST_KAPPA:
+        raise UsageError(
+            f"acceleration: expected auto, none, or a kappa from 0 to {MOST_KAPPA:g}, found {value}"
+        )
+    return kappa
+
+
+class Acceleration:
+    """Centres and kappa of the lanes of a solver over rows.
+
+    Parameters
+    ----------
+    problem : Problem
+    asked : float or "auto"
+        A kappa that stays, or the rule.
+    class_counts : ndarray, shape (k,)
+    mean_square : float or None
+        Mean of ``‖x‖²``; None where the dataset does not tell.
+    """
+
+    def __init__(
+        self, problem: Problem, asked: float | str, class_counts: np.ndarray, mean_square: float | None
+    ) -> None:
+        self._width = problem.lane_vectors
+        self._adapts = asked == "auto"
+        n_lanes = problem.n_lanes
+        if self._adapts:
+            self._first = _first_kappa(problem, class_counts, 1.0 if mean_square is None else mean_square)
+        else:
+            self._first = np.full(n_lanes, float(asked))
+        # the companion of w, and two sketches of a lane
+        self.n_bytes = 8 * ((problem.n_features + 1) * n_lanes * self._width + 2 * N_BUCKETS * n_lanes)
+
+    def add_to(self, state: State) -> None:
+        """Add what is kept to a new state: the companion of w (see `kernels.acceleration`), and numbers of each lane.
+
+        ``in_pass`` is set where w is the iterate of an unfinished training read; ``distance`` is ``½‖w - w(alpha)‖²``;
+        ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is fixed.
+        """
+        n_lanes = self._first.size
+        state.matrices["companion"] = np.zeros(state.w.shape)
+        of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate", "expected_gap")
+        of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
+        state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
+        state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
+        state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
+        state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
+
+    def begin_pass(self, state: State, lanes: np.ndarray) -> None:
+        """Move the centres of lanes that begin a training read."""
+        kept = state.lanes
+        new = lanes[~kept["in_pass"][lanes]]
+        if new.size:
+            arguments = (state.w, state.matrices["companion"], self._width, new, kept["kappa"])
+            acceleration_kernels.begin_pass(*arguments)
+            kept["in_pass"][new] = True
+
+    def end_pass(self, state: State, trained: np.ndarray) -> None:
+        """Measure what a training read has moved, and leave lanes at the point that a certificate would be of."""
+        kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
+        sums, sketch = np.zeros((n_lanes, 2)), np.zeros((n_lanes, N_BUCKETS))
+        arguments = (state.w, state.matrices["companion"], self._width, trained, kept["kappa"])
+        acceleration_kernels.end_pass(*arguments, sums, sketch)
+        kept["in_pass"][trained] = False
+        with np.errstate(all="ignore"):  # the loop says what is not finite
+            norms = np.sqrt(_row_products(sketch, sketch) * _row_products(previous, previous))
+            products = _row_products(sketch, previous)
+            cosine = np.divide(products, norms, out=np.zeros(n_lanes), where=norms > 0)
+            distance = 0.5 * kept["kappa"] ** 2 * sums[:, MOVED]
+        kept["cosine"][trained] = cosine[trained]
+        kept["distance"][trained] = distance[trained]
+        kept["w_alpha_square"][trained] = sums[trained, ALPHA_NORM]
+        previous[trained] = sketch[trained]
+        scale = 1.0 + kept["kappa"]  # kernels count with q/mu
+        kept["alpha_sum"] += state.totals[:, ALPHA]
+        kept["alpha_curvature"] += state.totals[:, ALPHA_CURVATURE] * scale
+        kept["alpha_square"] += state.totals[:, ALPHA_SQUARE] * scale
+
+    def update_kappa(self, state: State, trained: np.ndarray) -> None:
+        """Set kappa of the next pass."""
+        if self._adapts:
+            for lane in trained.tolist():
+                _update_kappa(state.lanes, lane, max(float(state.totals[lane, GAP]), 0.0))
+
+    def recall_rows(self, state: State, trained: np.ndarray) -> None:
+        """Return all rows to lanes every few passes; not to a lane that is certified next, which writes no rows' states."""
+        kept = state.lanes
+        due = (kept["passes"][trained] % _RECALL_EVERY == 0) & (kept["phase"][trained] == TRAIN)
+        due &= kept["kappa"][trained] > 0.0
+        kept["restore"][trained[due]], kept["shrunk"][trained[due]] = True, False
+
+
+def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float) -> np.ndarray:
+    """Kappa of the first pass, from the mean of C_i q_i over a lane's rows; rows' weights are not known."""
+    cost = problem.cost
+    if problem.loss == "twin":
+        cost = np.where(problem.sign < 0, 0.5 * cost, cost)
+    counts = np.where(problem.cost > 0, class_counts[:, None], 0)
+    mean_cost = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
+    share = _FIRST_SHARE / 8 if problem.loss == "log_loss" else _FIRST_SHARE
+    return np.clip(share * mean_cost * (mean_square + problem.bias**2), LEAST_KAPPA, _MOST_FIRST_KAPPA)
+
+
+def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
+    """Balance inner gap and movement within bounds given by the alpha in use; theta, their factor, follows the angle."""
+    distance, n_passes = float(lanes["distance"][lane]), int(lanes["passes"][lane])
+    alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
+    if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
+        return
+    ratio, old = inner_gap / distance, float(lanes["kappa"][lane])
+    progress = _update_progress(lanes, lane, inner_gap + distance)
+    change = min(_LATE_CHANGE, _CHANGE_SHARE / n_passes)
+    fall, rise = (_EARLY_FALL, _EARLY_RISE) if n_passes <= _EARLY_PASSES else (change, change)
+    if n_passes > _EARLY_PASSES:
+        beyond = _COSINE - float(lanes["cosine"][lane])
+        if beyond > 0.0:
+            beyond *= _clip(1.0 + progress / _FAST, 0.0, 1.0)
+        if beyond > 0.0 or ratio < _BALANCED:
+            theta = float(lanes["theta"][lane]) * math.exp(min(_THETA_RATE, _THETA_SHARE / n_passes) * beyond)
+            lanes["theta"][lane] = _clip(theta, _LEAST_THETA, _MOST_THETA)
+    kappa = old * math.exp(_clip(0.5 * math.log(ratio), -fall, rise) if ratio > 0.0 else -fall)
+    coupling = float(lanes["w_alpha_square"][lane]) / square
+    middle = float(lanes["theta"][lane]) * float(lanes["alpha_curvature"][lane]) / alpha
+    middle *= min(1.0, _COUPLING / coupling) if coupling > 0.0 else 1.0
+    kappa = _clip(kappa, _LOW * middle, _HIGH * middle)
+    if n_passes > _SETTLED_PASSES:
+        kappa = _clip(kappa, old * math.exp(-change), old * math.exp(change))
+    lanes["kappa"][lane] = _clip(kappa, LEAST_KAPPA, MOST_KAPPA)
+
+
+def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float) -> float:
+    """Return the change of the estimated gap's logarithm per pass, smoothed."""
+    previous = float(lanes["previous_estimate"][lane])
+    if previous > 0.0 and estimate > 0.0:
+        lanes["progress"][lane] = 0.5 * (lanes["progress"][lane] + math.log(estimate / previous))
+    lanes["previous_estimate"][lane] = estimate
+    return float(lanes["progress"][lane])
+
+
+def _row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the inner products of rows; no array of their size is made, which counts where lanes are many."""
+    products: np.ndarray = np.einsum("ij,ij->i", a, b)
+    return products
+
+
+def _clip(number: float, low: float, high: float) -> float:
+    return min(max(number, low), high)
+
+
+def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: np.ndarray) -> np.ndarray:
+    """Return w(alpha) of every lane from what a state keeps: some rows of w and of its companion."""
+    width = w.shape[1] // lanes["kappa"].size
+    in_pass, kappa = (np.repeat(lanes[name], width) for name in ("in_pass", "kappa"))
+    return np.where(in_pass, w + kappa * (w - companion), companion)
+
+
+def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
+    """Report a lane's kappa for its result; nothing where it was trained plainly."""
+    return {"kappa": float(lanes["kappa"][lane])} if "kappa" in lanes else {}
+
+
+def log_figures(lanes: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the smallest and the largest kappa for a line of the log; nothing where lanes are trained plainly."""
+    if "kappa" not in lanes:
+        return {}
+    return {"kappa": [float(lanes["kappa"].min()), float(lanes["kappa"].max())]}

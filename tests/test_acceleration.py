@@ -1,0 +1,245 @@
+"""Acceleration: the optimum in fewer passes, certificates of the original problem, plain descent where kappa is 0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from reference import (
+    augmented,
+    exact_optimum,
+    primal_objectives,
+    run_dual,
+    run_weights,
+    signs_of,
+)
+from small_datasets import NAMED, Rows, multiclass, random_rows, windows_of, write_dataset
+
+from streamcd.core.errors import UsageError
+from streamcd.core.progress import Listener
+from streamcd.dataset.dataset import Dataset
+from streamcd.runs import train as train_module
+from streamcd.runs.resume import resume
+from streamcd.runs.train import train
+from streamcd.solvers.registry import SOLVERS
+from streamcd.training.checkpoint import open_run, read_arrays, read_config
+from streamcd.training.result import Result
+
+LOSSES = [entry.loss for entry in SOLVERS if entry.accelerates]
+BINARY = ["hinge", "squared_hinge", "log_loss"]
+
+
+class Notes(Listener):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def badly_conditioned(n_rows: int = 400) -> Rows:
+    """Rows of one category out of each of six fields, and noisy labels: C times the mean of ``‖x‖²`` is 6 C."""
+    rng = np.random.default_rng(11)
+    sizes = (2, 3, 5, 7, 11, 40)
+    columns = [rng.integers(0, size, n_rows) + sum(sizes[:field]) for field, size in enumerate(sizes)]
+    index = np.stack(columns, axis=1).astype(np.int32)
+    x = sp.csr_array((np.ones(index.size), index.reshape(-1), np.arange(n_rows + 1) * len(sizes)))
+    score = x @ rng.standard_normal(x.shape[1]) + 0.8 * rng.standard_normal(n_rows)
+    return x, np.where(score > 0, 1.0, -1.0)
+
+
+def state_of(run: Path) -> dict[str, np.ndarray]:
+    arrays = read_arrays(run / "state.npz")
+    assert arrays is not None
+    return arrays
+
+
+def dual_objective(loss: str, x: np.ndarray, y: np.ndarray, alpha: np.ndarray, C: float) -> float:
+    """Value of the dual at the variables on disk, one lane."""
+    signed = signs_of(y, np.unique(y))[:, 0] * alpha[:, 0]
+    quadratic = 0.5 * float(np.sum((x.T @ signed) ** 2))
+    if loss == "log_loss":
+        terms = C * np.log(C) - (alpha * np.log(alpha)).sum(axis=1)
+    else:
+        terms = alpha[:, 0] - (0.25 / C * alpha[:, 0] ** 2 if loss == "squared_hinge" else 0.0)
+    return float(terms.sum()) - quadratic
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Passes and optima
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_badly_conditioned_rows_take_a_fraction_of_the_passes(tmp_path: Path, loss: str) -> None:
+    data = write_dataset(tmp_path / "data", badly_conditioned(), n_chunks=12)
+    plain, fast = (
+        train(data, tmp_path / name, loss=loss, C=20.0, tol=1e-3, acceleration=name, max_passes=3000)
+        for name in ("none", "auto")
+    )
+    assert fast.converged
+    assert fast.passes <= plain.passes / 4
+    assert fast.primal_objective == pytest.approx(plain.primal_objective, rel=2e-3)
+
+
+@pytest.mark.parametrize("n_chunks", [1, 9])
+@pytest.mark.parametrize("name", sorted(NAMED))
+@pytest.mark.parametrize("loss", BINARY)
+def test_the_certified_point_is_the_optimum(tmp_path: Path, loss: str, name: str, n_chunks: int) -> None:
+    """On every small problem; that gap and objectives are those of the weights and of alpha on disk."""
+    x, y = NAMED[name]()
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=n_chunks)
+    plan = windows_of(data, min(3, n_chunks), resident=False)
+    result = train(data, tmp_path / "run", loss=loss, C=5.0, tol=1e-5, bias=1.0, max_passes=20_000, plan=plan)
+    assert result.converged
+    dense, w = augmented(x, 1.0), run_weights(tmp_path / "run", 1.0)
+    primal = primal_objectives(loss, dense, y, w, 5.0)
+    least = exact_optimum(loss, dense, y, 5.0)[1]
+    np.testing.assert_allclose(primal, [lane["primal_objective"] for lane in result.lanes], rtol=1e-8)
+    assert (primal <= least * (1 + 1.1e-5)).all()
+    if len(result.lanes) == 1:
+        alpha, _ = run_dual(tmp_path / "run", data, 2 if loss == "log_loss" else 1, 1)
+        dual = dual_objective(loss, dense, y, alpha, 5.0)
+        assert dual == pytest.approx(result.dual_objective, rel=1e-8)
+        assert (primal[0] - dual) / primal[0] == pytest.approx(result.gap, rel=1e-3, abs=1e-8)
+
+
+@pytest.mark.parametrize("kappa", [0.01, 1.0, 300.0])
+def test_any_fixed_kappa_ends_at_the_optimum(tmp_path: Path, kappa: float) -> None:
+    x, y = random_rows()
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=6)
+    result = train(data, tmp_path / "run", loss="hinge", acceleration=kappa, tol=1e-4, max_passes=20_000)
+    least = exact_optimum("hinge", augmented(x, -1.0), y, 1.0)[1][0]
+    assert result.converged
+    assert least * (1 - 1e-9) <= result.primal_objective <= least * (1 + 1.1e-4)
+    assert result.lanes[0]["kappa"] == kappa
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_lanes_end_where_their_own_runs_end(tmp_path: Path, loss: str) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
+    asked = {"loss": loss, "tol": 1e-5, "max_passes": 20_000}
+    together = train(data, tmp_path / "path", C=[0.1, 10.0], **asked)
+    for number, C in enumerate((0.1, 10.0)):
+        alone = train(data, tmp_path / f"alone-{C}", C=C, **asked)
+        mine = together.lanes[number * len(alone.lanes) : (number + 1) * len(alone.lanes)]
+        assert together.converged
+        assert alone.converged
+        for one, other in zip(mine, alone.lanes, strict=True):
+            assert one["primal_objective"] == pytest.approx(other["primal_objective"], rel=2.1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plain descent
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("problem", [random_rows, multiclass])
+def test_a_kappa_of_0_is_plain_descent_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, problem: Any
+) -> None:
+    """Through all of the mechanism: a centre, sums and a certificate, but kappa = 0."""
+    data = write_dataset(tmp_path / "data", problem(), n_chunks=8)
+    asked = {"loss": loss, "C": 2.0, "tol": 0.0, "max_passes": 12, "bias": 1.0}
+    train(data, tmp_path / "plain", acceleration="none", **asked)
+    monkeypatch.setattr(train_module, "settle_acceleration", lambda options, *_, **__: options)
+    train(data, tmp_path / "zero", acceleration=0.0, **asked)
+    plain, zero = state_of(tmp_path / "plain"), state_of(tmp_path / "zero")
+    assert "matrix_companion" in zero
+    # the certified point is kept where acceleration is on; w(alpha), which plain runs go on from, is beside it
+    np.testing.assert_array_equal(plain["w"], zero["matrix_companion"])
+    for name in ("lane_dual_sum", "lane_primal", "lane_dual", "lane_gap", "lane_n_active", "lane_estimate"):
+        np.testing.assert_array_equal(plain[name], zero[name])
+
+
+@pytest.mark.parametrize("options", [{"omega": 1.5}, {"eps": 0.1}, {"loss": "twin", "method": "sor"}])
+def test_where_it_does_not_apply_training_is_plain(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Said where it was left to auto, refused where a kappa was asked for."""
+    data, notes = write_dataset(tmp_path / "data", random_rows()), Notes()
+    train(data, tmp_path / "run", max_passes=5, listener=notes, **options)
+    assert read_config(tmp_path / "run")["options"]["acceleration"] == "none"
+    assert "method" in options or any("without acceleration" in line for line in notes.lines)
+    with pytest.raises(UsageError, match="acceleration 2"):
+        train(data, tmp_path / "other", acceleration=2.0, **options)
+
+
+@pytest.mark.parametrize("value", ["sometimes", -1.0, float("nan"), float("inf")])
+def test_a_kappa_that_cannot_be_is_refused(tmp_path: Path, value: Any) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(UsageError, match="acceleration: expected auto, none, or a kappa"):
+        train(data, tmp_path / "run", acceleration=value)
+
+
+def test_without_room_for_the_array_training_is_plain_and_says_so(tmp_path: Path) -> None:
+    rows = random_rows()
+    wide = sp.csr_array((rows[0].data, rows[0].indices, rows[0].indptr), shape=(rows[0].shape[0], 3_000_000))
+    data, notes = write_dataset(tmp_path / "data", (wide, rows[1])), Notes()
+    for memory, expected in (("400MB", "auto"), ("375MB", "none")):
+        train(data, tmp_path / memory, memory=memory, max_passes=2, listener=notes)
+        assert read_config(tmp_path / memory)["options"]["acceleration"] == expected
+    assert sum("without acceleration" in line for line in notes.lines) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# States
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_run_that_ended_goes_on_and_starts_others(tmp_path: Path, loss: str) -> None:
+    """A lower gap by `resume`; another C from its alpha and w(alpha), whose certificate holds."""
+    x, y = badly_conditioned()
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=8)
+    asked: dict[str, Any] = {"loss": loss, "max_passes": 3000}
+    first = train(data, tmp_path / "run", C=5.0, tol=1e-2, **asked)
+    more = resume(tmp_path / "run", tol=1e-5)
+    assert more.converged
+    assert more.passes > first.passes
+    cold = train(data, tmp_path / "cold", C=6.0, tol=1e-4, **asked)
+    warm = train(data, tmp_path / "warm", C=6.0, tol=1e-4, start_from=tmp_path / "run", **asked)
+    assert warm.passes <= (1.3 if loss == "crammer_singer" else 1.0) * cold.passes
+    w, companion = state_of(tmp_path / "warm")["w"], state_of(tmp_path / "warm")["matrix_companion"]
+    for lane, one in enumerate(warm.lanes):
+        assert one["primal_objective"] == pytest.approx(cold.lanes[lane]["primal_objective"], rel=2.1e-4)
+    # w and w(alpha) meet at the optimum
+    assert np.linalg.norm(w - companion) <= 0.3 * np.linalg.norm(w)
+
+
+def test_runs_begun_before_there_was_acceleration_resume_plainly(tmp_path: Path) -> None:
+    """No option in their configuration, fewer sums in their state."""
+    data = write_dataset(tmp_path / "data", random_rows(), n_chunks=4)
+    asked = {"tol": 0.0, "acceleration": "none"}
+    for name in ("today", "run"):
+        train(data, tmp_path / name, max_passes=5, **asked)
+    resume(tmp_path / "today", max_passes=9)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    del config["options"]["acceleration"], config["checksum"]
+    directory = open_run(tmp_path / "run")
+    directory.write_config(config)
+    arrays = state_of(tmp_path / "run")
+    directory.write_state(arrays | {"totals": arrays["totals"][:, :9]})
+    directory.close()
+    result = resume(tmp_path / "run", max_passes=9)
+    assert "kappa" not in result.lanes[0]
+    np.testing.assert_array_equal(state_of(tmp_path / "run")["w"], state_of(tmp_path / "today")["w"])
+
+
+def test_kappa_is_in_the_log_and_in_the_result(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", multiclass())
+    result: Result = train(data, tmp_path / "run", max_passes=6, tol=0.0)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert all(0 < line["kappa"][0] <= line["kappa"][1] for line in lines)
+    assert lines[-1]["kappa"][1] == max(lane["kappa"] for lane in result.lanes)
+
+
+def test_shrinking_keeps_its_gain(tmp_path: Path) -> None:
+    """Far fewer row visits than rows times passes, with hinge."""
+    data: Dataset = write_dataset(tmp_path / "data", random_rows(2000, 12, seed=3), n_chunks=8)
+    train(data, tmp_path / "run", loss="hinge", tol=1e-4, max_passes=500)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    active = [line["active_rows"] for line in lines if line["kind"] == "train"]
+    assert np.mean(active) < 0.7 * data.n_rows

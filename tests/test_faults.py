@@ -1,0 +1,116 @@
+"""A short run of the attacks in tools/faults, and that they would notice what they look for."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from streamcd.core.atomic_files import write_file
+from tools.faults.__main__ import KINDS, main
+from tools.faults.certificates import false_claims
+from tools.faults.commands import contents, run_command
+from tools.faults.injection import HOWS, FaultyFiles
+from tools.faults.text import mutated
+from tools.faults.trials import Finding, Row, run_attack, table
+
+SHORT = {"operations": 28, "damage": 12, "metadata": 8, "text": 2}
+"""Kinds with nothing lost or wrong, and trials of each; about 20 s in all, most of it for what they begin with."""
+
+
+_OPEN = pytest.mark.xfail(strict=False, reason="half a surrogate pair in a configuration ends in a traceback")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[_OPEN] if kind == "metadata" else []) for kind in SHORT]
+)
+def test_a_short_run_loses_nothing_and_gives_no_wrong_result(kind: str) -> None:
+    row = run_attack(KINDS[kind](), kind, seed=1, first=0, count=SHORT[kind], jobs=1)
+    assert row.tried == SHORT[kind]
+    assert [failure for failure in row.failures if failure[1].column in ("lost", "wrong", "ugly")] == []
+
+
+def _in_child(place: Path, at: int, how: str) -> tuple[int, int]:
+    """Write a file whole or not at all with a fault; exit status, and operations counted."""
+    import os
+
+    faults = FaultyFiles(at, how)
+    child = os.fork()
+    if child == 0:
+        faults.install()
+        try:
+            write_file(place / "file", b"new and longer")
+        except OSError as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), faults.count
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_each_operation_of_an_atomic_write_is_reached_and_leaves_the_old_file_or_the_new(
+    tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "file"
+    n_operations = _in_child(tmp_path, 0, how)[1]
+    assert n_operations >= 5  # made, written, synced, renamed, its directory synced
+    ends = set()
+    for at in range(1, n_operations + 1):
+        path.write_bytes(b"old")
+        ends.add(_in_child(tmp_path, at, how)[0])
+        assert path.read_bytes() in (b"old", b"new and longer")
+    assert ends & {-9, 28, 5} or how == "short"
+
+
+def test_a_failure_is_printed_with_its_seed_and_the_command_that_repeats_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Failing:
+        default_count = 1
+
+        def prepare(self, place: Path) -> None:
+            pass
+
+        def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
+            return [Finding("lost", f"drew {rng.random()}")] if number == 2 else []
+
+    row = run_attack(Failing(), "failing", seed=7, first=0, count=4, jobs=1)
+    assert (row.tried, row.count("lost"), row.count("wrong")) == (4, 1, 0)
+    said = capsys.readouterr().err
+    assert "seed 7; again: python -m tools.faults --kind failing --seed 7 --first 2 --count 1" in said
+    run_attack(Failing(), "failing", seed=7, first=2, count=1, jobs=1)
+    assert capsys.readouterr().err == said
+
+
+def test_the_table_is_markdown_and_counts_trials_not_findings() -> None:
+    row = Row("damage", 5, 2.0, [(1, Finding("wrong", "a")), (1, Finding("wrong", "b"))])
+    assert table([row]).splitlines()[-1] == "| damage | 5 | 0 | 1 | 0 | 0 | 0 | 2 |"
+
+
+def test_false_certificates_are_noticed() -> None:
+    rows = [(1, 1.0), (-1, -1.0)]
+    fine = {"primal_objective": 0.5, "dual_objective": 0.5, "converged": True}
+    assert false_claims(fine, "hinge", 1.0, rows, 1.0, 1e-9) == []
+    assert len(false_claims({**fine, "dual_objective": 0.51}, "hinge", 1.0, rows, 1.0, 1e-9)) == 1
+    assert len(false_claims({**fine, "primal_objective": 0.6}, "hinge", 1.0, rows, 1.0, 1e-9)) == 1
+    far = {"primal_objective": 1.125, "dual_objective": 0.5, "converged": True}
+    assert len(false_claims(far, "hinge", 1.0, rows, 0.5, 1e-9)) == 1
+
+
+def test_a_command_in_a_child_ends_with_status_output_and_operations(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("1 1:1\n-1 2:1\n")
+    faults = FaultyFiles(whole_group=True)
+    ended = run_command(tmp_path, "convert", "data", "out", "--json", faults=faults)
+    assert (ended.status, ended.answer["n_rows"], ended.operations > 5) == (0, 2, True)
+    assert contents(tmp_path / "out") == (ended.answer["fingerprint"],)
+    assert run_command(tmp_path, "info", "nothing").status == 2
+
+
+def test_texts_are_drawn_by_the_seed() -> None:
+    assert [mutated(random.Random(3)) for _ in range(2)] == [mutated(random.Random(3))] * 2
+
+
+def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "table.md"
+    assert main(["--kind", "text", "--count", "1", "--jobs", "1", "--output", str(output)]) == 0
+    assert "| text | 1 | 0 | 0 | 0 | 0 | 0 |" in output.read_text()

@@ -1,0 +1,114 @@
+"""Peak memory against ``--memory``, read from outside: VmHWM summed over a command and its children."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .trials import Finding
+
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Data of a shape, the budget in MB, and commands on it."""
+
+    name: str
+    n_rows: int
+    n_features: int
+    n_classes: int
+    memory: int
+    commands: tuple[str, ...]
+
+
+CONVERT, TRAIN, PREDICT = "convert data.txt out", "train out run --max-passes 2", "predict out run -o p.csv"
+
+SHAPES = (
+    Shape("wide", 2000, 5_000_000, 2, 400, (f"{CONVERT} --scale standard", TRAIN)),
+    Shape("tall", 200_000, 30, 2, 300, (CONVERT, TRAIN, PREDICT)),
+    Shape("many classes", 3000, 500, 1000, 400, (CONVERT, TRAIN)),
+    Shape(
+        "probabilities",
+        5000,
+        200,
+        300,
+        400,
+        (CONVERT, f"{TRAIN} --loss log_loss --method dual", f"{PREDICT} --proba"),
+    ),
+    Shape("many lanes", 5000, 2000, 30, 400, (CONVERT, "tune out run -C 0.1,0.3,1,3 --cv 3 --max-passes 2")),
+    Shape("column layout", 20_000, 200_000, 2, 300, (CONVERT, "columns out", f"{TRAIN} --method primal")),
+    Shape("two workers", 50_000, 1000, 2, 800, (f"{CONVERT} --workers 2",)),
+)
+
+
+class Budgets:
+    """Trial k measures shape k modulo their number; run by one job, as memory is shared."""
+
+    default_count = 2 * len(SHAPES)
+
+    def prepare(self, place: Path) -> None:
+        pass
+
+    def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
+        shape = SHAPES[number % len(SHAPES)]
+        make_data(place / "data.txt", shape, rng)
+        findings = []
+        for command in shape.commands:
+            words = [*command.split(), "--memory", f"{shape.memory}MB"]
+            status, peak, said = measure(words, place)
+            what = f"{shape.name}: {' '.join(words)}: exit {status}, {peak / 1e6:.0f} MB of {shape.memory}; {said}"
+            if peak > shape.memory * 1e6:
+                findings.append(Finding("beyond", what))
+            if status not in (0, 1, 2) or "Traceback" in said:
+                findings.append(Finding("ugly", what))
+            if status != 0:
+                break  # refused, which is a fine end
+        return findings
+
+
+def make_data(path: Path, shape: Shape, rng: random.Random) -> None:
+    """Write ten entries a row, in features drawn from all."""
+    with open(path, "w", encoding="ascii") as file:
+        for row in range(shape.n_rows):
+            features = sorted({rng.randrange(shape.n_features) + 1 for _ in range(10)})
+            entries = " ".join(f"{feature}:{rng.random():.4f}" for feature in features)
+            file.write(f"{row % shape.n_classes} {entries}\n")
+
+
+def measure(words: list[str], place: Path) -> tuple[int, int, str]:
+    """Run a command; exit status, peak in bytes of all of its processes, last line of what it said."""
+    root = Path(__file__).resolve().parent.parent.parent
+    launch = f"import sys; sys.path.insert(0, {str(root)!r}); from streamcd.cli.commands import main; main()"
+    with open(place / "said", "w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", launch, *words], cwd=place, stdout=said, stderr=said
+        )
+        peaks: dict[int, int] = {}
+        while process.poll() is None:
+            for pid in _tree(process.pid):
+                peaks[pid] = max(peaks.get(pid, 0), _peak(pid))
+            time.sleep(POLL_SECONDS)
+    lines = (place / "said").read_text(errors="replace").strip().splitlines() or [""]
+    traceback = "Traceback: " if any(line.startswith("Traceback") for line in lines) else ""
+    return process.returncode, sum(peaks.values()), traceback + lines[-1][:200]
+
+
+def _tree(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return [pid]
+    return [pid, *(found for child in children for found in _tree(int(child)))]
+
+
+def _peak(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

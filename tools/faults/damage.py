@@ -1,0 +1,102 @@
+"""Damaged files of datasets, runs and models: found, or without effect."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import Ended, contents, files_of, run_command
+from .trials import Finding
+from .workspace import load_kernels, make_workspace
+
+DAMAGES = ("cut", "emptied", "bit", "bytes", "zeros", "longer", "gone")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A directory, what has to be beside it, and a command that uses it, with its output."""
+
+    target: str
+    beside: tuple[str, ...]
+    command: tuple[object, ...]
+    output: str
+
+
+USES = (
+    Use("a", (), ("train", "a", "out", "--method", "dual", "--max-passes", 3, "--tol", "1e-12"), "out"),
+    Use("a", (), ("train", "a", "out", "--method", "primal", "--max-passes", 2, "--tol", "1e-12"), "out"),
+    Use("a", ("b.done",), ("predict", "a", "b.done", "-o", "out.csv"), "out.csv"),
+    Use("a.run", ("a",), ("resume", "a.run", "--max-passes", 6), "a.run"),
+    Use("a.primal", ("a",), ("resume", "a.primal", "--max-passes", 4), "a.primal"),
+    Use("a.done/model", ("a",), ("predict", "a", "a.done", "-o", "out.csv"), "out.csv"),
+)
+
+
+class Damage:
+    """Trial k damages a drawn file of use k modulo their number; the use must fail in a line or give the same bits."""
+
+    default_count = 1000
+
+    def prepare(self, place: Path) -> None:
+        load_kernels()
+        (place / "made").mkdir()
+        self.workspace = make_workspace(place / "made")
+        self.expected = []
+        for number, use in enumerate(USES):
+            work = place / f"use-{number}"
+            work.mkdir()
+            self.begin(use, work)
+            ended = run_command(work, *use.command)
+            if ended.status != 0:
+                raise RuntimeError(f"{use}: {ended}")
+            self.expected.append(contents(work / use.output))
+
+    def begin(self, use: Use, place: Path) -> None:
+        """Copy what a use begins with."""
+        self.workspace.copy(place, *{use.target.split("/")[0], *use.beside})
+
+    def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
+        use = USES[number % len(USES)]
+        self.begin(use, place)
+        file = rng.choice(list(files_of(place / use.target)))
+        how = rng.choice(DAMAGES)
+        what = f"{how} {file.relative_to(place)} ({damage(file, how, rng)})"
+        findings = []
+        if use.target == "a":
+            verified = run_command(place, "verify", "a")
+            if verified.status == 0:
+                findings.append(Finding("wrong", f"{what}: verify finds nothing"))
+            elif verified.is_ugly:
+                findings.append(Finding("ugly", f"{what}: verify: {verified}"))
+        ended = run_command(place, *use.command)
+        return [*findings, *self.judge(number % len(USES), ended, place, what)]
+
+    def judge(self, number: int, ended: Ended, place: Path, what: str) -> list[Finding]:
+        """Refused in a line, or the same bits."""
+        use = USES[number]
+        if ended.is_ugly:
+            return [Finding("ugly", f"{what}: {use.command[0]}: {ended}")]
+        if ended.status == 0 and contents(place / use.output) != self.expected[number]:
+            return [Finding("wrong", f"{what}: {use.command[0]} is done with another result")]
+        return []
+
+
+def damage(file: Path, how: str, rng: random.Random) -> str:
+    """Damage a file; returns where."""
+    data = bytearray(file.read_bytes())
+    place = rng.randrange(max(len(data), 1))
+    if how == "gone":
+        file.unlink()
+        return "removed"
+    if how == "longer":
+        data += rng.randbytes(rng.randint(1, 64))
+    elif how in ("cut", "emptied") or not data:
+        del data[place if how == "cut" else 0 :]
+    elif how == "bit":
+        data[place] ^= 1 << rng.randrange(8)
+    else:
+        stop = min(place + rng.randint(1, 64), len(data))
+        data[place:stop] = bytes(stop - place) if how == "zeros" else rng.randbytes(stop - place)
+    file.write_bytes(data)
+    return f"at byte {place} of {len(data)}"

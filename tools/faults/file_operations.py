@@ -1,0 +1,155 @@
+"""Faults at single file operations of every command that writes, each followed by what a user would do next."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .commands import Ended, contents, files_of, run_command
+from .injection import HOWS, FaultyFiles
+from .trials import Finding
+from .workspace import Workspace, load_kernels, make_workspace
+
+TRAIN = ("train", "a", "out", "--tol", "1e-12", "--checkpoint-every", "0.000001s")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command, the files it begins with, its output, and what is tried after a fault until it is there."""
+
+    name: str
+    inputs: tuple[str, ...]
+    command: tuple[object, ...]
+    recoveries: tuple[tuple[object, ...], ...]
+    output: str = "out"
+    renamed: tuple[str, str] | None = None
+    n_operations: int = 0
+    expected: tuple[object, ...] | None = None
+    former: tuple[object, ...] | None = None
+
+
+def _repeated(name: str, inputs: tuple[str, ...], *command: object, output: str = "out") -> Scenario:
+    return Scenario(name, inputs, command, (command, (*command, "--force")), output)
+
+
+def _training(name: str, *options: object) -> Scenario:
+    command = (*TRAIN, *options)
+    return Scenario(name, ("a",), command, (("resume", "out"), command))
+
+
+_CONVERT = ("convert", "a.txt", "out", "--chunk-size", "400B", "--shard-size", "2kB")
+
+SCENARIOS = (
+    _repeated("convert", ("a.txt",), *_CONVERT),
+    _repeated("convert scaled", ("a.txt",), *_CONVERT, "--scale", "standard"),
+    replace(
+        _repeated("convert over another", ("a.txt", "b"), *_CONVERT, "--force"), renamed=("b", "out")
+    ),
+    _repeated("columns", ("bare",), "columns", "bare", output="bare"),
+    _training("train dual", "--method", "dual", "--max-passes", 3),
+    _training("train primal", "--method", "primal", "--max-passes", 2),
+    _training("train log_loss path", "--loss", "log_loss", "--method", "dual", "-C", "0.5,1", "--max-passes", 2),
+    replace(
+        _training("train over another", "--method", "dual", "--max-passes", 2, "--force"),
+        inputs=("a", "b.run"),
+        renamed=("b.run", "out"),
+        recoveries=((*TRAIN, "--method", "dual", "--max-passes", 2, "--force"),),
+    ),
+    Scenario(
+        "resume", ("a", "a.run"), ("resume", "a.run", "--max-passes", 6),
+        (("resume", "a.run", "--max-passes", 6),), "a.run",
+    ),
+    Scenario(
+        "tune", ("a",), ("tune", "a", "out", "-C", "0.5,1", "--cv", 2, "--max-passes", 3),
+        (("resume", "out"), ("tune", "a", "out", "-C", "0.5,1", "--cv", 2, "--max-passes", 3)),
+    ),
+    _repeated("predict", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.csv", output="out.csv"),
+    _repeated("predict parquet", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.parquet", output="out.parquet"),
+    _repeated("export model", ("a.done",), "export", "a.done", "out", "--format", "liblinear"),
+    _repeated("export dataset", ("a",), "export", "a", "out", "--format", "libsvm"),
+    _repeated("import", ("a.liblinear",), "import", "a.liblinear", "out"),
+)  # fmt: skip
+
+
+class FileOperations:
+    """Trial k attacks scenario k modulo their number, at a drawn operation, in a drawn way."""
+
+    default_count = 2000
+
+    def prepare(self, place: Path) -> None:
+        load_kernels()
+        (place / "made").mkdir()
+        self.workspace = make_workspace(place / "made")
+        self.scenarios = [self._measured(scenario, place / "measured") for scenario in SCENARIOS]
+
+    def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
+        scenario = self.scenarios[number % len(self.scenarios)]
+        at, how = rng.randint(1, scenario.n_operations), rng.choice(HOWS)
+        begin(self.workspace, scenario, place)
+        before = set(files_of(place))
+        faults = FaultyFiles(at, how, whole_group=True)
+        ended = run_command(place, *scenario.command, faults=faults)
+        label = f"{scenario.name}, {how} at operation {at} of {scenario.n_operations}"
+        return [
+            replace(finding, what=f"{label}: {finding.what}")
+            for finding in judge(scenario, ended, place, before, is_kill=how in ("before", "half", "after"))
+        ]
+
+    def _measured(self, scenario: Scenario, place: Path) -> Scenario:
+        place.mkdir()
+        begin(self.workspace, scenario, place)
+        former = contents(place / scenario.output)
+        ended = run_command(place, *scenario.command, faults=FaultyFiles(whole_group=True))
+        expected = contents(place / scenario.output)
+        if ended.status != 0 or expected is None:
+            raise RuntimeError(f"{scenario.name} fails without a fault: {ended}\n{ended.stderr}")
+        shutil.rmtree(place)
+        return replace(scenario, n_operations=ended.operations, expected=expected, former=former)
+
+
+def begin(workspace: Workspace, scenario: Scenario, place: Path) -> None:
+    """Copy what the command begins with."""
+    workspace.copy(place, *scenario.inputs)
+    if scenario.renamed is not None:
+        (place / scenario.renamed[0]).rename(place / scenario.renamed[1])
+
+
+def judge(
+    scenario: Scenario, ended: Ended, place: Path, before: set[Path], *, is_kill: bool
+) -> list[Finding]:
+    """Look at what a fault has left, and do what a user would do next."""
+    findings = []
+    output = place / scenario.output
+    if ended.is_ugly and not (is_kill and ended.status == -9):
+        findings.append(Finding("ugly", str(ended)))
+    if ended.status == 0 and contents(output) != scenario.expected:
+        findings.append(Finding("wrong", "done, and the result is another"))
+    failures = []
+    for recovery in scenario.recoveries:
+        if contents(output) == scenario.expected and (ended.status == 0 or recovery[0] != "resume"):
+            break
+        ended = run_command(place, *recovery)
+        if ended.is_ugly:
+            findings.append(Finding("ugly", f"{recovery[0]} after it: {ended}"))
+        if ended.status == 0:
+            break
+        failures.append(f"{recovery[0]}: {ended}")
+    found = contents(output)
+    if found != scenario.expected:
+        is_done = ended.status == 0
+        what = "the result after it is another" if is_done else "; ".join(failures)
+        findings.append(Finding("wrong" if is_done else "lost", what))
+    missing = sorted(str(path.relative_to(place)) for path in before if not path.exists())
+    inputs = [name for name in missing if not name.startswith(scenario.output)]
+    if inputs:
+        findings.append(Finding("lost", f"inputs are gone: {inputs}"))
+    left = [path.relative_to(place) for path in place.rglob("*") if _is_temporary(path)]
+    if left:
+        findings.append(Finding("left", ", ".join(map(str, left[:4]))))
+    return findings
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.endswith((".partial", ".replaced", ".shared", ".tmp"))

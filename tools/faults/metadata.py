@@ -1,0 +1,115 @@
+"""Crafted metadata: JSON whose seal is right, changed in type, depth, size and path; one line, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from streamcd.core.metadata import content_digest
+
+from .commands import run_command
+from .trials import Finding
+from .workspace import load_kernels, make_workspace
+
+VALUES: tuple[Any, ...] = (
+    None, True, "x", "", "a\0b", "/dev/zero", "../outside.parquet", "\ud800", -1, 0, 1, 7, 1.5, 1e308, 2**31, 2**62, 2**63,
+    2**70, -(2**70), float("nan"), float("inf"), [], {}, [[]], [None], {"a": 1}, ["x"] * 3, "deep", "gone", "huge",
+)  # fmt: skip
+
+FILES: dict[str, tuple[tuple[object, ...], ...]] = {
+    "a/manifest.json": (("info", "a"), ("verify", "a"), ("train", "a", "out", "--max-passes", 1)),
+    "a/columns/manifest.json": (
+        ("info", "a"),
+        ("verify", "a"),
+        ("train", "a", "out", "--method", "primal", "--max-passes", 1),
+    ),
+    "a.run/config.json": (("resume", "a.run", "--max-passes", 4), ("info", "a.run")),
+    "a.done/model/model.json": (
+        ("info", "a.done/model"),
+        ("predict", "a", "a.done/model", "-o", "out.csv"),
+        ("export", "a.done/model", "out.model"),
+    ),
+}
+_FORMS = ("{}", "sha256:{}")
+
+
+class Metadata:
+    """Trial k changes a drawn key of file k modulo their number, and runs all commands that read the file."""
+
+    default_count = 600
+
+    def prepare(self, place: Path) -> None:
+        load_kernels()
+        (place / "made").mkdir()
+        self.workspace = make_workspace(place / "made")
+
+    def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
+        name = list(FILES)[number % len(FILES)]
+        self.workspace.copy(place, "a", "a.run", "a.done")
+        part = next((place / "a" / "rows").iterdir())
+        (place / "outside.parquet").write_bytes(part.read_bytes())
+        file = place / name
+        content = json.loads(file.read_bytes())
+        seals = list(_seals(content))
+        keys = rng.choice(list(_paths(content)))
+        value = rng.choice(VALUES)
+        _put(content, keys, value)
+        file.write_text(_text(content, seals, value))
+        what = f"{name}, {'.'.join(map(str, keys))} = {value!r}"
+        findings = []
+        for command in FILES[name]:
+            ended = run_command(place, *command)
+            if ended.is_ugly:
+                findings.append(Finding("ugly", f"{what}: {command[0]}: {ended}"))
+            elif (
+                value in ("../outside.parquet", "/dev/zero")
+                and ended.status == 0
+                and keys[-1] in ("rows", "entries")
+            ):
+                findings.append(Finding("wrong", f"{what}: {command[0]} takes a file of another directory"))
+            elif len(ended.stderr) > 20_000:
+                findings.append(Finding("ugly", f"{what}: {command[0]} says {len(ended.stderr)} bytes"))
+        return findings
+
+
+def _paths(content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if above:
+        yield above
+    if isinstance(content, dict):
+        for key in content:
+            yield from _paths(content[key], (*above, key))
+    elif isinstance(content, list):
+        for k in range(min(len(content), 2)):
+            yield from _paths(content[k], (*above, k))
+
+
+def _put(content: Any, keys: tuple[Any, ...], value: Any) -> None:
+    for key in keys[:-1]:
+        content = content[key]
+    if value == "gone":
+        del content[keys[-1]]
+    elif value == "huge":
+        content[keys[-1]] = [0] * 100_000
+    else:
+        content[keys[-1]] = value
+
+
+def _seals(content: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], str, int]]:
+    """Find the keys that hold a digest of the rest: key, keys left out, form, length."""
+    for key, found in content.items():
+        for without in ((key,), (key, "source")):
+            for form in _FORMS:
+                digest = form.format(content_digest(content, *without))
+                if isinstance(found, str) and len(found) >= 16 and digest.startswith(found):
+                    yield key, without, form, len(found)
+
+
+def _text(content: dict[str, Any], seals: list[tuple[str, tuple[str, ...], str, int]], value: Any) -> str:
+    for key, without, form, length in seals:
+        if key in content:
+            content[key] = form.format(content_digest(content, *without))[:length]
+    text = json.dumps(content)
+    return text.replace('"deep"', "[" * 5000 + "]" * 5000) if value == "deep" else text

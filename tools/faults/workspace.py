@@ -1,0 +1,73 @@
+"""Small datasets, runs, models and files that the attacks begin with, made by the commands themselves."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import run_command
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, runs."""
+
+    path: Path
+
+    def copy(self, place: Path, *names: str) -> None:
+        """Copy what a trial changes; the rest is not there."""
+        for name in names:
+            source = self.path / name
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, place / name)
+
+
+def make_text(path: Path, seed: int, n_rows: int = 60, n_features: int = 8) -> None:
+    """Write rows of two noisy classes as libsvm text."""
+    rng = random.Random(seed)
+    with open(path, "w", encoding="ascii") as file:
+        for _ in range(n_rows):
+            values = [(k, rng.gauss(0, 1)) for k in sorted(rng.sample(range(1, n_features + 1), 4))]
+            label = 1 if sum(value for _, value in values) + rng.gauss(0, 0.5) > 0 else -1
+            file.write(f"{label} " + " ".join(f"{k}:{value:.4g}" for k, value in values) + "\n")
+
+
+def make_workspace(place: Path) -> Workspace:
+    """Make everything, with kernels compiled and loaded by this process for all that it forks."""
+    for seed, name in enumerate("ab"):
+        make_text(place / f"{name}.txt", seed)
+        _must(place, "convert", f"{name}.txt", name, "--chunk-size", "400B", "--shard-size", "2kB")
+        _must(place, "columns", name)
+        _must(place, "train", name, f"{name}.run", "--method", "dual", "--max-passes", 3, "--tol", "1e-12")
+        _must(
+            place, "train", name, f"{name}.primal", "--method", "primal", "--max-passes", 2, "--tol", "1e-12"
+        )
+        _must(place, "train", name, f"{name}.done", "--method", "dual", "--tol", "1e-3")
+        _must(place, "export", f"{name}.done", f"{name}.liblinear")
+    _must(place, "convert", "a.txt", "bare", "--chunk-size", "400B", "--shard-size", "2kB")
+    return Workspace(place)
+
+
+def load_kernels() -> None:
+    """Load in this process what the forked commands need, so that each does not do it anew."""
+    from streamcd.conversion.convert import convert
+    from streamcd.conversion.transpose import make_columns
+    from streamcd.prediction.predict import predict
+    from streamcd.runs.train import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        make_text(place / "text", 0)
+        dataset = convert(place / "text", place / "data")
+        make_columns(dataset)
+        for method in ("dual", "primal"):
+            train(dataset, place / method, method=method, max_passes=1)
+        predict(dataset, place / "dual", place / "out.txt")
+
+
+def _must(place: Path, *arguments: object) -> None:
+    ended = run_command(place, *arguments)
+    if ended.status != 0:
+        raise RuntimeError(f"{' '.join(map(str, arguments))}: {ended}\n{ended.stderr}")
