@@ -152,15 +152,17 @@ def test_the_longest_step_is_feasible_and_no_longer_one_is(loss: str, classes: D
 
 
 def test_the_closed_form_minimises_a_quadratic_and_is_cut_at_the_longest_step() -> None:
-    sums = np.array([[-3.0, 2.0, 5.0], [-3.0, 2.0, 0.7], [0.0, 0.0, np.inf]])
+    sums = np.array([[-3.0, 2.0, 5.0, 0, 0], [-3.0, 2.0, 0.7, 0, 0], [0.0, 0.0, np.inf, 0, 0]])
     eta = quadratic_step(np.array([1.0, 1.0, 0.0]), np.array([2.0, 0.0, 0.0]), sums, 4)
     np.testing.assert_allclose(eta, [0.5, 0.7, 1.0])
 
 
 def test_a_direction_that_does_not_descend_is_reported_and_rounding_takes_the_safe_step() -> None:
     with pytest.raises(EnvironmentFailure, match="does not descend"):
-        quadratic_step(np.array([5.0]), np.array([1.0]), np.array([[-3.0, 0.0, np.inf]]), 2)
-    eta = quadratic_step(np.array([3.0 + 1e-15]), np.array([1e-20]), np.array([[-3.0, 0.0, np.inf]]), 4)
+        quadratic_step(np.array([5.0]), np.array([1.0]), np.array([[-3.0, 0.0, np.inf, 0.0, 0.0]]), 2)
+    eta = quadratic_step(
+        np.array([3.0 + 1e-15]), np.array([1e-20]), np.array([[-3.0, 0.0, np.inf, 0.0, 0.0]]), 4
+    )
     assert eta[0] == 0.25
 
 
@@ -168,7 +170,7 @@ def test_newtons_step_finds_the_minimum_of_a_steep_function() -> None:
     """A row that the step carries to within 1e-6 of its bound: the slope grows without limit there."""
     base, candidate = np.array([[0.5, 0.5]]), np.array([[1 - 1e-6, 1e-6]])
     product, squared = np.array([-9.0]), np.array([0.1])
-    problem_sums = np.array([[0.0, 0.0, 0.5 / (0.5 - 1e-6)]])
+    problem_sums = np.array([[0.0, 0.0, 0.5 / (0.5 - 1e-6), 0.0, 0.0]])
     eta, _, count = newton_step(
         product, squared, problem_sums, 2, lambda at: log_slopes(1, base, candidate, at)
     )
@@ -185,7 +187,7 @@ def test_a_row_beside_its_bound_does_not_hold_up_the_line_search() -> None:
     """Its barrier is at 1.002, so thin that the slope falls until there: 30 sums over all rows were made in vain."""
     base = np.array([[0.5, 0.5], [1e-3, 1 - 1e-3]])
     candidate = np.array([[0.5 + 1e-3, 0.5 - 1e-3], [2e-6, 1 - 2e-6]])
-    longest = np.array([[0.0, 0.0, 1e-3 / (1e-3 - 2e-6)]])
+    longest = np.array([[0.0, 0.0, 1e-3 / (1e-3 - 2e-6), 0.0, 0.0]])
     product = np.array([-9.0])
     eta, _, count = newton_step(
         product, np.array([0.1]), longest, 2, lambda at: log_slopes(1, base, candidate, at)

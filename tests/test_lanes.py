@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from small_datasets import multiclass, random_rows, write_dataset
+from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd.cli.options import read_code
+from streamcd.cluster.partition import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
+from streamcd.dataset.dataset import Dataset
 from streamcd.runs import lane_groups
+from streamcd.runs.config import ProblemOptions
 from streamcd.runs.train import train
-from streamcd.runs.tune import tune
+from streamcd.runs.tune import predicted_classes, tune
 from streamcd.solvers.problem import Problem, make_problem
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -289,6 +292,50 @@ def test_training_without_tables_gives_the_same_bits(
     train(dataset, tmp_path / "views", loss=loss, max_passes=5)
     weights = [(tmp_path / run / "model" / "weights.npy").read_bytes() for run in ("tables", "views")]
     assert weights[0] == weights[1]
+
+
+def many_classes(path: Path) -> Dataset:
+    label = np.repeat(np.arange(600.0), 2)
+    rows = sp.csr_array(np.ones((1200, 2))), label
+    return columns_of(path, rows)
+
+
+def test_tables_that_do_not_fit_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dataset = many_classes(tmp_path / "data")
+    monkeypatch.setattr(np, "tile", lambda *arguments: pytest.fail("a table was made"))
+    with pytest.raises(UsageError, match=r"17\.3 MB costs of classes and lanes = 317 MB needed"):
+        train(dataset, tmp_path / "run", C=(1.0, 2.0), class_weight={3.0: 2.0}, memory="310MB")
+
+
+def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dataset = many_classes(tmp_path / "data")
+    problem = ProblemOptions("squared_hinge", "primal", (1.0,)).make_problem(dataset)
+    monkeypatch.setattr("streamcd.solvers.primal._signed_costs", lambda problem: pytest.fail("made"))
+    solver = ProblemOptions("squared_hinge", "primal", (1.0,)).make_solver(problem, dataset)
+    assert solver.more_memory["needs"]["signed costs"] == 3 * 8 * 600 * 600
+
+
+def test_tables_that_workers_copy_are_in_their_plan(tmp_path: Path) -> None:
+    """Over the network, and as copies that kernels may change, views are tables."""
+    dataset = many_classes(tmp_path / "data")
+    problem = ProblemOptions("squared_hinge", "dual", (1.0,)).make_problem(dataset)
+    solver = ProblemOptions("squared_hinge", "dual", (1.0,)).make_solver(problem, dataset)
+    assert problem.table_bytes == 0
+    assert model_bytes(solver) >= 5 * 8 * 600 * 600
+
+
+def test_many_classes_are_predicted_without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model does: by the decisions themselves, to the last bit."""
+    classes = np.arange(700.0)
+    problem = make_problem(loss="hinge", classes=classes, class_counts=np.ones(700), n_features=1)
+    decisions = np.zeros((1, 700))
+    decisions[0, 3:5] = 1.0, np.nextafter(1.0, 2.0)
+    decisions[0, 5] = -1e9  # beside which the two are one in a sum over all
+    assert predicted_classes(problem, decisions, np.zeros((2, 700))).tolist() == [4]
 
 
 def test_tables_that_many_classes_need_are_in_the_plan(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import lzma
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -208,6 +211,68 @@ def test_predictions_do_not_depend_on_the_memory(small_problem, made_dataset, tm
     monkeypatch.setattr("streamcd.prediction.source_order.LEAST_ROWS", 4)
     predict(data, model, tmp_path / "small.parquet", memory=RESERVED_BYTES + 130_000)
     assert pq.read_table(tmp_path / "large.parquet") == pq.read_table(tmp_path / "small.parquet")
+
+
+def many_classes(n_classes: int = 300) -> Model:
+    rng = np.random.default_rng(0)
+    return Model(
+        weights=rng.standard_normal((3, n_classes)), intercept=np.zeros(n_classes), classes=np.arange(float(n_classes)),
+        code=2 * np.eye(n_classes) - 1, loss="log_loss", C=1.0, bias=1.0,
+    )  # fmt: skip
+
+
+def test_the_footer_of_many_columns_is_part_of_the_budget(tmp_path):
+    """900 bytes for each column of each row group: with 500 classes and groups of some hundred rows 1.4 GB of 390 MB."""
+    text = tmp_path / "data"
+    text.write_text("1 1:1\n" * 60_000)
+    budget = RESERVED_BYTES + 60_000_000
+    predict(text, many_classes(), tmp_path / "out", proba=True, memory=budget)
+    found = pq.ParquetFile(tmp_path / "out").metadata
+    assert found.num_rows == 60_000
+    row_bytes = 8 * 9 * 300
+    n_groups = found.num_row_groups
+    assert n_groups * 900 * found.num_columns + 60_000 // n_groups * row_bytes < 60_000_000
+    assert {found.row_group(group).num_rows for group in range(n_groups - 1)} == {found.row_group(0).num_rows}
+
+
+def test_rows_whose_footer_does_not_fit_are_refused_before_any_work(tmp_path):
+    text = tmp_path / "data"
+    text.write_text("1 1:1\n" * 300_000)
+    with pytest.raises(UsageError, match=r"MB the footer of the predictions = .* needed"):
+        predict(text, many_classes(), tmp_path / "out", proba=True, memory=RESERVED_BYTES + 30_000_000)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_a_pipe_are_refused_where_their_footer_is_full(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: fill(tmp_path / "pipe", "1 1:1\n" * 100_000))
+    writer.start()
+    with pytest.raises(UsageError, match=r"footer of the predictions hold .* rows of 602 columns"):
+        predict(
+            tmp_path / "pipe",
+            many_classes(),
+            tmp_path / "out",
+            proba=True,
+            memory=RESERVED_BYTES + 25_000_000,
+        )
+    writer.join()
+    assert not (tmp_path / "out").exists()
+
+
+def fill(path, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        path.write_text(text)
+
+
+def test_text_is_decompressed_within_the_budget_of_predictions(small_problem, libsvm_file, tmp_path):
+    """The limit was 70 MiB, whatever --memory was."""
+    x, y = small_problem("random")
+    text = libsvm_file(x, y)
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 48 << 20}]
+    (tmp_path / "data.xz").write_bytes(lzma.compress(text.read_bytes(), filters=filters))
+    with pytest.raises(DataError, match="larger dictionary"):
+        predict(tmp_path / "data.xz", a_model(x, y), io.StringIO(), memory=RESERVED_BYTES + 40_000_000)
+    predict(tmp_path / "data.xz", a_model(x, y), io.StringIO(), memory=RESERVED_BYTES + 300_000_000)
 
 
 def test_too_small_a_budget_is_refused_with_the_arithmetic(small_problem, made_dataset, tmp_path):

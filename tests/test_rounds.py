@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
@@ -216,6 +217,24 @@ def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
     )
     streamcd.train(data, tmp_path / "fixed", **options)
     assert 2 * training_rounds(tmp_path / "dealt") <= training_rounds(tmp_path / "fixed")
+
+
+@pytest.mark.parametrize(
+    ("loss", "workers", "C"),
+    [("log_loss", 2, 1e8), ("log_loss", 3, 1e8), ("log_loss", 2, 1e4)]
+    + [("crammer_singer", 2, C) for C in (1.0, 1e4, 1e8)],
+)
+@pytest.mark.filterwarnings("ignore:not converged")
+def test_a_slope_that_is_rounding_does_not_end_the_run(
+    loss: str, workers: int, C: float, tmp_path: Path
+) -> None:
+    """Rows of size 1e6, near the optimum: a slope of 4e-25 from weights of 3e-5, one of 3e-17 from costs of 1."""
+    x = sp.csr_array(np.array([[1_250_000.0], [-750_000.0], [500_000.0], [-1_500_000.0]]))
+    rows = x, np.array([1.0, -1.0, 1.0, -1.0])
+    data = write_dataset(tmp_path / "data", rows, n_chunks=4, n_shards=4, value_dtype=np.float64)
+    options: dict[str, Any] = {"loss": loss, "method": "dual", "C": C, "tol": 1e-6, "max_passes": 100}
+    found = streamcd.train(data, tmp_path / "run", client=Simulation(workers), **options)
+    assert found.passes >= 100 or found.converged
 
 
 def test_shards_are_dealt_for_training_and_stay_for_certificates(

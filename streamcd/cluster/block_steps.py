@@ -11,7 +11,8 @@ With ``b = s a`` it is, up to a factor s, the partition's own dual with costs s 
     1. Δw = Σ Δw_k, and one step eta along Δa is taken, exact to rounding (hinge, squared hinge, Crammer-Singer: f is
        quadratic along it) or by Newton's method in one variable (logistic). ``m_k(Δa) < m_k(0)``, m_k is convex and has
        the slope of f at 0: so f descends along Δa whatever s is, and never rises from round to round. ``eta = 1/K`` is
-       always safe; a slope that is not negative is a fault and is reported, never stepped along.
+       always safe, and taken where rounding hides the slope's sign; a larger slope is a fault and is reported, never stepped
+       along.
     2. The next s is ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K], to the nearest power of two (a scaling that loses no bit):
        with that s the models had added up to f. 1: what partitions do is orthogonal (wide text); K: all do the same.
     3. **The shards are assigned anew.** Block methods are slow because their partitions stay the same: how `w` is divided
@@ -34,15 +35,16 @@ from ..core.errors import EnvironmentFailure
 from ..kernels.primitives import shuffle
 from ..solvers.problem import Problem
 
-LINEAR, QUADRATIC, LONGEST, APART = range(4)
+LINEAR, QUADRATIC, LONGEST, APART, MAGNITUDE = range(5)
 """Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
-whose is not constant), the longest step that keeps every row feasible, and ``Σ ‖Δw_k‖²`` of the partitions apart."""
+whose is not constant), the longest step that keeps every row feasible, ``Σ ‖Δw_k‖²`` of the partitions apart, and the sum of
+the magnitudes whose rounding is in the slope."""
 
 SLOPE, CURVATURE, DUAL_CHANGE = range(3)
 """Columns of what `log_slopes` gives: derivatives of the separable part in eta, and the change of the dual's row terms."""
 
 _TINY = 1e-200  # as in the kernels: the logistic loss's dual variables stay above
-_ROUNDING = 1e-9  # a slope this small a part of its terms has no sign
+_ROUNDING = 1e-9  # a slope this small a part of the magnitudes summed has no sign
 _SLOPE_LEFT = 1e-4  # the logistic step ends where the slope has fallen to this part of that at 0
 _NARROW = 1e-3  # or where it descends still, and the longest step is no further than this part of it
 _MAX_EVALUATIONS = 30
@@ -137,7 +139,7 @@ def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.nda
 
 def new_direction(n_lanes: int) -> np.ndarray:
     """Return the sums before the first row."""
-    sums = np.zeros((n_lanes, 4))
+    sums = np.zeros((n_lanes, 5))
     sums[:, LONGEST] = np.inf
     return sums
 
@@ -152,13 +154,19 @@ def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def direction(
     problem: Problem, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
 ) -> np.ndarray:
-    """Sum over rows what decides the step, shape (lanes, 4): `LINEAR`, `QUADRATIC`, `LONGEST`; `APART` is left 0."""
+    """Sum over rows what decides the step, shape (lanes, 5): `LINEAR`, `QUADRATIC`, `LONGEST`; `APART` is left 0.
+
+    `MAGNITUDE` is of the rows that change: with the old and the new variables rather than their difference, of which each is
+    rounded. Crammer-Singer's are rounded as C is, from which they are computed.
+    """
     sums = new_direction(problem.n_lanes)
     if problem.loss == "log_loss":
         alpha, rest, change = _log_parts(problem.n_lanes, base, candidate)
         used = change != 0.0
-        logit = np.log(np.where(used, alpha, 1.0)) - np.log(np.where(used, rest, 1.0))
-        sums[:, LINEAR] = (change * logit).sum(axis=0)
+        log_alpha, log_rest = np.log(np.where(used, alpha, 1.0)), np.log(np.where(used, rest, 1.0))
+        sums[:, LINEAR] = (change * (log_alpha - log_rest)).sum(axis=0)
+        size = np.minimum(alpha, rest) + np.abs(change)
+        sums[:, MAGNITUDE] = (size * (np.abs(log_alpha) + np.abs(log_rest))).sum(axis=0)
         sums[:, LONGEST] = _longest(alpha, rest, change)
         return sums
     change = candidate - base
@@ -169,6 +177,9 @@ def direction(
         # Σ_{m ≠ y} of the change is minus that of the row's own class: the classes' changes add up to 0
         own = np.take_along_axis(per_lane, code[:, None, None].repeat(problem.n_lanes, axis=1), axis=2)
         sums[:, LINEAR] = per_lane.sum(axis=(0, 2)) - own.sum(axis=(0, 2))
+        size = np.abs(base) + np.abs(candidate) + np.repeat(cost, n_classes, axis=1)
+        size[change == 0.0] = 0.0
+        sums[:, MAGNITUDE] = size.reshape(-1, problem.n_lanes, n_classes).sum(axis=(0, 2))
         free = np.full_like(base, np.inf)  # no lower bounds
         sums[:, LONGEST] = _longest(free, room, change).reshape(problem.n_lanes, n_classes).min(axis=1)
         return sums
@@ -177,6 +188,8 @@ def direction(
         np.divide(0.5, cost, out=diagonal, where=cost > 0.0)
     sums[:, LINEAR] = ((diagonal * base - 1.0) * change).sum(axis=0)
     sums[:, QUADRATIC] = (diagonal * change * change).sum(axis=0)
+    size = np.where(change != 0.0, base + candidate, 0.0)
+    sums[:, MAGNITUDE] = ((diagonal * base + 1.0) * size).sum(axis=0)
     sums[:, LONGEST] = _longest(base, room, change)
     return sums
 
@@ -263,7 +276,7 @@ def quadratic_step(
     slope, curvature = product + sums[:, LINEAR], squared + sums[:, QUADRATIC]
     eta = np.ones(slope.size)
     for lane in np.flatnonzero((slope != 0.0) | (curvature != 0.0)).tolist():
-        if _descends(slope[lane], product[lane], sums[lane, LINEAR], lane):
+        if _descends(product[lane], sums[lane], lane):
             best = -slope[lane] / curvature[lane] if curvature[lane] > 0.0 else np.inf
             eta[lane] = min(best, sums[lane, LONGEST])
         else:
@@ -292,7 +305,7 @@ def newton_step(
     eta[~moving] = 1.0
     solved = ~moving
     for lane in np.flatnonzero(moving).tolist():
-        if not _descends(start[lane], product[lane], sums[lane, LINEAR], lane):
+        if not _descends(product[lane], sums[lane], lane):
             eta[lane], solved[lane] = 1.0 / n_partitions, True
     for count in range(1, _MAX_EVALUATIONS + 1):
         found = evaluate(eta)
@@ -334,11 +347,13 @@ def alpha_columns(problem: Problem, per_lane: np.ndarray) -> np.ndarray:
     return np.tile(per_lane, 2) if problem.loss == "log_loss" else per_lane
 
 
-def _descends(slope: float, product: float, linear: float, lane: int) -> bool:
+def _descends(product: float, sums: np.ndarray, lane: int) -> bool:
     """Return whether the direction descends; False where rounding hides its sign."""
+    linear = sums[LINEAR]
+    slope = product + linear
     if slope < 0.0:
         return True
-    if slope <= _ROUNDING * (abs(product) + abs(linear)):
+    if slope <= _ROUNDING * (abs(product) + abs(linear) + sums[MAGNITUDE]):
         return False
     raise EnvironmentFailure(
         f"lane {lane + 1}: the workers' joint step does not descend (slope {slope:.3g} = {product:.3g} + {linear:.3g}), "

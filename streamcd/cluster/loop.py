@@ -31,6 +31,7 @@ from ..training.stopping import restore
 from .block_steps import (
     APART,
     LINEAR,
+    MAGNITUDE,
     QUADRATIC,
     lane_columns,
     lane_products,
@@ -198,6 +199,10 @@ class RoundLoop(TrainingLoop):
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
         sums, k = result.direction, len(result.worker_seconds)
+        # Δw is a difference of two w, each of them rounded
+        sums[trained, MAGNITUDE] += lane_products(
+            self.state.w[:, columns], self.state.w[:, columns], trained.size
+        )
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k)[trained]
         if line_search_is_closed(self.task.problem):
             eta = quadratic_step(product, squared, sums, k)

@@ -49,6 +49,10 @@ WEIGHT_COPIES = 8
 """Arrays of the shape of w that a worker or the coordinating process holds at most: the common and the local w, its
 change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
 
+TABLE_COPIES = 5
+"""Tables of classes and lanes that a worker holds at most: signs and costs as they came and as copies of its own, and the
+costs of the local models. What is a view here is a table there."""
+
 DASK_BYTES = 70_000_000
 """Memory of a worker that dask takes beside our own reserve.
 
@@ -108,7 +112,7 @@ class RoundResponse:
     """
 
     totals: np.ndarray  # (lanes, N_TOTALS)
-    direction: np.ndarray  # (lanes, 4), see `block_steps.direction`
+    direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
     change: Change  # of w for lanes that trained, the partition's share of w(alpha) for those certified
     w: np.ndarray | None  # the local w of an only partition, whose change need not be added: no bit changes
     n_passes: int = 0
@@ -138,8 +142,9 @@ def paired_layout(layout: RowLayout) -> RowLayout:
 
 
 def model_bytes(solver: Solver) -> int:
-    """Compute the memory of w and its copies; `Solver.state_bytes` counts two."""
-    return solver.state_bytes // 2 * WEIGHT_COPIES + saving_bytes(solver)
+    """Compute the memory of w and its copies, of which `Solver.state_bytes` counts two, and of tables of classes."""
+    tables = TABLE_COPIES * solver.problem.full_table_bytes
+    return solver.state_bytes // 2 * WEIGHT_COPIES + tables + saving_bytes(solver)
 
 
 def saving_bytes(solver: Solver) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,10 +13,17 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ..conversion.byte_sources import ByteRange, expand_sources, range_starts, share_out, total_bytes
+from ..conversion.byte_sources import (
+    ByteRange,
+    expand_sources,
+    is_compressed,
+    range_starts,
+    share_out,
+    total_bytes,
+)
 from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
-from ..core.memory_budget import RESERVED_BYTES, parse_size, require
+from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset, open_dataset
@@ -26,7 +34,12 @@ from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
 from .source_order import SourceOrder
 
-_MAX_ROWS = 1 << 16  # decided at a time, and in a row group of predictions
+_LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # decided at a time
+_FOOTER_BYTES = (
+    900  # that pyarrow keeps of a column of a row group until the file is closed; measured: 860 to 890
+)
+_LEAST_LINE_BYTES = 2  # a label and the end of the line
+_LEAST_DECODER_BYTES = 10 << 20  # what xz -6 takes
 _TEXT_BLOCK = 4 << 20
 _TEXT_BLOCKS_HELD = 14  # what the parser says it takes, our copy of the indices, and scaled values
 _CHUNKS_AHEAD = 8  # chunks the kernel is told to read while one is decided: about 8 MB
@@ -46,7 +59,8 @@ class Decisions:
     """One reading of the data: rows with the model's decisions, and the count of ignored entries.
 
     The budget is for the sum of the processes that decide, and then for this one that has what they found; of it, `left`
-    remains for the caller. Files of theirs go to `scratch`.
+    remains for the caller. Files of theirs go to `scratch`. Of a Parquet file of `n_columns` columns that the caller writes,
+    in row groups of `block_rows` rows, the footer is counted; `most_groups` is what there is room for.
     """
 
     def __init__(
@@ -57,6 +71,7 @@ class Decisions:
         listener: Listener,
         workers: int = 1,
         scratch: Path | None = None,
+        n_columns: int = 0,
     ) -> None:
         self.model, self.listener = model, listener
         self.scratch = scratch or Path(tempfile.gettempdir())
@@ -64,7 +79,7 @@ class Decisions:
         scales = model.scaling.scales
         needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes)}
         # decisions, scores, probabilities and what is made of them
-        row_bytes = 8 * (4 * model.n_vectors + 4 * model.n_classes + 8)
+        row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
         if isinstance(data, Dataset) or _is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
@@ -75,8 +90,11 @@ class Decisions:
             self._path = os.fspath(data)
             self._scaling = model.scaling if model.scaling.changes_values else None
             needs["text"] = _TEXT_BLOCKS_HELD << 16
-        needs["decisions"] = 256 * row_bytes
+            needs["decompression"] = 0 if self._is_plain_text() else _LEAST_DECODER_BYTES
+        needs["decisions"] = _LEAST_ROWS * row_bytes
         self.left = require(budget, needs)
+        least_rows = self._rows_of_a_group(needs, row_bytes, _FOOTER_BYTES * n_columns)
+        self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self._workers, self._share = _usable_workers(data, workers, listener), 0
         if self._workers > 1:
             each = sum(needs.values()) + RESERVED_BYTES
@@ -84,13 +102,49 @@ class Decisions:
                 budget, self._workers, needs, {"model": needs["the model"]}
             )
         self._text_block = 1 << 16
+        self._decoder_bytes = needs.get("decompression", 0)
+        if self._decoder_bytes:
+            self._decoder_bytes += self.left // 4
+            self.left -= self.left // 4
         if self.dataset is None:
             more = min(_TEXT_BLOCK - self._text_block, self.left // 2 // _TEXT_BLOCKS_HELD)
             self._text_block += more
             self.left -= more * _TEXT_BLOCKS_HELD
-        more_rows = min(_MAX_ROWS - 256, self.left // 4 // row_bytes)
-        self.block_rows = 256 + more_rows
+        more_rows = min(max(_MAX_ROWS - least_rows, 0), self.left // 4 // row_bytes)
+        self.block_rows = least_rows + more_rows
         self.left -= more_rows * row_bytes
+        room = needs.get("the footer of the predictions", 0) + self.left // 2
+        self.most_groups = room // max(_FOOTER_BYTES * n_columns, 1)
+
+    def _is_plain_text(self) -> bool:
+        """Tell regular files without compression."""
+        paths = expand_sources(self._path)
+        return total_bytes(paths) is not None and not any(is_compressed(path) for path in paths)
+
+    def _rows_of_a_group(self, needs: dict[str, int], row_bytes: int, footer_bytes: int) -> int:
+        """Rows of a group with which groups and footers together take the least; adds both to `needs`.
+
+        `footer_bytes` are of a group. Text is counted where the rows that its bytes could be do not fit. Of what can be
+        read but once the number of rows is not known: as many as half of the memory can hold.
+        """
+        if not footer_bytes:
+            return _LEAST_ROWS
+        if self.dataset is not None:
+            n_rows = self.dataset.n_rows
+        elif (n_bytes := total_bytes(paths := expand_sources(self._path))) is None:
+            return _LEAST_ROWS + min(_MAX_ROWS - _LEAST_ROWS, self.left // 4 // row_bytes)
+        else:
+            n_rows = n_bytes // _LEAST_LINE_BYTES
+            least = 2 * math.sqrt(n_rows * footer_bytes * row_bytes)
+            if needs["decompression"] or least > self.left // 2:
+                from ..conversion.libsvm import LibsvmFormat, count_rows
+
+                form = LibsvmFormat(block_bytes=1 << 16, decoder_bytes=_LEAST_DECODER_BYTES + self.left // 4)
+                n_rows = sum(count_rows(ByteRange(path), form)[0] for path in paths)
+        rows = max(_LEAST_ROWS, math.ceil(math.sqrt(n_rows * footer_bytes / row_bytes)))
+        needs["decisions"] = rows * row_bytes
+        needs["the footer of the predictions"] = -(-n_rows // rows) * footer_bytes
+        return rows
 
     def blocks(self, phase: str) -> Iterator[DecidedRows]:
         """All rows; those of text in order, those of a dataset shuffled."""
@@ -123,7 +177,14 @@ class Decisions:
         from ..conversion import libsvm  # the parser's kernels: only where there is text
 
         model = self.model
-        form = libsvm.LibsvmFormat(np.float64, model.index_base, model.n_features, True, self._text_block)
+        form = libsvm.LibsvmFormat(
+            np.float64,
+            model.index_base,
+            model.n_features,
+            ignore_beyond=True,
+            block_bytes=self._text_block,
+            decoder_bytes=self._decoder_bytes,
+        )
         counts = None
         for batch in (
             libsvm.iterate_sources(self._path, form, self.listener, phase)
@@ -166,7 +227,8 @@ class Decisions:
         paths = expand_sources(self._path)
         ranges = share_out(paths, n_tasks)
         sizes = [part.n_bytes for part in ranges]
-        tasks = [(part, LibsvmFormat()) for part in ranges]
+        decoder_bytes = max(_LEAST_DECODER_BYTES, (self._share - RESERVED_BYTES) // 4)
+        tasks = [(part, LibsvmFormat(decoder_bytes=decoder_bytes)) for part in ranges]
         counted = workers.run(count_rows, tasks, phase="count", sizes=sizes)
         starts = range_starts(ranges, counted)
         check_rows(sum(n_rows for n_rows, _ in counted), paths)
@@ -325,7 +387,8 @@ def predict(
                 "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
             )
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
-    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch)
+    columns = _prediction_columns(model, proba) if isinstance(out, str | os.PathLike) else ()
+    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch, len(columns))
     n_rows = 0
     if not isinstance(out, str | os.PathLike):
         for _, block in _in_source_order(decisions):
@@ -337,11 +400,33 @@ def predict(
     target = Path(out)
     with replacing(target) as partial:
         writer = TableWriter(partial, schema(**_prediction_columns(model, proba)), "zstd")
-        for start, block in _in_source_order(decisions):
-            n_rows += block.shape[0]
+        for number, block in enumerate(_row_groups(_in_source_order(decisions), decisions)):
+            if number == decisions.most_groups:
+                room = format_size(decisions.most_groups * _FOOTER_BYTES * len(columns))
+                raise UsageError(
+                    f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
+                    f"{n_rows:,} rows of {len(columns):,} columns, and there are more; give a larger --memory"
+                )
+            start, n_rows = n_rows, n_rows + block.shape[0]
             writer.write(**_predictions(model, start, block, proba))
         writer.close()
     return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
+
+
+def _row_groups(blocks: Iterable[tuple[int, np.ndarray]], decisions: Decisions) -> Iterator[np.ndarray]:
+    """Blocks joined, so that all but the last have `block_rows` rows; each is good until the next one is taken."""
+    joined, filled = np.empty((decisions.block_rows, decisions.model.n_vectors)), 0
+    for _, block in blocks:
+        start = 0
+        while start < block.shape[0]:
+            part = block[start : start + decisions.block_rows - filled]
+            joined[filled : filled + part.shape[0]] = part
+            start, filled = start + part.shape[0], filled + part.shape[0]
+            if filled == decisions.block_rows:
+                yield joined
+                filled = 0
+    if filled:
+        yield joined[:filled]
 
 
 def _in_source_order(decisions: Decisions) -> Iterator[tuple[int, np.ndarray]]:

@@ -98,8 +98,8 @@ class ProblemOptions:
             **others,
         )
 
-    def make_problem(self, dataset: Dataset) -> Problem:
-        """Lay out all lanes that the options ask for."""
+    def make_problem(self, dataset: Dataset, memory: int | None = None) -> Problem:
+        """Lay out all lanes that the options ask for; refused where they do not fit in `memory`, the budget."""
         if dataset.classes is None or dataset.class_counts is None:
             raise UsageError(
                 f"{dataset.path}: the labels take too many values to be classes; nothing to train on"
@@ -118,6 +118,7 @@ class ProblemOptions:
             free_bias=self.unpenalized_bias,
             ridge=self.ridge,
             slack=self.slack,
+            memory=memory,
         )
 
     def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:

@@ -28,7 +28,7 @@ _MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
-    problem = asked.problem.make_problem(dataset)
+    problem = asked.problem.make_problem(dataset, asked.memory)
     try:
         n_groups, plan, memory = group_lanes(dataset, problem, asked)
     except UsageError:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import write_file
+from ..core.code_matrices import has_vector_per_class
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, Progress
@@ -262,4 +263,6 @@ def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) ->
         return plane_distances(decisions, norms).argmin(axis=1)
     if problem.classes.size == 2 and decisions.shape[1] == 1:
         return (decisions[:, 0] > 0).astype(np.int64)
+    if has_vector_per_class(problem.code):
+        return decisions.argmax(axis=1)
     return (decisions @ problem.code.T.astype(np.float64)).argmax(axis=1)

@@ -8,9 +8,9 @@ certificate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,6 @@ class PrimalSolver:
     """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss."""
 
     with_replacement = False
-    more_memory: Mapping[str, Any] = MappingProxyType({})
     warm_start: Start = "w"
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
@@ -66,7 +65,14 @@ class PrimalSolver:
         self._paged: PagedRows | None = None
         self._constants: tuple[np.ndarray, np.ndarray] | None = None
         self._losses: np.ndarray | None = None
-        self._costs = ColumnCosts(_signed_costs(problem), problem.loss_code, problem.bias, problem.free_bias)
+        # the signed costs, and what is made on the way to them and to the smaller sides
+        self.more_memory = {"needs": {"signed costs": 3 * max(problem.n_folds, 1) * problem.full_table_bytes}}
+
+    @cached_property
+    def _costs(self) -> ColumnCosts:
+        """Made after the plan, in which they are counted."""
+        problem = self.problem
+        return ColumnCosts(_signed_costs(problem), problem.loss_code, problem.bias, problem.free_bias)
 
     def page_rows(self, folder: Path, page_rows: int) -> PagedRows | None:
         """Keep what there is of all rows in a file, from before `new_state` on; in memory where `page_rows` is 0."""

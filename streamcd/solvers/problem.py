@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.code_matrices import default_code, diagonal_view
 from ..core.errors import UsageError
+from ..core.memory_budget import require
 from ..kernels import primitives
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -119,6 +120,11 @@ class Problem:
         return factors
 
     @property
+    def full_table_bytes(self) -> int:
+        """Bytes of a float64 for each class and lane, where these are many."""
+        return self.sign.size * 8 if self.sign.size > _MAX_TABLE else 0
+
+    @property
     def table_bytes(self) -> int:
         """Bytes of `sign` and `cost`, where these are large and not the views that `_lane_tables` makes."""
         large = self.sign.size > _MAX_TABLE
@@ -174,11 +180,13 @@ def make_problem(
     free_bias: bool = False,
     ridge: float = 1.0,
     slack: str = "hinge",
+    memory: int | None = None,
 ) -> Problem:
     """Lay out the lanes: for every C, for every fold left out (or none), one lane per column of the code matrix.
 
     A negative `bias` is none, as in LIBLINEAR; the code matrix is one-vs-rest by default; f > 0 `folds` make f lanes of
-    each, each leaving one fold out, and 0 trains on all rows. Raises `UsageError`.
+    each, each leaving one fold out, and 0 trains on all rows. Raises `UsageError`, also where the
+    budget `memory` has no room for tables of classes and lanes.
     """
     _check(loss, classes, C, bias)
     if free_bias and bias <= 0:
@@ -199,7 +207,7 @@ def make_problem(
         for label in ([None] if loss == "crammer_singer" else labels)
     ]
     lane_C = np.array([lane.C for lane in lanes])
-    sign, cost = _lane_tables(loss, signs, lane_C, factors, ridge, views=code is None)
+    sign, cost = _lane_tables(loss, signs, lane_C, factors, ridge, views=code is None, memory=memory)
     return Problem(
         loss=loss,
         classes=classes,
@@ -217,7 +225,14 @@ def make_problem(
 
 
 def _lane_tables(
-    loss: str, code: np.ndarray, lane_C: np.ndarray, factors: np.ndarray, ridge: float, *, views: bool
+    loss: str,
+    code: np.ndarray,
+    lane_C: np.ndarray,
+    factors: np.ndarray,
+    ridge: float,
+    *,
+    views: bool,
+    memory: int | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Make the signs and costs of classes and lanes; of many classes as views that take no memory, where that is possible.
 
@@ -233,6 +248,9 @@ def _lane_tables(
         if loss != "twin" and (one_factor or one_C):
             cost = lane_C * factors[0] if one_factor else (lane_C[0] * factors)[:, None]
             return diagonal_view(*shape, 1.0, -1.0, np.float64), np.broadcast_to(cost, shape)
+    if memory is not None and factors.size * lane_C.size > _MAX_TABLE:
+        # both, and another while they are made
+        require(memory, {"costs of classes and lanes": 3 * 8 * factors.size * lane_C.size})
     if loss == "crammer_singer":
         code = code[:, :1]
     sign = np.tile(code, lane_C.size // code.shape[1]).astype(np.float64)

@@ -16,6 +16,7 @@ import numpy as np
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
 from ..stream.memory_plan import Paging
 from ..stream.window import RowArena, Window
+from .problem import Problem
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """Phases of a lane in a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at fixed w, rest."""
@@ -118,6 +119,11 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
 
 class Solver(Protocol):
     """An algorithm, as `loop.Loop` uses it."""
+
+    @property
+    def problem(self) -> Problem:
+        """The lanes to solve."""
+        ...
 
     @property
     def layout(self) -> Any:
