@@ -8,12 +8,14 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
 from ..kernels import primitives
 from ..kernels.primitives import (
@@ -87,6 +89,15 @@ class RowSolver:
             flags = arena.active[start:stop, self.columns(lane)]
             # under acceleration rows that are eligible still leave at once
             flags[flags == 0] = primitives.PATIENCE if self.acceleration else 1
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Visit no rows: kernels are compiled before windows take their memory, as a small budget has no room for both."""
+        none = np.zeros(0, dtype=np.int64)
+        arena = self.layout.new_arena(dataset, 0, 0)
+        window = Window(0, 0, 1, none, arena, none, none, 0)
+        untouched = replace(state, totals=state.totals.copy())
+        self.certify(window, untouched, none, none)
+        self.train(window, untouched, none, none)
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""

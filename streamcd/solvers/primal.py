@@ -102,6 +102,9 @@ class PrimalSolver:
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Nothing shrinks."""
 
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Do nothing: columns are compiled for beside the windows."""
+
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
         certifying, training = state.phase(CERTIFY), state.phase(TRAIN)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from ..dataset.dataset import Dataset
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
 from ..stream.memory_plan import Paging
 from ..stream.window import RowArena, Window
@@ -175,6 +176,10 @@ class Solver(Protocol):
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Make rows active again that shrinking removed, for lanes whose `restore` mark is set during this read."""
+        ...
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Compile kernels, or load them from the cache, before windows take their memory."""
         ...
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:

@@ -89,6 +89,7 @@ class Run:
                     f"{self.state_path}: missing, though the run's log tells of passes; restore it from a copy, or train "
                     "again with --force"
                 )
+            self._cut_log(0)
             return None
         arrays.pop("identity", None)
         with _damage_named(self.state_path):

@@ -204,6 +204,7 @@ class Loop(TrainingLoop):
 
     def _train(self) -> None:
         task, folds = self.task, self.task.problem.n_folds
+        task.solver.load_kernels(task.dataset, self.state)
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
