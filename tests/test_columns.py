@@ -20,7 +20,9 @@ from streamcd.conversion import transpose
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.locks import release_lock, take_lock
+from streamcd.core.metadata import write_metadata
 from streamcd.dataset import verify as verify_module
+from streamcd.dataset.chunked_table import COLUMN_LAYOUT
 from streamcd.dataset.column_layout import Columns, open_columns
 from streamcd.dataset.dataset import Dataset, open_dataset
 
@@ -323,6 +325,14 @@ def test_existing_layout_is_kept_without_force(dataset: Dataset) -> None:
 def test_too_little_memory_is_refused_with_the_arithmetic(dataset: Dataset) -> None:
     with pytest.raises(UsageError, match=r"chunks being read.* = .* needed"):
         make_columns(dataset, memory="301MB")
+
+
+def test_a_layout_that_counts_other_entries_is_refused_by_name(dataset: Dataset) -> None:
+    columns = make_columns(dataset)
+    manifest = json.loads((columns.path / "manifest.json").read_text()) | {"n_entries": 0}
+    write_metadata(columns.path / "manifest.json", COLUMN_LAYOUT, manifest)  # with a digest that agrees
+    with pytest.raises(DatasetError, match=r"manifest.json: damaged"):
+        open_columns(dataset)
 
 
 def test_verify_names_damage(dataset: Dataset) -> None:

@@ -110,6 +110,11 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
             f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
             f"this one has {dataset.fingerprint}; {AGAIN}"
         )
+    if manifest["n_entries"] != dataset.n_entries:
+        raise DatasetError(
+            f"{path / 'manifest.json'}: damaged (n_entries is {manifest['n_entries']}, the dataset has "
+            f"{dataset.n_entries}); {AGAIN}"
+        )
     return Columns(dataset, manifest, Columns.read_chunk_table(path, manifest, check_files))
 
 
