@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..dataset.dataset import Dataset
 from ..kernels import crammer_singer as crammer_singer_kernels
 from ..kernels.crammer_singer import ClassScratch, LaneColumns
 from ..stream.window import Window
@@ -32,6 +33,9 @@ class CrammerSingerSolver(RowSolver):
     def new_state(self) -> State:
         """Return the state before the first read."""
         return self.start_state({"shrink_tolerance": np.ones(self.problem.n_lanes)}, TRAIN)
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Do nothing: beside windows of a budget of 350 MB these kernels were compiled within 292 MB."""
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others, one lane after another."""
