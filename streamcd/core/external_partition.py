@@ -33,7 +33,7 @@ _MOST_OPEN = 128  # runs, of two files each; a process commonly may have 1,024
 
 
 class Layout(NamedTuple):
-    """What a record consists of: dtypes (of subarrays too) of its fields, and of its items."""
+    """Types of a record: the dtypes (of subarrays too) of its fields, and of its items."""
 
     fields: tuple[np.dtype, ...]
     items: tuple[np.dtype, ...] = ()

@@ -167,7 +167,7 @@ class SharedRounds:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What a person asks of a run; `lane_groups.resolve` makes a run of it."""
+    """Options of a run as a person asks for them; `lane_groups.resolve` makes a run of them."""
 
     problem: ProblemOptions
     memory: int  # bytes; bounds this process, or each worker, or all together where there are `local_workers`

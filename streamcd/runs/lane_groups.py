@@ -169,7 +169,7 @@ def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple
 def worker_memory(
     shared: int, n_workers: int, weights_bytes: int, advice: str = "give a larger --memory or fewer --workers"
 ) -> int:
-    """What each of some workers on this machine may take of a budget that they share with this process.
+    """Return the bytes that each worker on this machine may take of a budget shared with this process.
 
     `weights_bytes` is of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
     """
