@@ -17,7 +17,7 @@ def read_history(run: Path) -> dict[str, list[dict[str, Any]]]:
     Returns
     -------
     dict
-        By the directory inside the run ("" for the run itself), in the order of training: the records of a log, oldest first.
+        By the directory inside the run ("" for the run itself), in the order of training: a log's records, oldest first.
         Beside the fields of ``log.jsonl`` each has ``elapsed``, the seconds of all reads until its own ended.
 
     Raises
