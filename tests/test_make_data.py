@@ -55,16 +55,14 @@ def test_parts_made_apart_are_the_rows_of_the_whole() -> None:
 
 def test_a_linear_model_of_clicks_ranks_rows_that_it_has_not_seen(tmp_path: Path) -> None:
     """Labels come from a linear model, with noise: neither a coin's nor a certain matter."""
-    size = ["--fields", "8", "--values", "100"]
+    size = ["--fields", "8", "--values", "100", "--chunk-bytes", "100000", "--shard-size", "250kB"]
     for name, rows in {
         "train": ["--rows", "16000"],
         "test": ["--first-row", "16384", "--rows", "8000"],
     }.items():
-        subprocess.run(
-            [*TOOL, "clicks", str(tmp_path / name), *size, *rows, "--shard-size", "100kB"], check=True
-        )
+        subprocess.run([*TOOL, "clicks", str(tmp_path / name), *size, *rows], check=True)
     dataset = streamcd.open(tmp_path / "train")
-    assert dataset.n_shards > 3
+    assert dataset.n_shards == 4
     assert dataset.verify() == []
     result = streamcd.train(dataset, tmp_path / "run", loss="log_loss", C=0.1)
     figures = streamcd.evaluate(tmp_path / "test", result.model)
