@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
+from .history import read_history
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
 REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
@@ -54,6 +56,23 @@ class Result:
         from ..models.model import load_model
 
         return load_model(self.run)
+
+    def plot(self) -> Any:
+        """Draw the duality gap against passes and seconds.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Shown by a notebook as it is; ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        UsageError
+            Where matplotlib is not installed; names the extra.
+        """
+        from ..report.training_figures import gap_figure
+
+        return gap_figure(read_history(Path(self.run)), None)
 
 
 @dataclass
