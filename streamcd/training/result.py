@@ -12,7 +12,6 @@ import numpy as np
 from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
-from .history import read_history
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
 REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
@@ -71,6 +70,7 @@ class Result:
             Where matplotlib is not installed; names the extra.
         """
         from ..report.training_figures import gap_figure
+        from .history import read_history
 
         return gap_figure(read_history(Path(self.run)), None)
 
