@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,24 @@ class Result:
         from ..models.model import load_model
 
         return load_model(self.run)
+
+    def plot(self) -> Any:
+        """Draw the duality gap against passes and seconds.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Shown by a notebook as it is; ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        UsageError
+            Where matplotlib is not installed; names the extra.
+        """
+        from ..report.training_figures import gap_figure
+        from .history import read_history
+
+        return gap_figure(read_history(Path(self.run)), None)
 
 
 @dataclass
