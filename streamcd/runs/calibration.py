@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,10 +82,7 @@ def _fit(path: Path, folds: ResolvedRun, listener: Listener) -> dict[float, np.n
             for rows in held_out_rows(path, folds, listener, "decide about the folds"):
                 _records(rows).tofile(outputs[rows.C])
         listener.message(f"calibration: sigmoids of {n_vectors * len(files)} vectors are fitted")
-        return {
-            C: fit_sigmoids(lambda file=file: _blocks(file, n_vectors), n_vectors)
-            for C, file in files.items()
-        }  # type: ignore[misc]
+        return {C: fit_sigmoids(partial(_blocks, file, n_vectors), n_vectors) for C, file in files.items()}
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
@@ -96,7 +94,7 @@ def _records(rows: HeldOut) -> np.ndarray:
 
 
 def _blocks(file: Path, n_vectors: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Read decisions, and which vectors are positive on a row: that of its class, or of two classes the one of the larger."""
+    """Read decisions, and which vectors are positive on a row: its class's; one vector is that of the larger class."""
     with open(file, "rb") as stream:
         count = max(1, _BLOCK_BYTES // (8 * (n_vectors + 1))) * (n_vectors + 1)
         while (records := np.fromfile(stream, count=count)).size:
