@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from . import console
 from .options import (
     SECONDS,
     checked_training_options,
-    checked_workers,
     convert_options,
     costs_option,
     cut_options,
@@ -211,25 +210,12 @@ def _way_on(run: str) -> Iterator[None]:
         raise
 
 
-def _carry_out(
-    work: Callable[..., Any],
-    run: str,
-    quiet: bool,
-    as_json: bool,
-    scheduler: str | None = None,
-    n_local: int = 0,
-) -> None:
-    """Run a training that signals can stop, on workers if any are asked for, and print the result."""
-    with console.Console(quiet) as listener, stop_requests() as stop_requested, ExitStack() as connection:
-        workers = {}
-        if scheduler is not None or n_local:
-            from ..cluster.dask_engine import open_client
-
-            client = connection.enter_context(open_client(scheduler, n_local, listener))
-            workers = {"client": client, "local_workers": n_local}
+def _carry_out(work: Callable[..., Any], run: str, quiet: bool, as_json: bool) -> None:
+    """Run a training that signals can stop, and print the result."""
+    with console.Console(quiet) as listener, stop_requests() as stop_requested:
         with warnings.catch_warnings(), _way_on(run):
             warnings.simplefilter("ignore", ConvergenceWarning)  # reported below, in the command's own words
-            result = work(listener=listener, stop_requested=stop_requested, **workers)
+            result = work(listener=listener, stop_requested=stop_requested)
         warn_unconverged(listener, result)
     print_result(result, as_json)
 
@@ -259,15 +245,7 @@ def _carry_out(
 @worker_options
 @round_options
 @output_options
-def train(
-    dataset: str,
-    run: str,
-    workers: int | None,
-    scheduler: str | None,
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def train(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Train a linear classifier on a dataset, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
@@ -280,11 +258,9 @@ def train(
       streamcd train /shared/data /shared/run --scheduler tcp://host:8786
     """
     options = checked_training_options(**options)
-    n_local = checked_workers(workers, scheduler, fewest=2)
     from ..runs.train import train as train_model
 
-    work = partial(train_model, dataset, run, **options)
-    _carry_out(work, run, quiet, as_json, scheduler, n_local)
+    _carry_out(partial(train_model, dataset, run, **options), run, quiet, as_json)
 
 
 _TUNE_ALONE = (
@@ -327,11 +303,15 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
+@click.option(
+    "--dataset",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="PATH",
+    help="The dataset's directory, where it was moved since the run was begun.",
+)
 @worker_options
 @output_options
-def resume(
-    run: str, workers: int | None, scheduler: str | None, quiet: bool, as_json: bool, **options: Any
-) -> None:
+def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Go on with a run from its last checkpoint, even one that ended without convergence.
 
     A run that has converged is left alone.
@@ -340,13 +320,12 @@ def resume(
     Example:
       streamcd resume run
       streamcd resume run --max-passes 5000
+      streamcd resume run --dataset /new/disk/data
       streamcd resume /shared/run --scheduler tcp://host:8786
     """
-    n_local = checked_workers(workers, scheduler, fewest=1)
     from ..runs.resume import resume as resume_run
 
-    work = partial(resume_run, run, **options)
-    _carry_out(work, run, quiet, as_json, scheduler, n_local)
+    _carry_out(partial(resume_run, run, **options), run, quiet, as_json)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -380,15 +380,6 @@ round_options = together(
 )
 
 
-def checked_workers(workers: int | None, scheduler: str | None, *, fewest: int) -> int:
-    """Processes to start on this machine; 0 for none: a scheduler is given, or fewer than `fewest` are asked for."""
-    if workers is not None and scheduler is not None:
-        raise UsageError(
-            "--workers starts processes on this machine, --scheduler uses those of a cluster: give one of them"
-        )
-    return 0 if scheduler is not None or workers is None or workers < fewest else workers
-
-
 def checked_training_options(
     *,
     loss: str | None,

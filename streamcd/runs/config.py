@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..core.errors import CheckpointError, UsageError
+from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.progress import Listener
 from ..dataset.column_layout import open_columns
@@ -344,7 +345,14 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 
 def same_dataset(config: RunConfig) -> Dataset:
     """Open the dataset of a run; refuse it where it has changed."""
-    dataset = open_dataset(config.dataset)
+    try:
+        dataset = open_dataset(config.dataset)
+    except DatasetError as error:
+        if os.path.exists(config.dataset):
+            raise
+        raise DatasetError(
+            f"{error}; or, if it was moved, name its place: 'streamcd resume RUN --dataset PATH'"
+        ) from None
     if dataset.fingerprint != config.fingerprint:
         raise CheckpointError(
             f"{dataset.path}: not the dataset that the run was begun with (fingerprint {dataset.fingerprint}, "
@@ -358,14 +366,14 @@ def same_dataset(config: RunConfig) -> Dataset:
     return dataset
 
 
-def check_workers(path: Path, config: RunConfig, client: Any) -> None:
+def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
     """Refuse to go on with a run on workers in one process, and the other way round."""
-    if client is None and config.rounds is not None:
+    if not on_workers and config.rounds is not None:
         raise UsageError(
             f"{path} was begun on workers, which keep dual variables in another way: resume it with --scheduler ADDRESS "
             "or --workers N, N >= 1"
         )
-    if client is not None and config.rounds is None:
+    if on_workers and config.rounds is None:
         raise UsageError(
             f"{path} was begun in one process, which keeps dual variables in another way: resume it without workers, or "
             f"begin a new run on workers with --start-from {path}"

@@ -62,7 +62,7 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
                 result = function(*args, **options)
         if not result.converged:
             text = f"not converged after {result.passes} passes: the relative gap is {result.gap:.2g}; "
-            text += f"streamcd.resume({result.run!r}, max_passes=N) goes on"
+            text += "; ".join([f"streamcd.resume({result.run!r}, max_passes=N) goes on", *result.advice])
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
         return result
 

@@ -159,7 +159,11 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, ses
     """Train on all rows with the best C, from where the folds ended."""
     part, config = directory.part("best"), search.config
     if (part.path / "config.json").exists():
-        run = reopen(part.path, replace(read_config(part.path), rule=config.rule), search.dataset)
+        run = reopen(
+            part.path,
+            replace(read_config(part.path), rule=config.rule, dataset=config.dataset),
+            search.dataset,
+        )
     else:
         asked = TrainOptions(
             replace(search.options, C=(best,), folds=0),
@@ -169,7 +173,7 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, ses
             start_from=str((directory.path / "folds").resolve()),
         )
         run = resolve(search.dataset, asked, Listener())
-        write_config(part, run.config)
+    write_config(part, run.config)
     previous = PreviousRun(directory.path / "folds", search, run)
     return carry_out(part, run, previous, session, model_path=directory.model_path)
 

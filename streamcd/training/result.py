@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ class Result:
     n_rows: int
     n_lanes: int
     lanes: list[dict[str, Any]]
+    advice: list[str] = field(
+        default_factory=list
+    )  # where it has not converged: what would take fewer passes
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -55,11 +59,19 @@ class Result:
 
         return load_model(self.run)
 
+    @property
+    def history(self) -> Any:
+        """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers."""
+        from .history import read_history  # pyarrow
+
+        return read_history(Path(self.run))
+
 
 @dataclass
 class TuneResult(Result):
     """Result of a search over C: the fields of `Result` for the training on all rows, and the scores."""
 
+    _: KW_ONLY
     scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [accuracy of each], "mean": their mean}
     best_C: float  # the C of the highest mean, the smallest of equal ones
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
