@@ -224,12 +224,12 @@ class PrimalSolver:
         gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
         return gap
 
-    def adopt_certified_w(self, state: State, lane: int) -> None:
+    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Go on from the scores that the read at fixed w has computed."""
         for rows in self._rows(state).iter_blocks(fresh=True, saved=("score",)):
-            rows.score[:, lane] = rows.fresh[:, lane]
+            rows.score[:, lanes] = rows.fresh[:, lanes]
 
-    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """From the scores; exact but for their drift."""
         if self._losses is None:  # of all lanes in one walk; until scores change
             n_lanes = self.problem.n_lanes
@@ -239,8 +239,8 @@ class PrimalSolver:
                 scores = scores._replace(fresh=scores.score)
                 primal_kernels.row_terms(scores, self._costs, side, lanes, sums)
             self._losses = sums[:, LOSS_SUM].copy()
-        w = state.w[: -1 if self.problem.free_bias else None, lane]
-        return 0.5 * float(w @ w) + float(self._losses[lane])
+        w = state.w[: -1 if self.problem.free_bias else None]
+        return np.asarray(0.5 * np.einsum("ij,ij->j", w, w) + self._losses)
 
     # -- inside
 

@@ -198,16 +198,16 @@ class Solver(Protocol):
         """Return LIBLINEAR's measure of how far each lane is from the optimum, from the sums of a read that ends."""
         ...
 
-    def adopt_certified_w(self, state: State, lane: int) -> None:
-        """Replace what drifts while a lane trains by what the read at fixed w has summed up."""
+    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
+        """Replace what drifts while these lanes train by what the read at fixed w has summed up."""
         ...
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate every lane's gap at the end of a training read of the lanes `trained`, from `state.totals`."""
         ...
 
-    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
-        """Estimate the primal objective after a training read, given the estimate of the gap."""
+    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
+        """Estimate every lane's primal objective after a training read, given the estimates of the gap."""
         ...
 
 

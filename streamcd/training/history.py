@@ -1,4 +1,4 @@
-"""History of a run: the lines of its logs as one table. The fields are described in ``docs/log.md``."""
+"""History of a run: the lines of its logs, as `Run.append_log` wrote them, and as one table (``docs/log.md``)."""
 
 from __future__ import annotations
 
@@ -9,41 +9,56 @@ from typing import Any
 
 from ..core.errors import CheckpointError
 from ..dataset.parquet import make_table
+from .checkpoint import LINE_BYTES, read_config
 
 
-def read_history(run: Path) -> Any:
-    """Read the logs of a run, of its groups of lanes, and of the folds and the last training of a search.
+def read_history(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read the logs of a run: its own, or those of its groups of lanes, of folds and of the best C.
 
     Returns
     -------
-    pyarrow.Table
-        A row for each line, oldest first within a part; ``part`` is the folder inside the run, empty for the run itself.
+    dict
+        By the directory inside the run ("" for the run itself), in the order of training: a log's records, oldest first.
+        Beside the fields of ``log.jsonl`` each has ``elapsed``, the seconds of all reads until its own ended.
+
+    Raises
+    ------
+    CheckpointError
+        Where `run` is not a run, or a line of a log is damaged. The last one may be half-written: it is left out.
     """
-    records = [record for path in sorted(run.rglob("log.jsonl")) for record in _records(path, run)]
-    if not records and not (run / "config.json").exists():
-        raise CheckpointError(f"{run}: expected a run, found no config.json in it")
+    read_config(run)
+    logs = sorted(run.rglob("log.jsonl"), key=_training_order)
+    return {log.parent.relative_to(run).as_posix().lstrip("."): list(_records(log)) for log in logs}
+
+
+def history_table(run: Path) -> Any:
+    """Read the logs of a run into one `pyarrow.Table`; ``part`` is the directory inside the run."""
+    records = [{"part": part, **_flat(record)} for part, log in read_history(run).items() for record in log]
     names = dict.fromkeys(name for record in records for name in record)
     return make_table({name: [record.get(name) for record in records] for name in names})
 
 
-def _records(path: Path, run: Path) -> Iterator[dict[str, Any]]:
-    part = path.parent.relative_to(run).as_posix()
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
-                return  # being written
-            try:
-                record = json.loads(line)
-            except ValueError:
-                raise CheckpointError(
-                    f"{path}, line {number}: damaged; restore it from a copy, or remove it"
-                ) from None
-            record.pop("identity", None)
-            yield {"part": "" if part == "." else part, **_flat(record)}
-
-
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
     """Put ``seconds``, an object in the log, into a column for each kind; those of workers by name."""
-    for kind, seconds in record.pop("seconds", {}).items():
-        record[f"seconds_{kind}"] = sorted(seconds.items()) if isinstance(seconds, dict) else seconds
-    return record
+    flat = {name: value for name, value in record.items() if name not in ("identity", "seconds")}
+    for kind, seconds in record["seconds"].items():
+        flat[f"seconds_{kind}"] = sorted(seconds.items()) if isinstance(seconds, dict) else seconds
+    return flat
+
+
+def _training_order(log: Path) -> tuple[bool, str]:
+    return "best" in log.parent.parts, log.as_posix()  # a search trains its folds first
+
+
+def _records(log: Path) -> Iterator[dict[str, Any]]:
+    elapsed = 0.0
+    with open(log, "rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+                elapsed += record["seconds"]["total"]
+            except (ValueError, TypeError, KeyError):
+                raise CheckpointError(f"{log}: line {number} is damaged") from None
+            yield {**record, "elapsed": elapsed}

@@ -62,9 +62,9 @@ class Result:
     @property
     def history(self) -> Any:
         """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers."""
-        from .history import read_history  # pyarrow
+        from .history import history_table  # pyarrow
 
-        return read_history(Path(self.run))
+        return history_table(Path(self.run))
 
 
 @dataclass

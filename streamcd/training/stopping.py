@@ -71,10 +71,10 @@ def update_lane_phases(state: State, rule: StopRule, solver: Solver, data: str) 
     estimates = solver.conclude_pass(state, trained)
     if certified.size:
         _conclude_certificates(state, rule, solver)
-    for lane in trained.tolist():
-        _update_training_lane(state, rule, solver, lane, float(estimates[lane]))
-    for lane in certified:
-        solver.adopt_certified_w(state, int(lane))
+    if trained.size:
+        _update_training_lanes(state, rule, solver, trained, estimates)
+    if certified.size:
+        solver.adopt_certified_w(state, certified)
     _refuse_infinite(state, data)
 
 
@@ -138,18 +138,25 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
             restore(state, np.array([lane]))
 
 
-def _update_training_lane(state: State, rule: StopRule, solver: Solver, lane: int, estimate: float) -> None:
-    lanes, totals = state.lanes, state.totals[lane]
-    lanes["passes"][lane] += 1
-    lanes["dual_sum"][lane] += totals[DUAL]
-    lanes["n_active"][lane] = int(totals[N_ACTIVE])
-    previous = lanes["estimate"][lane]
-    primal = solver.estimated_primal(state, lane, estimate)
-    lanes["estimate"][lane], lanes["estimated_primal"][lane] = estimate, primal
-    lanes["seen_violation"][lane] = solver.violation(state)[lane]
+def _update_training_lanes(
+    state: State, rule: StopRule, solver: Solver, trained: np.ndarray, estimates: np.ndarray
+) -> None:
+    lanes, totals = state.lanes, state.totals[trained]
+    lanes["passes"][trained] += 1
+    lanes["dual_sum"][trained] += totals[:, DUAL]
+    lanes["n_active"][trained] = totals[:, N_ACTIVE].astype(np.int64)
+    previous, was_shrunk = lanes["estimate"].copy(), lanes["shrunk"].copy()
+    lanes["estimate"][trained] = estimates[trained]
+    lanes["estimated_primal"][trained] = solver.estimated_primals(state, estimates)[trained]
+    lanes["seen_violation"][trained] = solver.violation(state)[trained]
+    lanes["shrunk"][trained] |= totals[:, N_SHRUNK] > 0
+    for lane in trained.tolist():
+        _update_phase(state, rule, lane, float(previous[lane]), bool(was_shrunk[lane]))
 
-    was_shrunk = bool(lanes["shrunk"][lane])
-    lanes["shrunk"][lane] = was_shrunk or totals[N_SHRUNK] > 0
+
+def _update_phase(state: State, rule: StopRule, lane: int, previous: float, was_shrunk: bool) -> None:
+    """Decide what a lane that has trained does next, given its estimate and whether rows were out before this read."""
+    lanes, primal = state.lanes, float(state.lanes["estimated_primal"][lane])
     if rule.tol is not None:
         expected = _expected_gap(lanes, lane, previous)
         if expected <= lanes["caution"][lane] * rule.tol * max(primal, 0.0):
