@@ -18,7 +18,6 @@ from ..solvers.protocol import Solver
 from ..solvers.registry import reads_columns
 from ..stream.memory_plan import Plan, describe_plan, make_plan
 from .config import ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
-from .early_warnings import warn_early
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
 
@@ -61,9 +60,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         start_from=asked.start_from,
         tune=Search(options.folds) if asked.search else None,
     )
-    run = ResolvedRun(config, dataset, problem)
-    warn_early(run, listener)
-    return run
+    return ResolvedRun(config, dataset, problem)
 
 
 def describe_worker_budget(n_bytes: int) -> str:

@@ -34,7 +34,7 @@ from .config import (
     settle_acceleration,
     write_config,
 )
-from .early_warnings import scaling_advice
+from .early_warnings import scaling_advice, warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .method_choice import choose_method
@@ -188,6 +188,7 @@ def train(
         start_from=None if start_from is None else str(Path(start_from).resolve()),
     )
     resolved = resolve(dataset, asked, listener)
+    warn_early(resolved, listener)
     previous = previous_run(resolved)  # refused before anything is made
     with begin_run(Path(run), resolved, force=force) as directory, on_workers.connected(listener) as found:
         return carry_out(directory, resolved, previous, Session(listener, stop_requested, found))

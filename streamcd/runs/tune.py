@@ -40,6 +40,7 @@ from .config import (
     settle_acceleration,
     write_config,
 )
+from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .previous_run import PreviousRun
@@ -123,6 +124,7 @@ def tune(
         problem, parse_size(memory), checkpoint_every, make_rule(tol, eps, max_passes), search=True
     )
     search = resolve(dataset, asked, session.listener)
+    warn_early(search, session.listener)
     with begin_run(Path(run), search, force=force) as directory:
         return carry_out_search(directory, search, session)
 
