@@ -66,6 +66,24 @@ class Result:
 
         return history_table(Path(self.run))
 
+    def plot(self) -> Any:
+        """Draw the duality gap against passes and seconds.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Shown by a notebook as it is; ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        UsageError
+            Where matplotlib is not installed; names the extra.
+        """
+        from ..report.training_figures import gap_figure
+        from .history import read_history
+
+        return gap_figure(read_history(Path(self.run)), None)
+
 
 @dataclass
 class TuneResult(Result):
