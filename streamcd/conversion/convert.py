@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, require
 from ..core.process_pool import checked_workers, memory_per_worker, open_pool
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import checked_names
 from .byte_sources import expand_sources, total_bytes
@@ -32,6 +32,7 @@ _BLOCK_BYTES_OF_SEVERAL = 1 << 20
 """Bytes of text that one of several processes parses at a time: every range allocates its buffers anew."""
 
 
+@ends_progress
 def convert(
     sources: str | Path | Sequence[str | Path],
     dest: str | Path,

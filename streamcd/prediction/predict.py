@@ -25,7 +25,7 @@ from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
 from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
-from ..core.progress import Listener, Progress
+from ..core.progress import Listener, Progress, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import Scaling
 from ..dataset.schema import schema
@@ -327,6 +327,7 @@ def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listen
     return 1
 
 
+@ends_progress
 def predict(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Result
@@ -29,6 +29,7 @@ from .workers import Workers
 
 
 @stops_when_interrupted
+@ends_progress
 def resume(
     run: str | Path,
     *,

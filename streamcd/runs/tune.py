@@ -17,7 +17,7 @@ from ..core.atomic_files import write_file
 from ..core.code_matrices import has_vector_per_class
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.progress import Listener, Progress
+from ..core.progress import Listener, Progress, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import rows as rows_kernels
 from ..models.model import plane_distances
@@ -50,6 +50,7 @@ _SCORE_BYTES = 1 << 22  # of decisions at a time
 
 
 @stops_when_interrupted
+@ends_progress
 def tune(
     dataset: Dataset | str | Path,
     run: str | Path,
