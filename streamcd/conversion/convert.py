@@ -108,6 +108,12 @@ def convert(
         Where the source cannot be used; names file and line.
     EnvironmentFailure
         Where the disk is full, or another conversion writes the same dataset.
+
+    Examples
+    --------
+    >>> data = streamcd.convert("reviews/train.txt", "converted", normalize="l2")
+    >>> data.n_rows
+    2000
     """
     scale, normalize = checked_names(scale, normalize)
     paths = expand_sources(sources)

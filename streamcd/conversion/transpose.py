@@ -44,7 +44,7 @@ from ..core.progress import Listener, ends_progress
 from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import scatter
-from .staging import check_own, disk_full_means
+from .staging import check_own, disk_full_means, remove_work
 
 _MAX_BUCKETS = 256
 """Half of them for jobs, whose shards begin within a range that would fit."""
@@ -98,6 +98,12 @@ def make_columns(
         Where the dataset is damaged.
     LockError, EnvironmentFailure
         Where another process makes it; where the disk is full.
+
+    Examples
+    --------
+    >>> columns = streamcd.make_columns("data")
+    >>> streamcd.train("data", "by-features", method="primal").converged
+    True
     """
     if compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected compression lz4, zstd or none, found {compression!r}")
@@ -116,7 +122,7 @@ def make_columns(
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
         put_directory(work / FOLDER, dataset.path / FOLDER, work / "replaced")
-        shutil.rmtree(work)
+        remove_work(work)
     dataset.close()
     return open_columns(dataset)
 

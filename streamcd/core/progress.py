@@ -77,6 +77,17 @@ class Listener:
     """Receiver of progress and messages; this one ignores progress and logs the rest.
 
     A subclass overrides what it wants to know, and is given as ``listener=`` to any function that takes long.
+
+    Examples
+    --------
+    >>> class Phases(streamcd.Listener):
+    ...     seen = set()
+    ...     def progress(self, progress):
+    ...         self.seen.add(progress.phase)
+    >>> listener = Phases()
+    >>> result = streamcd.train("data", "watched", listener=listener)
+    >>> "pass 1" in listener.seen
+    True
     """
 
     def progress(self, progress: Progress) -> None:

@@ -38,6 +38,14 @@ class Dataset(RowTable):
         The part and the row group in it that hold a chunk.
     row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
+
+    Examples
+    --------
+    >>> data = streamcd.open("data")
+    >>> data.n_rows, data.classes.tolist()
+    (2000, [-1.0, 1.0])
+    >>> data.verify()
+    []
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
@@ -149,5 +157,10 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     ------
     DatasetError
         Where it is not a dataset, or a file is missing, truncated or damaged; names the file.
+
+    Examples
+    --------
+    >>> streamcd.open("data").info()["n_rows"]
+    2000
     """
     return Dataset.open(path, check_files=check_files)

@@ -113,6 +113,12 @@ class Model:
         Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling
         What was done to the values that the model was trained on, and has to be done to those it decides about.
+
+    Examples
+    --------
+    >>> model = streamcd.load_model("run")
+    >>> model.weights.shape[1], model.label_texts(), model.C
+    (1, ['-1', '1'], 1.0)
     """
 
     weights: np.ndarray
@@ -379,6 +385,11 @@ def load_model(
         Where there is none, or it is damaged.
     UsageError
         Where it does not fit in `memory`.
+
+    Examples
+    --------
+    >>> streamcd.load_model("run").loss
+    'log_loss'
     """
     directory = _model_directory(path, C)
     if memory is not None and (directory / "weights.npy").exists():

@@ -151,6 +151,12 @@ def evaluate(
     Raises
     ------
     ModelError, DatasetError, DataError, UsageError
+
+    Examples
+    --------
+    >>> found = streamcd.evaluate("reviews/test.txt", "run")
+    >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
+    (1000, True, [-1, 1])
     """
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)

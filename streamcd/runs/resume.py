@@ -69,6 +69,12 @@ def resume(
     ------
     CheckpointError
         Where the run, or the dataset it was made with, is damaged, missing or changed.
+
+    Examples
+    --------
+    >>> result = streamcd.resume("run", tol=1e-6)
+    >>> result.gap <= 1e-6
+    True
     """
     listener, path = listener or Listener(), Path(run)
     on_workers = Workers.asked(client, workers, scheduler, fewest=1)

@@ -154,6 +154,13 @@ def train(
     UsageError, DatasetError, CheckpointError, LockError
     Interrupted
         Where `stop_requested` said so; a checkpoint was saved.
+
+    Examples
+    --------
+    >>> data = streamcd.open("data")
+    >>> result = streamcd.train(data, "new-run", loss="hinge", C=0.1, memory="400MB")
+    >>> result.converged
+    True
     """
     listener = listener or Listener()
     on_workers = Workers.asked(client, workers, scheduler, fewest=2)

@@ -101,6 +101,12 @@ def tune(
     Raises
     ------
     UsageError, DatasetError, CheckpointError, LockError, Interrupted
+
+    Examples
+    --------
+    >>> result = streamcd.tune("data", "search", C=[0.1, 1, 10], cv=3)
+    >>> result.best_C, sorted(result.scores)
+    (1.0, ['0.1', '1', '10'])
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")
@@ -249,7 +255,8 @@ def _count_correct(
     """Add to `correct` how many rows of each fold are classified rightly by the lanes that left it out."""
     arena = window.arena
     decisions = np.empty((stop - start, w.shape[1]))
-    rows_kernels.margins(arena.indptr[start : stop + 1], arena.feature, arena.value, w[:-1], decisions)
+    indptr = np.ascontiguousarray(arena.indptr[start : stop + 1])
+    rows_kernels.margins(indptr, arena.feature, arena.value, w[:-1], decisions)
     decisions += lanes.bias * w[-1]
     code, fold = arena.code[start:stop], arena.fold[start:stop]
     columns = lanes.block_lanes * lanes.lane_vectors
