@@ -60,7 +60,7 @@ def convert(
     Parameters
     ----------
     sources : path or sequence of paths
-        Files, directories, globs, ``"-"`` for standard input; plain or compressed (see `libsvm.iterate_batches`).
+        Files, directories, globs, ``"-"`` for standard input; plain or compressed.
     dest : path
         The dataset's directory. It appears when it is complete.
     memory : size
@@ -113,7 +113,7 @@ def convert(
     --------
     >>> data = streamcd.convert("reviews/train.txt", "converted", normalize="l2")
     >>> data.n_rows
-    2000
+    8000
     """
     scale, normalize = checked_names(scale, normalize)
     paths = expand_sources(sources)

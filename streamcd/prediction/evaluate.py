@@ -156,7 +156,7 @@ def evaluate(
     --------
     >>> found = streamcd.evaluate("reviews/test.txt", "run")
     >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
-    (1000, True, [-1, 1])
+    (2000, True, [-1, 1])
     """
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)

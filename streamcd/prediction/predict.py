@@ -382,7 +382,7 @@ def predict(
     Examples
     --------
     >>> streamcd.predict("reviews/test.txt", "run", "predictions.csv", proba=True)["n_rows"]
-    1000
+    2000
     """
     form = output_format(out)
     if isinstance(out, str | os.PathLike):

@@ -88,11 +88,11 @@ def tune(
     cv : int
         Folds, dealt by a hash of (seed, place in the source).
     loss, method, bias, tol, eps, max_passes, class_weight, code, omega, acceleration
-        As in `train.train`.
+        As in `train`.
     ridge, slack, memory, seed, checkpoint_every, force
-        As in `train.train`.
+        As in `train`.
     listener, stop_requested
-        As in `train.train`.
+        As in `train`.
 
     Returns
     -------
@@ -106,7 +106,7 @@ def tune(
     --------
     >>> result = streamcd.tune("data", "search", C=[0.1, 1, 10], cv=3)
     >>> result.best_C, sorted(result.scores)
-    (1.0, ['0.1', '1', '10'])
+    (0.1, ['0.1', '1', '10'])
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")

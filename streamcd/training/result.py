@@ -29,8 +29,8 @@ class Result:
     """Result of a training; its fields are those of ``train --json``.
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
-    than 1, ``omega`` too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`); with acceleration the
-    last ``kappa``.
+    than 1, ``omega`` too, and of one chosen by trial ``omega_trial``, the gain of the dual per pass with each; with
+    acceleration the last ``kappa``.
 
     Examples
     --------
