@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .errors import UsageError
+from .progress import Listener
 
 RESERVED_BYTES = 300_000_000
 """Bytes reserved in every budget for the interpreter, numpy, numba with its compiler, and pyarrow.
@@ -84,6 +85,24 @@ def peak_memory_bytes() -> int:
     import resource  # where there is no /proc: macOS, which counts in bytes
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
+    """Warn of a budget beyond the machine's memory, and of one that this process, with `planned` bytes more, cannot keep."""
+    total = _read_figure("/proc/meminfo", "MemTotal")
+    machine = min(float("inf") if total is None else total, _cgroup_limit())
+    if budget > machine:
+        listener.warning(
+            f"memory {format_size(budget)} is more than this machine, or this control group, has ({format_size(machine)}): "
+            "the system may kill the process; give less"
+        )
+    held = _read_figure("/proc/self/status", "VmRSS") or 0
+    if held > RESERVED_BYTES and held + planned > budget:
+        listener.warning(
+            f"this process already holds {format_size(held)}, of which {format_size(RESERVED_BYTES)} are counted in memory "
+            f"{format_size(budget)}: its peak may reach {format_size(held + planned)}; free arrays that are not needed, or "
+            "use a process of its own"
+        )
 
 
 def page_cache_room() -> float:

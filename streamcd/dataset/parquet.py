@@ -8,7 +8,7 @@ import hashlib
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,18 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
     with reading(path):
         table = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
         return {name: column_values(table.column(name)) for name in table.column_names}
+
+
+def make_table(columns: Mapping[str, list[Any]]) -> pa.Table:
+    """Make a table in memory of numbers, texts, lists of numbers, and lists of (text, number); None for nothing."""
+    arrays = {}
+    for name, values in columns.items():
+        first = next((value for value in values if value is not None), 0.0)
+        pairs = isinstance(first, list) and bool(first) and isinstance(first[0], tuple)
+        kind = pa.map_(pa.string(), pa.float64()) if pairs else None
+        array = pa.array(values, kind)
+        arrays[name] = array.cast(pa.float64()) if pa.types.is_null(array.type) else array
+    return pa.table(arrays)
 
 
 def has_column(path: Path, name: str) -> bool:

@@ -106,7 +106,7 @@ class Model:
     class_weight : dict of float to float
         Factors on the cost of a label's rows.
     ridge, slack : float, str
-        Of twin planes (see `problem`).
+        Of twin planes: r in ``r/2 ‖w‖²``, and the loss of the rows that a plane keeps at a distance.
     tie_order : ndarray of int64, shape (n_classes,)
         Classes (as places in `classes`) in the order of preference where decisions are equal: an empty row, say.
     fingerprint : str
@@ -119,6 +119,12 @@ class Model:
         Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling
         What was done to the values that the model was trained on, and has to be done to those it decides about.
+
+    Examples
+    --------
+    >>> model = streamcd.load_model("run")
+    >>> model.weights.shape[1], model.label_texts(), model.C
+    (1, ['-1', '1'], 1.0)
     """
 
     weights: np.ndarray
@@ -291,7 +297,7 @@ class Model:
         """Logarithms of the classes' probabilities; shape (rows, n_classes).
 
         Of several classes each one's sigmoid is divided by their sum, as LIBLINEAR does for logistic regression.
-        `ModelError` where the model has none.
+        ``ModelError`` where the model has none.
         """
         if self.loss != "log_loss" and self.sigmoids is None:
             raise ModelError(
@@ -322,7 +328,7 @@ class Model:
         )
 
     def class_costs(self) -> np.ndarray:
-        """``C`` times the class weight, shape (n_classes,); `ModelError` where C is not known."""
+        """``C`` times the class weight, shape (n_classes,); ``ModelError`` where C is not known."""
         if self.C is None:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
@@ -440,6 +446,11 @@ def load_model(
         Where there is none, or it is damaged.
     UsageError
         Where it does not fit in `memory`.
+
+    Examples
+    --------
+    >>> streamcd.load_model("run").loss
+    'log_loss'
     """
     directory = _model_directory(path, C)
     if memory is not None and (directory / "weights.npy").exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,14 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..core.errors import CheckpointError, UsageError
+from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import Solver
-from ..solvers.registry import check_omega, find_solver, make_solver
+from ..solvers.registry import LOSS_ALIASES, check_omega, find_solver, make_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
@@ -77,6 +78,7 @@ class ProblemOptions:
         **others: Any,
     ) -> ProblemOptions:
         """Take the options of `train.train` as they come; others stay as they are."""
+        loss = LOSS_ALIASES.get(loss, loss)
         if loss != "twin" and (ridge is not None or slack is not None):
             raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
         pairs: ClassWeight = None
@@ -344,7 +346,14 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 
 def same_dataset(config: RunConfig) -> Dataset:
     """Open the dataset of a run; refuse it where it has changed."""
-    dataset = open_dataset(config.dataset)
+    try:
+        dataset = open_dataset(config.dataset)
+    except DatasetError as error:
+        if os.path.exists(config.dataset):
+            raise
+        raise DatasetError(
+            f"{error}; or, if it was moved, name its place: 'streamcd resume RUN --dataset PATH'"
+        ) from None
     if dataset.fingerprint != config.fingerprint:
         raise CheckpointError(
             f"{dataset.path}: not the dataset that the run was begun with (fingerprint {dataset.fingerprint}, "
@@ -358,14 +367,14 @@ def same_dataset(config: RunConfig) -> Dataset:
     return dataset
 
 
-def check_workers(path: Path, config: RunConfig, client: Any) -> None:
+def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
     """Refuse to go on with a run on workers in one process, and the other way round."""
-    if client is None and config.rounds is not None:
+    if not on_workers and config.rounds is not None:
         raise UsageError(
             f"{path} was begun on workers, which keep dual variables in another way: resume it with --scheduler ADDRESS "
             "or --workers N, N >= 1"
         )
-    if client is not None and config.rounds is None:
+    if on_workers and config.rounds is None:
         raise UsageError(
             f"{path} was begun in one process, which keeps dual variables in another way: resume it without workers, or "
             f"begin a new run on workers with --start-from {path}"

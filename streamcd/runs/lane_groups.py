@@ -17,12 +17,9 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
 from ..solvers.registry import reads_columns
 from ..stream.memory_plan import Plan, describe_plan, make_plan
-from .config import ProblemOptions, ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
+from .config import ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
-
-
-_MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are rather numbers than classes
 
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
@@ -40,8 +37,6 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
             f"{format_size(memory)}"
         )
     options = asked.problem
-    _warn_of_ridge(options, listener)
-    _warn_of_regression(dataset, listener)
     listener.message(
         describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
     )
@@ -66,24 +61,6 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         tune=Search(options.folds) if asked.search else None,
     )
     return ResolvedRun(config, dataset, problem)
-
-
-def _warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
-    """Warn of small ridges, with which twin planes by coordinate descent are slow."""
-    if options.loss == "twin" and options.method == "dual" and 0 < options.ridge < 1:
-        listener.warning(
-            f"ridge {options.ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
-            "--method sor does not, where a matrix of features x features fits in memory"
-        )
-
-
-def _warn_of_regression(dataset: Dataset, listener: Listener) -> None:
-    counts = dataset.class_counts
-    if counts is not None and counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:
-        listener.warning(
-            f"{counts.size:,} labels, most of them with fewer than {_FEW_ROWS} rows: it looks like a target of regression, "
-            "and each label is a class here, with weights of its own"
-        )
 
 
 def describe_worker_budget(n_bytes: int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Result
@@ -20,21 +20,26 @@ from .config import (
     versions,
     write_config,
 )
+from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, share_memory_anew
 from .previous_run import previous_run
 from .train import carry_out
+from .workers import Workers
 
 
 @stops_when_interrupted
+@ends_progress
 def resume(
     run: str | Path,
     *,
     max_passes: int | None = None,
     tol: float | None = None,
     checkpoint_every: float | None = None,
+    dataset: str | Path | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
     client: Any = None,
-    local_workers: int = 0,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -47,11 +52,12 @@ def resume(
     run : path
     max_passes, tol, checkpoint_every : optional
         Instead of the run's own.
-    client : distributed.Client, optional
-        Needed where the run was begun on workers; another scheduler and another number of workers will do.
-    local_workers : int
-        So many workers of `client` are on this machine. Where the run was begun with such workers, the memory that it was
-        given for all is shared out anew; else every worker has what each had before.
+    dataset : path, optional
+        Where the dataset is now, if it was moved; it has to be the same one.
+    workers, scheduler, client : optional
+        As in `train`, but one worker is a worker. Needed where the run was begun on workers; another scheduler and another
+        number of them will do. Where the run was begun with workers of one machine, the memory that it was given for all is
+        shared out anew; else every worker has what each had before.
     listener, stop_requested : optional
         As in `train`.
 
@@ -63,35 +69,48 @@ def resume(
     ------
     CheckpointError
         Where the run, or the dataset it was made with, is damaged, missing or changed.
+
+    Examples
+    --------
+    >>> result = streamcd.resume("run", tol=1e-6)
+    >>> result.gap <= 1e-6
+    True
     """
-    session = Session(listener or Listener(), stop_requested, client)
-    path = Path(run)
+    listener, path = listener or Listener(), Path(run)
+    on_workers = Workers.asked(client, workers, scheduler, fewest=1)
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
+        if dataset is not None:
+            config = replace(config, dataset=str(Path(dataset).resolve()))
         if checkpoint.read_identity(path) is None:
-            session.listener.warning(
+            listener.warning(
                 f"{path} was written before runs had an identity, by which files of another run are told; it gets one now"
             )
-        check_workers(path, config, client)
-        dataset = same_dataset(config)
+        check_workers(path, config, on_workers=bool(on_workers))
+        data = same_dataset(config)
         config = _changed(config, max_passes, tol, checkpoint_every)
         if config.versions != versions():
-            session.listener.warning(
+            listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
-        found = reopen(path, config, dataset)
-        if local_workers and config.rounds is not None and config.rounds.shared_memory is not None:
-            config = replace(config, memory=share_memory_anew(found, local_workers))
+        found = reopen(path, config, data)
+        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
+            config = replace(config, memory=share_memory_anew(found, on_workers.local))
             found = replace(found, config=config)
-        if client is not None:
-            session.listener.message(describe_worker_budget(config.memory))
+        if on_workers:
+            listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
-        if config.tune is not None:
-            from .tune import carry_out_search  # with the kernels of scoring, which other runs do not need
+        warn_early(found, listener)
+        with on_workers.connected(listener) as connected:
+            session = Session(listener, stop_requested, connected)
+            if config.tune is not None:
+                from .tune import (
+                    carry_out_search,
+                )  # with the kernels of scoring, which other runs do not need
 
-            return carry_out_search(directory, found, session)
-        return carry_out(directory, found, previous_run(found), session)
+                return carry_out_search(directory, found, session)
+            return carry_out(directory, found, previous_run(found), session)
 
 
 def _changed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, peak_memory_bytes
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
@@ -34,14 +35,17 @@ from .config import (
     settle_acceleration,
     write_config,
 )
+from .early_warnings import scaling_advice, warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .method_choice import choose_method
 from .models import make_models, save_models
 from .previous_run import PreviousRun, previous_run
+from .workers import Workers
 
 
 @stops_when_interrupted
+@ends_progress
 def train(
     dataset: Dataset | str | Path,
     run: str | Path,
@@ -66,10 +70,11 @@ def train(
     checkpoint_every: float = 60.0,
     force: bool = False,
     plan: Plan | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
     client: Any = None,
     local_passes: int | None = None,
     worker_timeout: float | None = None,
-    local_workers: int = 0,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -82,8 +87,8 @@ def train(
         Directory to be made.
     loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
     method : {"auto", "dual", "primal", "online", "sor"}
-        ``"primal"`` and ``"online"`` read the column layout (see `transpose.make_columns`); ``"sor"`` is the classic twin
-        SVM, with an inverse of features × features for each plane; ``"auto"`` chooses by `method_choice.choose_method`.
+        ``"primal"`` and ``"online"`` read the column layout (see `make_columns`); ``"sor"`` is the classic twin SVM, with an
+        inverse of features × features for each plane; ``"auto"`` chooses, and tells the listener why.
     C : float or sequence of float
         Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float
@@ -119,21 +124,26 @@ def train(
         Seconds between checkpoints.
     force : bool
         Replace an existing run.
-    plan : Plan, optional
-        How memory is used; follows from `memory` by default.
+    plan : optional
+        Sizes of the windows, which follow from `memory` by default; for tests of streamcd itself.
+    workers : int, optional
+        Train on this number of processes of this machine, which share `memory`; by default, and for 1, in this process.
+    scheduler : str, optional
+        Address of a dask scheduler, on whose workers to train; `memory` then bounds each. They must see `dataset` and `run`
+        under these paths. Every round is a checkpoint.
     client : distributed.Client, optional
-        Train on its workers, of which `memory` then bounds each; they must see `dataset` and `run` under these paths.
-        Every round is a checkpoint. `engines.Simulation` in its place does the same in this process.
+        A client of such a scheduler, in place of its address. With `workers` its workers, of that number, are on this
+        machine and share `memory`.
     local_passes : int, optional
-        Passes of every worker over its own shards in a round; 3 by default, 1 where there are more features than rows. Needs
-        `client`.
+        Passes of every worker over its own shards in a round; 3 by default, 1 where there are more features than rows. On
+        workers only.
     worker_timeout : float, optional
-        Seconds without a sign of a worker, after which others take over its shards; needs `client`.
-    local_workers : int
-        So many workers of `client` are on this machine and share `memory` with this process; 0: it bounds each of them.
+        Seconds without a response of a worker, after which others take over its shards; on workers only.
     listener : Listener, optional
+        Receiver of progress and messages, such as `ProgressBar`.
     stop_requested : callable, optional
-        See `loop.StopRequested`.
+        Called without arguments after every window; returns the number of a signal that asks the training to stop, or None.
+        By default Ctrl-C and SIGTERM ask that.
 
     Returns
     -------
@@ -144,11 +154,18 @@ def train(
     UsageError, DatasetError, CheckpointError, LockError
     Interrupted
         Where `stop_requested` said so; a checkpoint was saved.
+
+    Examples
+    --------
+    >>> data = streamcd.open("data")
+    >>> result = streamcd.train(data, "new-run", loss="hinge", C=0.1, memory="400MB")
+    >>> result.converged
+    True
     """
-    session = Session(listener or Listener(), stop_requested, client)
-    listener = session.listener
+    listener = listener or Listener()
+    on_workers = Workers.asked(client, workers, scheduler, fewest=2)
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    if method == "auto" and start_from is None and client is None:
+    if method == "auto" and start_from is None and not on_workers:
         method, reason = choose_method(unpenalized_bias)
         listener.message(f"method {method}: {reason}")
     problem = ProblemOptions.asked(
@@ -165,34 +182,35 @@ def train(
         slack=slack,
         unpenalized_bias=bool(unpenalized_bias),
     )
-    problem = settle_acceleration(problem, eps, listener, on_workers=client is not None)
-    _check_rounds(problem, client, plan, local_passes=local_passes, worker_timeout=worker_timeout)
+    problem = settle_acceleration(problem, eps, listener, on_workers=bool(on_workers))
+    _check_rounds(problem, on_workers, plan, local_passes=local_passes, worker_timeout=worker_timeout)
     timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
-    shared = parse_size(memory) if local_workers else None
+    shared = parse_size(memory) if on_workers.local else None
     asked = TrainOptions(
         problem,
         parse_size(memory),
         checkpoint_every,
         make_rule(tol, eps, max_passes),
         plan=plan,
-        rounds=None if client is None else SharedRounds(local_passes, timeout, shared),
-        local_workers=local_workers,
+        rounds=SharedRounds(local_passes, timeout, shared) if on_workers else None,
+        local_workers=on_workers.local,
         start_from=None if start_from is None else str(Path(start_from).resolve()),
     )
     resolved = resolve(dataset, asked, listener)
+    warn_early(resolved, listener)
     previous = previous_run(resolved)  # refused before anything is made
-    with begin_run(Path(run), resolved, force=force) as directory:
-        return carry_out(directory, resolved, previous, session)
+    with begin_run(Path(run), resolved, force=force) as directory, on_workers.connected(listener) as found:
+        return carry_out(directory, resolved, previous, Session(listener, stop_requested, found))
 
 
-def _check_rounds(problem: ProblemOptions, client: Any, plan: Plan | None, **of_rounds: float | None) -> None:
+def _check_rounds(
+    problem: ProblemOptions, workers: Workers, plan: Plan | None, **of_rounds: float | None
+) -> None:
     """Refuse what does not go with training on workers, or is of such a training only."""
-    if client is None:
+    if not workers:
         for name, value in of_rounds.items():
             if value is not None:
-                raise UsageError(
-                    f"{name} is for training on workers; give a client (--scheduler or --workers)"
-                )
+                raise UsageError(f"{name} is for training on workers; give --scheduler or --workers")
         return
     if problem.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search decides how far a step goes")
@@ -294,7 +312,9 @@ def carry_out(
     if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run had ended by {result.stop_reason} and is left alone")
     if not result.converged:
-        for line in advice(dataset, max(run.options.C)):
+        result.advice = advice(dataset, max(run.options.C), method=run.options.method)
+        told = scaling_advice(run)  # at the start
+        for line in [line for line in result.advice if line not in told]:
             listener.warning(line)
     return result
 
@@ -316,14 +336,17 @@ def _result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) ->
 
 
 def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Tell which omega every lane was trained with, and why."""
-    for lane in result.lanes[:20]:
-        name = f"omega of the lane {'' if lane['label'] is None else format(lane['label'], 'g') + ', '}C = {lane['C']:g}"
-        trial = lane["omega_trial"]
-        gains = "too few passes for a trial"
-        if trial:
-            gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
-        listener.message(f"{name}: {lane['omega']:g} ({gains})")
+    """Tell which omega the lanes of each C were trained with, and of a lane alone why."""
+    for C in dict.fromkeys(lane["C"] for lane in result.lanes):
+        lanes = [lane for lane in result.lanes if lane["C"] == C]
+        counts = Counter(lane["omega"] for lane in lanes)
+        text = ", ".join(f"{omega:g} for {n} lanes" for omega, n in counts.most_common())
+        if len(lanes) == 1:
+            trial, gains = lanes[0]["omega_trial"], "too few passes for a trial"
+            if trial:
+                gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
+            text = f"{lanes[0]['omega']:g} ({gains})"
+        listener.message(f"omega at C = {C:g}: {text}")
 
 
 def _trained_passes(path: Path, run: ResolvedRun) -> list[int] | None:

@@ -18,7 +18,7 @@ from ..core.atomic_files import write_file
 from ..core.code_matrices import has_vector_per_class
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..models.model import plane_distances
 from ..solvers.problem import Problem
@@ -36,6 +36,7 @@ from .config import (
     settle_acceleration,
     write_config,
 )
+from .early_warnings import warn_early
 from .held_out import held_out_rows
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
@@ -44,6 +45,7 @@ from .train import begin_run, carry_out, train_groups
 
 
 @stops_when_interrupted
+@ends_progress
 def tune(
     dataset: Dataset | str | Path,
     run: str | Path,
@@ -81,11 +83,11 @@ def tune(
     cv : int
         Folds, dealt by a hash of (seed, place in the source).
     loss, method, bias, tol, eps, max_passes, class_weight, code, omega, acceleration
-        As in `train.train`.
+        As in `train`.
     ridge, slack, memory, seed, checkpoint_every, force
-        As in `train.train`.
+        As in `train`.
     listener, stop_requested
-        As in `train.train`.
+        As in `train`.
 
     Returns
     -------
@@ -94,6 +96,12 @@ def tune(
     Raises
     ------
     UsageError, DatasetError, CheckpointError, LockError, Interrupted
+
+    Examples
+    --------
+    >>> result = streamcd.tune("data", "search", C=[0.1, 1, 10], cv=3)
+    >>> result.best_C, sorted(result.scores)
+    (0.1, ['0.1', '1', '10'])
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")
@@ -118,6 +126,7 @@ def tune(
         problem, parse_size(memory), checkpoint_every, make_rule(tol, eps, max_passes), search=True
     )
     search = resolve(dataset, asked, session.listener)
+    warn_early(search, session.listener)
     with begin_run(Path(run), search, force=force) as directory:
         return carry_out_search(directory, search, session)
 
@@ -154,7 +163,11 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, ses
     """Train on all rows with the best C, from where the folds ended."""
     part, config = directory.part("best"), search.config
     if (part.path / "config.json").exists():
-        run = reopen(part.path, replace(read_config(part.path), rule=config.rule), search.dataset)
+        run = reopen(
+            part.path,
+            replace(read_config(part.path), rule=config.rule, dataset=config.dataset),
+            search.dataset,
+        )
     else:
         asked = TrainOptions(
             replace(search.options, C=(best,), folds=0),
@@ -164,7 +177,7 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, ses
             start_from=str((directory.path / "folds").resolve()),
         )
         run = resolve(search.dataset, asked, Listener())
-        write_config(part, run.config)
+    write_config(part, run.config)
     previous = PreviousRun(directory.path / "folds", search, run)
     return carry_out(part, run, previous, session, model_path=directory.model_path)
 

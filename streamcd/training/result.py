@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,16 @@ class Result:
     """Result of a training; its fields are those of ``train --json``.
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
-    than 1, ``omega`` too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`); with acceleration the
-    last ``kappa``.
+    than 1, ``omega`` too, and of one chosen by trial ``omega_trial``, the gain of the dual per pass with each; with
+    acceleration the last ``kappa``.
+
+    Examples
+    --------
+    >>> result = streamcd.train("data", "another-run")
+    >>> result.converged, result.gap <= 1e-3, result.stop_reason
+    (True, True, 'gap')
+    >>> result.history["passes"].to_pylist()[-1] == result.passes
+    True
     """
 
     run: str  # the run directory
@@ -53,6 +61,9 @@ class Result:
     n_rows: int
     n_lanes: int
     lanes: list[dict[str, Any]]
+    advice: list[str] = field(
+        default_factory=list
+    )  # where it has not converged: what would take fewer passes
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -74,6 +85,13 @@ class Result:
         from ..models.model import load_model
 
         return load_model(self.run)
+
+    @property
+    def history(self) -> Any:
+        """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers."""
+        from .history import history_table  # pyarrow
+
+        return history_table(Path(self.run))
 
     def plot(self) -> Any:
         """Draw the duality gap against passes and seconds.
@@ -98,6 +116,7 @@ class Result:
 class TuneResult(Result):
     """Result of a search over C: the fields of `Result` for the training on all rows, and the scores."""
 
+    _: KW_ONLY
     scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [accuracy of each], "mean": their mean}
     best_C: float  # the C of the highest mean, the smallest of equal ones
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
