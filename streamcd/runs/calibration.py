@@ -22,9 +22,9 @@ from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
 from .config import ProblemOptions, ResolvedRun, TrainOptions, read_config, reopen, write_config
+from .group_training import train_groups
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve
-from .train import train_groups
 
 N_FOLDS = 5
 FOLDER = "calibration"
@@ -62,7 +62,9 @@ def fit_calibration(directory: checkpoint.Run, run: ResolvedRun, session: Sessio
 def _folds(part: checkpoint.Run, run: ResolvedRun) -> ResolvedRun:
     config = run.config
     if (part.path / "config.json").exists():
-        return reopen(part.path, replace(read_config(part.path), rule=config.rule), run.dataset)
+        return reopen(
+            part.path, replace(read_config(part.path), rule=config.rule, dataset=config.dataset), run.dataset
+        )
     asked = TrainOptions(
         replace(run.options, folds=N_FOLDS), config.memory, config.checkpoint_every, config.rule
     )
