@@ -22,7 +22,6 @@ from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Outcome, Result, make_result
-from .calibration import check_calibration, fit_calibration
 from .config import (
     WORKER_TIMEOUT,
     ProblemOptions,
@@ -202,6 +201,8 @@ def train(
         calibrate=calibrate,
     )
     if calibrate:
+        from .calibration import check_calibration
+
         check_calibration(problem, on_workers=bool(on_workers))
     resolved = resolve(dataset, asked, listener)
     warn_early(resolved, listener)
@@ -256,7 +257,13 @@ def carry_out(
     if run.options.omega == "auto":
         _tell_omegas(result, listener)
     begun = time.monotonic()
-    sigmoids = fit_calibration(directory, run, session) if run.config.calibrate else {}
+    sigmoids = {}
+    if run.config.calibrate:
+        from .calibration import (
+            fit_calibration,
+        )  # with the kernels of decisions, which other runs do not need
+
+        sigmoids = fit_calibration(directory, run, session)
     written = save_models(model_path or directory.model_path, directory, run, result, sigmoids)
     if written:
         result.seconds += time.monotonic() - begun
