@@ -7,11 +7,12 @@ rows, and each C's decisions go to a file there, over which the fit goes again a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
 from .config import ProblemOptions, ResolvedRun, TrainOptions, read_config, reopen, write_config
-from .group_training import train_groups
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve
 
@@ -41,8 +41,10 @@ def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
         raise UsageError("calibrate: one process trains all folds in the same reads; leave --workers out")
 
 
-def fit_calibration(directory: checkpoint.Run, run: ResolvedRun, session: Session) -> dict[float, np.ndarray]:
-    """Return a and b of every vector, shape (2, n_vectors), by C; trained and fitted once, then read."""
+def fit_calibration(
+    directory: checkpoint.Run, run: ResolvedRun, session: Session, train_groups: Callable[..., Any]
+) -> dict[float, np.ndarray]:
+    """Return a and b of every vector, shape (2, n_vectors), by C; trained (by `train.train_groups`) and fitted once."""
     part = directory.part(FOLDER)
     fitted = part.path / _FITTED
     if not fitted.exists():

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, peak_memory_bytes
 from ..core.progress import Listener, ends_progress
@@ -20,10 +21,11 @@ from ..models.model import Model
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
-from ..training.loop import Session, StopRequested
-from ..training.result import Outcome, Result, make_result
+from ..training.loop import Loop, Session, StopRequested, Task
+from ..training.result import Outcome, Result, join_outcomes, make_result
 from .config import (
     WORKER_TIMEOUT,
+    Group,
     ProblemOptions,
     ResolvedRun,
     SharedRounds,
@@ -34,7 +36,6 @@ from .config import (
     write_config,
 )
 from .early_warnings import scaling_advice, warn_early
-from .group_training import train_groups
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .method_choice import choose_method
@@ -241,6 +242,62 @@ def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoi
         yield directory
 
 
+def train_groups(
+    directory: checkpoint.Run,
+    run: ResolvedRun,
+    previous: PreviousRun | None,
+    session: Session,
+    *,
+    shown_as: str | None = None,
+    stage: str = "",
+) -> Outcome:
+    """Train all lanes of a run in a directory, group after group, from where each stands.
+
+    Parameters
+    ----------
+    shown_as : str, optional
+        The run directory in messages, where it is not `directory`.
+    stage : str
+        Put before the phase in progress.
+    """
+    outcomes = []
+    for group in run.groups:
+        part = directory.part(group.directory) if group.directory else directory
+        task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
+        outcomes.append(_train_group(part, task, run, session))
+    return join_outcomes(outcomes)
+
+
+def _make_task(
+    group: Group, run: ResolvedRun, previous: PreviousRun | None, shown_as: str, stage: str
+) -> Task:
+    problem, config = run.problem, run.config
+    lanes, numbers = problem.subset(group.lanes), group.lanes
+    part = f"lanes {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
+    return Task(
+        dataset=run.dataset,
+        problem=lanes,
+        solver=run.make_solver(lanes),
+        plan=config.plan,
+        rule=config.rule,
+        seed=run.options.seed,
+        checkpoint_every=config.checkpoint_every,
+        run=shown_as,
+        name=stage + part,
+        warm_start=None if previous is None else previous.warm_start(lanes, numbers),
+    )
+
+
+def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
+    rounds, memory = run.config.rounds, run.config.memory - DASK_BYTES
+    if rounds is None:
+        return Loop(part, task, session).run()
+    from ..cluster.loop import RoundLoop  # only where there are workers
+
+    method = run.options.method
+    return RoundLoop(part, task, session, method, memory, rounds.local_passes, rounds.worker_timeout).run()
+
+
 def carry_out(
     directory: checkpoint.Run,
     run: ResolvedRun,
@@ -263,7 +320,7 @@ def carry_out(
             fit_calibration,
         )  # with the kernels of decisions, which other runs do not need
 
-        sigmoids = fit_calibration(directory, run, session)
+        sigmoids = fit_calibration(directory, run, session, train_groups)
     written = save_models(model_path or directory.model_path, directory, run, result, sigmoids)
     if written:
         result.seconds += time.monotonic() - begun

@@ -37,12 +37,11 @@ from .config import (
     write_config,
 )
 from .early_warnings import warn_early
-from .group_training import train_groups
 from .held_out import held_out_rows
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .previous_run import PreviousRun
-from .train import begin_run, carry_out
+from .train import begin_run, carry_out, train_groups
 
 
 @stops_when_interrupted
