@@ -16,8 +16,9 @@ from streamcd.core.errors import UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset import in_memory
 from streamcd.dataset.in_memory import InMemoryDataset, sparse_rows
+from streamcd.runs.carry_out import train_in_memory
 from streamcd.runs.config import ProblemOptions, TrainOptions, make_rule
-from streamcd.runs.train import train, train_in_memory
+from streamcd.runs.train import train
 from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.memory_plan import Plan
 from streamcd.training.loop import Session

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from .._version import __version__
-from ..core.errors import ConvergenceWarning, DatasetError, UsageError
+from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import format_size
 from ..runs.interrupts import stop_requests
 from . import console
@@ -30,6 +30,7 @@ from .options import (
     cut_options,
     force_option,
     json_option,
+    max_seconds_option,
     memory_option,
     model_options,
     output_options,
@@ -50,6 +51,7 @@ from .output import (
     warn_unconverged,
 )
 from .program import Program
+from .verification import find_problems, print_problems
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -161,49 +163,12 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
       streamcd verify data
     """
     with console.Console(quiet) as listener:
-        problems, advice = _find_problems(path, listener, **options)
+        problems, advice = find_problems(path, listener, **options)
     console.show(
-        {"ok": not problems, "problems": problems}, as_json, lambda: _print_problems(path, problems, advice)
+        {"ok": not problems, "problems": problems}, as_json, lambda: print_problems(path, problems, advice)
     )
     if problems:
         sys.exit(2)
-
-
-def _find_problems(
-    path: str, listener: console.Console, *, memory: str, workers: int
-) -> tuple[list[str], str]:
-    """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
-    from ..core.process_pool import checked_workers as checked_processes
-    from ..dataset.dataset import open_dataset
-    from ..models.model import is_model, verify_model
-
-    checked_processes(workers)
-    if os.path.exists(os.path.join(path, "config.json")):
-        from ..runs.verify import verify_run
-
-        return verify_run(path, listener, memory=memory), "or train again with --force"
-    if is_model(path):
-        return verify_model(path, memory=memory), "or train, or import, the model again"
-    advice = (
-        "convert the data again, or make the column layout again ('streamcd columns --force') where only its files are "
-        "named"
-    )
-    try:
-        # files that are missing are problems to list, not a reason to stop
-        return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory), advice
-    except DatasetError as error:
-        if not os.path.exists(path):
-            raise
-        return [str(error)], advice
-
-
-def _print_problems(path: str, problems: list[str], advice: str) -> None:
-    for problem in problems:
-        console.print_error(problem)
-    if problems:
-        click.echo(f"{len(problems)} found: restore the files named above from a copy, {advice}", err=True)
-    else:
-        click.echo(f"{path}: all checksums and invariants hold")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -276,6 +241,7 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None,
       streamcd train data run --loss hinge -C 0.1 --memory 1GB
       streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
       streamcd train /shared/data /shared/run --scheduler tcp://host:8786
+      streamcd train data run --resume --max-seconds 55m    # in a batch job, again and again
     """
     if folds is not None:
         costs = ",".join(f"{cost:g}" for cost in options["C"])
@@ -330,6 +296,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
+@max_seconds_option
 @click.option(
     "--dataset",
     type=click.Path(exists=True, file_okay=False),

@@ -254,6 +254,14 @@ convert_options = together(
     force_option("dataset"),
 )
 
+max_seconds_option = click.option(
+    "--max-seconds",
+    type=SECONDS,
+    metavar="TIME",
+    help="Stop after this time with a checkpoint and exit status 0 (stop_reason time), for batch queues; looked at "
+    "between windows.",
+)
+
 training_options = together(
     click.option(
         "--loss",
@@ -364,6 +372,13 @@ training_options = together(
         type=SECONDS,
         default="60s",
         help="Time between checkpoints, from which 'resume' goes on.",
+    ),
+    max_seconds_option,
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with RUN where it holds this training already, else begin it: the same command for every job of a "
+        "queue.",
     ),
     force_option("run"),
 )

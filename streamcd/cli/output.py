@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
 
 def warn_unconverged(listener: console.Console, result: Any) -> None:
     """Warn of a training that ended before its rule was met."""
-    if not result.converged:
+    if not result.converged and result.stop_reason != "time":  # of which the training has told
         listener.warning(
             f"{result.describe_shortfall()}; 'streamcd resume {result.run} --max-passes N' goes on"
         )
@@ -108,20 +109,24 @@ def _print_tables(result: Any) -> None:
         ("converged", "yes" if result.converged else "no"),
         ("stopped by", result.stop_reason.replace("_", " ")),
         ("passes", f"{result.passes:,}"),
-        (f"primal objective{of_all}", f"{result.primal_objective:.10g}"),
-        (f"dual objective{of_all}", f"{result.dual_objective:.10g}"),
-        (f"relative gap{largest}", f"{result.gap:.3g}"),
+        (f"primal objective{of_all}", _certified(result.primal_objective, ".10g")),
+        (f"dual objective{of_all}", _certified(result.dual_objective, ".10g")),
+        (f"relative gap{largest}", _certified(result.gap, ".3g")),
         (f"violation{largest}", f"{result.violation:.3g}"),
         ("time", format_seconds(result.seconds)),
         ("read", format_size(result.bytes_read)),
         ("peak memory", format_size(result.peak_memory_bytes)),
-        ("model", os.path.join(result.run, "model")),
+        *([] if result.stop_reason == "time" else [("model", os.path.join(result.run, "model"))]),
     ]
     console.print_table(f"run {result.run}: {result.n_rows:,} rows, {result.n_features:,} features", rows)
-    if hasattr(result, "scores"):
+    if getattr(result, "scores", None):
         _print_scores(result)
     elif len({lane["C"] for lane in result.lanes}) > 1:
         _print_costs(result)
+
+
+def _certified(figure: float, form: str) -> str:
+    return "not certified yet" if math.isnan(figure) else format(figure, form)
 
 
 def _print_scores(result: Any) -> None:

@@ -329,6 +329,26 @@ def versions() -> dict[str, str]:
     }
 
 
+def is_begun(path: Path, config: RunConfig) -> bool:
+    """Tell whether a directory holds a run of the same training; another one is refused."""
+    if not (path / "config.json").exists():
+        return False
+    if not _same_training(read_config(path), config):
+        raise CheckpointError(
+            f"{path} holds another run; name another directory, or give --force without --resume"
+        )
+    return True
+
+
+def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
+    """Return the configuration of a run as it is now asked for: all but what decides its bits."""
+    return replace(config, dataset=asked.dataset, rule=asked.rule, checkpoint_every=asked.checkpoint_every)
+
+
+def _same_training(found: RunConfig, config: RunConfig) -> bool:
+    return all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
+
+
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` where the directory holds the same training; never empty one that holds what the run reads."""
     for source in (config.dataset, config.start_from):
@@ -337,7 +357,7 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     if force or not (path / "config.json").exists():
         return
     found = read_config(path)
-    if all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune")):
+    if _same_training(found, config):
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
         )

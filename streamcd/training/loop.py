@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, Interrupted
+from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
 from ..core.progress import Listener, Progress, TrainingStatus
 from ..core.randomness import random_key
 from ..dataset.dataset import Dataset
@@ -23,7 +24,7 @@ from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
 from ..stream.window import Window
 from .checkpoint import Run
-from .result import Outcome
+from .result import BY_TIME, Outcome
 from .status import describe_status, training_status
 from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
 from .warm_start import WarmStart
@@ -39,6 +40,20 @@ class Session:
     listener: Listener
     stop_requested: StopRequested | None
     client: Any = None  # of the workers; None where this process trains
+    until: float = math.inf  # seconds of the monotonic clock at which to stop
+
+
+class _TimeIsUp(StreamcdError):
+    """The time of a session is up; a checkpoint was saved."""
+
+
+def deadline(max_seconds: float | None) -> float:
+    """Return the time of the monotonic clock at which a session that begins now has to stop."""
+    if max_seconds is None:
+        return math.inf
+    if not max_seconds > 0:
+        raise UsageError(f"max_seconds: expected a number > 0, found {max_seconds}")
+    return time.monotonic() + max_seconds
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,7 @@ class TrainingLoop(ABC):
 
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.directory, self.task, self.listener = directory, task, session.listener
-        self.stop_requested = session.stop_requested or (lambda: None)
+        self.stop_requested, self.until = session.stop_requested or (lambda: None), session.until
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before = 0.0, 0
         self.state = task.solver.new_state()
@@ -77,12 +92,19 @@ class TrainingLoop(ABC):
         """Train until every lane is done."""
         if self.state.window == 0:
             reopen(self.state, self.task.rule)
+        lanes = self.state.lanes
         try:
             if self._has_open_lanes():
+                self._stop_if_requested()
                 self._train()
+        except _TimeIsUp:
+            reason = np.where(
+                lanes["phase"] == DONE, lanes["reason"], BY_TIME
+            )  # the state on disk knows no clock
+            lanes = {**lanes, "reason": reason}
         finally:
             self._close()
-        return Outcome(self.state.lanes, self._seconds(), self._bytes_read())
+        return Outcome(lanes, self._seconds(), self._bytes_read())
 
     @abstractmethod
     def _train(self) -> None:
@@ -159,13 +181,15 @@ class TrainingLoop(ABC):
         """Save what is not saved yet; returns where a resumed run continues, for the message."""
 
     def _stop_if_requested(self) -> None:
-        signum = self.stop_requested()
+        signum, time_is_up = self.stop_requested(), time.monotonic() >= self.until
+        if signum is None and not time_is_up:
+            return
+        where, state = self._before_stop(), describe_status(self._find_status(0))
+        way_on = f"{state}; 'streamcd resume {self.task.run}' {where}"
         if signum is not None:
-            where = self._before_stop()
-            state = describe_status(self._find_status(0))
-            raise Interrupted(
-                f"stopped by a signal {state}; 'streamcd resume {self.task.run}' {where}", signum
-            )
+            raise Interrupted(f"stopped by a signal {way_on}", signum)
+        self.listener.message(f"time is up {way_on}")
+        raise _TimeIsUp
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started

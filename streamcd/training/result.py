@@ -13,13 +13,14 @@ from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING = 1, 2, 3, 4
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME = 1, 2, 3, 4, 5
 REASONS = {
     0: "unfinished",
     BY_GAP: "gap",
     BY_VIOLATION: "violation",
     BY_MAX_PASSES: "max_passes",
     BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
+    BY_TIME: "time",  # of the session; never in a state
 }
 """Reasons why a lane ended, by the number in its state."""
 
@@ -71,6 +72,8 @@ class Result:
 
     def describe_shortfall(self) -> str:
         """Say in what the training has fallen short of its rule."""
+        if self.stop_reason == "time":
+            return f"not converged: the time was up after {self.passes} passes"
         if self.stop_reason == "rounding":
             return (
                 f"not converged after {self.passes} passes: with what rounding may add, the relative gap is {self.gap:.2g}, "
@@ -118,7 +121,7 @@ class TuneResult(Result):
 
     _: KW_ONLY
     scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [accuracy of each], "mean": their mean}
-    best_C: float  # the C of the highest mean, the smallest of equal ones
+    best_C: float  # the C of the highest mean, the smallest of equal ones; nan where the time was up before
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
 
 
