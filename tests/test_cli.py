@@ -318,6 +318,11 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["evaluate", "nowhere", "TRAINED"], "nowhere"),
         (["evaluate", "DATA", "TRAINED", "--memory", "10MB"], "needed"),
         (["predict", "DATA", "TRAINED"], "Missing option '-o'"),
+        (["train", "DATA", "RUN", "-v", "5", "-c", "2"], "-C 2 --cv 5"),
+        (["train", "DATA", "RUN", "-w1", "2", "--class-weight", "1=2"], "give one of them"),
+        (["train", "DATA", "RUN", "-w1", "2", "-w1", "3"], "each label once"),
+        (["train", "DATA", "RUN", "-p", "0.1"], "regression"),
+        (["predict", "DATA", "TRAINED", "-o", "p.json"], "expected a name in .parquet, .csv or .txt"),
         (["predict", "DATA", "TRAINED", "-o", "-", "--json"], "name a file"),
         (["predict", "DATA", "TRAINED", "-o", "p.parquet", "--proba"], "log_loss"),
         (["export", "DATA", "m.txt", "--format", "liblinear"], "expected a run or a model"),
@@ -541,13 +546,46 @@ def test_the_bare_command_prints_its_help() -> None:
     assert "error:" not in result.output
 
 
-def test_predictions_that_are_named_as_text_are_said_to_be_parquet(small_problem, tmp_path):
-    (tmp_path / "text").write_text(libsvm_text(*small_problem("random")))
-    assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
-    assert run("train", tmp_path / "data", tmp_path / "run").exit_code == 0
-    result = run("predict", tmp_path / "text", tmp_path / "run", "-o", tmp_path / "out.csv")
-    assert result.exit_code == 0
-    assert "written as Parquet" in result.stderr
+@pytest.fixture
+def log_run(data, tmp_path) -> Path:
+    assert run("train", data, tmp_path / "log-run", "--loss", "logistic").exit_code == 0
+    return tmp_path / "log-run"
+
+
+def test_predictions_are_written_as_the_name_of_the_file_says(text, log_run, tmp_path):
+    for name in ("p.csv", "p.txt", "p.parquet"):
+        assert run_json("predict", text, log_run, "-o", tmp_path / name, "-b", 1)["n_rows"] == 80
+    assert (tmp_path / "p.csv").read_text().startswith("source,prediction,probability_-1,probability_1\n0,")
+    assert (tmp_path / "p.txt").read_text().startswith("labels -1 1\n")
+    decided = run("predict", text, log_run, "-o", "-", "--decision").stdout.splitlines()
+    assert [float(line.split()[1]) for line in decided] == pq.read_table(tmp_path / "p.parquet")[
+        "decision"
+    ].to_pylist()
+    assert run("predict", text, log_run, "-o", "-", "-b", 0).stdout.split() == [
+        line.split()[0] for line in decided
+    ]
+    assert "expected 0 or 1" in refused("predict", text, log_run, "-o", "-", "-b", 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# LIBLINEAR's options
+
+
+def test_options_of_liblinear_mean_what_they_mean_there(data, tmp_path):
+    theirs = run_json("train", "-s", 1, "-c", 0.5, "-B", 1, "-w1", 3, "-w-1", 0.5, "-q", data, tmp_path / "a")
+    ours = run_json("train", data, tmp_path / "b", "-C", 0.5, "--bias", 1, "--class-weight", "1=3,-1=0.5")
+    assert theirs["primal_objective"] == pytest.approx(ours["primal_objective"], rel=1e-3)
+    assert load_model(tmp_path / "a").class_weight == {-1.0: 0.5, 1.0: 3.0}
+    found = run("train", "-w1", 3, data, tmp_path / "c")
+    assert "positive side only" in found.stderr
+    tuned = run_json("tune", data, tmp_path / "d", "-c", "0.1,1", "-v", 3)
+    assert len(tuned["scores"]["1"]["folds"]) == 3
+
+
+def test_losses_have_the_names_of_other_libraries_too(data, tmp_path):
+    for loss in ("log", "logistic", "log_loss"):
+        run_json("train", data, tmp_path / loss, "--loss", loss)
+        assert load_model(tmp_path / loss).loss == "log_loss"
 
 
 def test_a_run_given_for_a_dataset_is_called_one(small_problem, tmp_path):

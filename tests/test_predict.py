@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
@@ -173,8 +174,58 @@ def test_probabilities_are_refused_before_any_work(small_problem, made_dataset, 
     x, y = small_problem("random")
     with pytest.raises(ModelError, match="log_loss"):
         predict(made_dataset(x, y), a_model(x, y), tmp_path / "p.parquet", proba=True)
-    with pytest.raises(UsageError, match="Parquet"):
-        predict(made_dataset(x, y, name="b"), a_model(x, y, "log_loss"), io.StringIO(), proba=True)
+    with pytest.raises(ModelError, match="log_loss"):
+        predict(made_dataset(x, y, name="b"), a_model(x, y), io.StringIO(), proba=True)
+
+
+@pytest.mark.parametrize("problem", ["random", "multiclass"])
+def test_csv_has_the_columns_of_parquet(small_problem, made_dataset, tmp_path, problem):
+    x, y = small_problem(problem)
+    data, model = made_dataset(x, y), a_model(x, y, "log_loss")
+    for name, options in {"p.parquet": {}, "p.csv": {"decision": True}}.items():
+        assert predict(data, model, tmp_path / name, proba=True, **options)["n_rows"] == y.size
+    expected = pq.read_table(tmp_path / "p.parquet").to_pydict()
+    assert csv.read_csv(tmp_path / "p.csv").to_pydict() == expected
+    predict(data, model, tmp_path / "plain.csv")
+    assert csv.read_csv(tmp_path / "plain.csv").column_names == ["source", "prediction"]
+
+
+def test_text_with_probabilities_is_that_of_liblinear(small_problem, libsvm_file, tmp_path):
+    """``predict -b 1`` of LIBLINEAR: a line with the labels in the order of the columns, then label and probabilities."""
+    x, y = small_problem("multiclass")
+    model = a_model(x, y, "log_loss")
+    text = libsvm_file(x, y)
+    predict(text, model, tmp_path / "p.parquet", proba=True)
+    expected = pq.read_table(tmp_path / "p.parquet")
+    predict(text, model, tmp_path / "p.txt", proba=True)
+    first, *lines = (tmp_path / "p.txt").read_text().splitlines()
+    assert first.split() == ["labels", *model.label_texts()]
+    assert [int(line.split()[0]) for line in lines] == expected["prediction"].to_pylist()
+    found = np.array([line.split()[1:] for line in lines], dtype=float)
+    wanted = np.stack([expected[f"probability_{label}"].to_numpy() for label in model.label_texts()], axis=1)
+    np.testing.assert_array_equal(found, wanted)
+    predict(text, model, tmp_path / "d.txt", decision=True)
+    found = np.loadtxt(tmp_path / "d.txt")
+    wanted = np.stack([expected[f"decision_{label}"].to_numpy() for label in model.label_texts()], axis=1)
+    np.testing.assert_array_equal(found[:, 1:], wanted)
+
+
+def test_only_files_of_predictions_of_the_same_format_are_replaced(small_problem, libsvm_file, tmp_path):
+    x, y = small_problem("random")
+    text, model = libsvm_file(x, y), a_model(x, y, "log_loss")
+    for name in ("p.csv", "p.txt", "p.parquet"):
+        predict(text, model, tmp_path / name)
+        with pytest.raises(UsageError, match="--force"):
+            predict(text, model, tmp_path / name)
+        predict(text, model, tmp_path / name, force=True, proba=True)
+        predict(text, model, tmp_path / name, force=True)
+    (tmp_path / "notes.txt").write_text("do not lose these\n")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for name in ("notes.txt", "other.csv"):
+        with pytest.raises(UsageError, match="is not a"):
+            predict(text, model, tmp_path / name, force=True)
+    with pytest.raises(UsageError, match=r"\.parquet, \.csv or \.txt"):
+        predict(text, model, tmp_path / "p.json")
 
 
 def test_a_failed_prediction_leaves_no_file(small_problem, tmp_path):

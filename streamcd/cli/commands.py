@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..core.memory_budget import format_size
 from ..runs.interrupts import stop_requests
 from . import console
 from .options import (
+    BIT,
     SECONDS,
     checked_training_options,
     convert_options,
@@ -35,6 +36,7 @@ from .options import (
     refused_option,
     round_options,
     training_options,
+    weight_notes,
     worker_options,
     workers_option,
 )
@@ -210,9 +212,13 @@ def _way_on(run: str) -> Iterator[None]:
         raise
 
 
-def _carry_out(work: Callable[..., Any], run: str, quiet: bool, as_json: bool) -> None:
+def _carry_out(
+    work: Callable[..., Any], run: str, quiet: bool, as_json: bool, notes: Sequence[str] = ()
+) -> None:
     """Run a training that signals can stop, and print the result."""
     with console.Console(quiet) as listener, stop_requests() as stop_requested:
+        for note in notes:
+            listener.message(note)
         with warnings.catch_warnings(), _way_on(run):
             warnings.simplefilter("ignore", ConvergenceWarning)  # reported below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)
@@ -235,6 +241,9 @@ def _carry_out(work: Callable[..., Any], run: str, quiet: bool, as_json: bool) -
     default="1.0",
 )
 @click.option(
+    "-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it."
+)
+@click.option(
     "--start-from",
     type=click.Path(exists=True, file_okay=False),
     metavar="RUN",
@@ -245,7 +254,7 @@ def _carry_out(work: Callable[..., Any], run: str, quiet: bool, as_json: bool) -
 @worker_options
 @round_options
 @output_options
-def train(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
+def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None, **options: Any) -> None:
     """Train a linear classifier on a dataset, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
@@ -257,10 +266,16 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) ->
       streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
       streamcd train /shared/data /shared/run --scheduler tcp://host:8786
     """
+    if folds is not None:
+        costs = ",".join(f"{cost:g}" for cost in options["C"])
+        raise UsageError(
+            f"-v is not for train: 'streamcd tune {dataset} {run} -C {costs} --cv {folds}' cross-validates"
+        )
+    notes = weight_notes(options)
     options = checked_training_options(**options)
     from ..runs.train import train as train_model
 
-    _carry_out(partial(train_model, dataset, run, **options), run, quiet, as_json)
+    _carry_out(partial(train_model, dataset, run, **options), run, quiet, as_json, notes)
 
 
 _TUNE_ALONE = (
@@ -274,7 +289,7 @@ _TUNE_ALONE = (
 @click.argument("run")
 @training_options
 @costs_option("The costs to try, separated by commas: 0.01,0.1,1,10.", required=True)
-@click.option("--cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
+@click.option("-v", "--cv", "cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
 @refused_option("--scheduler", _TUNE_ALONE)
 @refused_option("--workers", _TUNE_ALONE)
 @output_options
@@ -287,10 +302,11 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     Example:
       streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
     """
+    notes = weight_notes(options)
     options = checked_training_options(**options)
     from ..runs.tune import tune as tune_model
 
-    _carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json)
+    _carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json, notes)
 
 
 @cli.command()
@@ -395,35 +411,51 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
     "-o",
     "out",
     required=True,
-    metavar="OUT.parquet|-",
-    help="A Parquet file: source (row of it), prediction, decision. Or - for the labels on standard output, one a line.",
+    metavar="OUT.parquet|OUT.csv|OUT.txt|-",
+    help="A Parquet file: source (0-based row of DATASET's source, or of FILE), prediction, decision (of several classes "
+    "decision_LABEL). A name in .csv gets CSV: source, prediction. A name in .txt gets the label of each row in a line, "
+    "and - the same on standard output.",
 )
+@click.option("--decision", is_flag=True, help="Decisions in CSV and text too, after the label.")
 @click.option(
-    "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."
+    "--proba",
+    is_flag=True,
+    help="Add the probability of each class, last; for models trained with log_loss. Text then begins with a line "
+    "'labels ...' in their order, as LIBLINEAR's.",
 )
+@click.option("-b", "liblinear_proba", type=BIT, metavar="0|1", help="LIBLINEAR's: -b 1 is --proba.")
 @model_options
 @workers_option
 @force_option("file of predictions")
 @output_options
-def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **options: Any) -> None:
+def predict(
+    data: str,
+    model: str,
+    quiet: bool,
+    as_json: bool,
+    out: str,
+    proba: bool,
+    liblinear_proba: bool | None,
+    **options: Any,
+) -> None:
     """Predict the rows of a dataset or of libsvm text, in the order of the source.
 
     \b
     Example:
       streamcd predict new.libsvm run -o predictions.parquet
+      streamcd predict new.libsvm run -o probabilities.csv --proba
       streamcd predict new.libsvm run -o - > labels.txt
     """
     if out == "-" and as_json:
         raise UsageError(
-            "-o - prints labels on standard output, where --json prints its object; name a file with -o"
+            "-o - prints predictions on standard output, where --json prints its object; name a file with -o"
         )
     from ..prediction.predict import predict as predict_rows
 
     with console.Console(quiet) as listener:
-        if out.endswith((".csv", ".tsv", ".txt", ".json")):
-            listener.warning(f"{out}: is written as Parquet, whatever its name; -o - prints labels as text")
         target = sys.stdout if out == "-" else out
-        result = predict_rows(data, model, target, listener=listener, **options)
+        proba = proba or bool(liblinear_proba)
+        result = predict_rows(data, model, target, proba=proba, listener=listener, **options)
     if as_json:
         console.print_json({**result, "out": out})
     elif out != "-":

@@ -14,7 +14,8 @@ from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
 from ..solvers.problem import crammer_singer_losses, row_loss, twin_losses
 from .curves import MAX_CLASSES, ScoreCurves
-from .predict import DecidedRows, Decisions, positive_scores
+from .outputs import positive_scores
+from .predict import DecidedRows, Decisions
 from .roc_auc import RocArea
 from .sums import ExactSum
 

@@ -28,11 +28,11 @@ from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, requir
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.parquet import has_column
 from ..dataset.scaling import Scaling
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
+from .outputs import LinesOfPredictions, Output, PredictionColumns, is_output, kind_of_output, output_format
 from .source_order import SourceOrder
 
 _LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # decided at a time
@@ -331,8 +331,9 @@ def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listen
 def predict(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
-    out: str | os.PathLike[str] | TextIO,
+    out: Output,
     *,
+    decision: bool = False,
     proba: bool = False,
     C: float | None = None,
     memory: int | str = "1GB",
@@ -351,10 +352,13 @@ def predict(
         A path names a model or a run.
     out : path or text file
         A Parquet file with the columns ``source`` (0-based row of the source, as in a dataset's table of rows),
-        ``prediction``, ``decision`` (of several classes, ``decision_<label>``) and with `proba` ``probability_<label>``;
-        or a stream that gets the labels, one a line, in the same order.
+        ``prediction``, ``decision`` (of several classes, ``decision_<label>``) and with `proba` ``probability_<label>``; a
+        name in ``.csv`` gets CSV with the same columns, one in ``.txt``, or a stream, a line with the label for each row.
+    decision : bool
+        Write the decisions into CSV and text too, after the label.
     proba : bool
-        Add probabilities; for models trained with the logistic loss.
+        Add probabilities, last; for models trained with the logistic loss. Text then begins with a line ``labels …`` that
+        names their order.
     C : float, optional
         Which model of a run that was trained with several.
     memory : int or str
@@ -374,44 +378,58 @@ def predict(
     ------
     ModelError, DatasetError, DataError, UsageError
     """
+    form = output_format(out)
     if isinstance(out, str | os.PathLike):
         is_text = not isinstance(data, Dataset) and not _is_dataset(data)
         inputs = expand_sources(os.fspath(data)) if is_text else ()  # type: ignore[arg-type]
-        kind = "a Parquet file of predictions"
-        check_output(Path(out), kind, lambda path: has_column(path, "prediction"), force=force, inputs=inputs)
+        check_output(
+            Path(out), kind_of_output(form), lambda path: is_output(path, form), force=force, inputs=inputs
+        )
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     if proba:
         model.log_probabilities(np.empty((0, model.n_vectors)))  # refuses before any work
-        if not isinstance(out, str | os.PathLike):
-            raise UsageError(
-                "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
-            )
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
-    columns = _prediction_columns(model, proba) if isinstance(out, str | os.PathLike) else ()
-    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch, len(columns))
-    n_rows = 0
+    columns = PredictionColumns(model, decision or form == "parquet", proba)
+    n_columns = len(columns.types()) if form == "parquet" else 0
+    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch, n_columns)
     if not isinstance(out, str | os.PathLike):
-        for _, block in _in_source_order(decisions):
-            n_rows += block.shape[0]
-            _write_labels(model, block, out)
+        n_rows = _write_lines(out, columns, form, decisions)
         out.flush()
-        return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
-
-    target = Path(out)
-    with replacing(target) as partial:
-        writer = TableWriter(partial, schema(**_prediction_columns(model, proba)), "zstd")
-        for number, block in enumerate(_row_groups(_in_source_order(decisions), decisions)):
-            if number == decisions.most_groups:
-                room = format_size(decisions.most_groups * _FOOTER_BYTES * len(columns))
-                raise UsageError(
-                    f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
-                    f"{n_rows:,} rows of {len(columns):,} columns, and there are more; give a larger --memory"
-                )
-            start, n_rows = n_rows, n_rows + block.shape[0]
-            writer.write(**_predictions(model, start, block, proba))
-        writer.close()
+    else:
+        with replacing(Path(out)) as partial:
+            if form == "parquet":
+                n_rows = _write_parquet(partial, columns, decisions, budget)
+            else:
+                with open(partial, "w", encoding="utf-8", newline="") as file:
+                    n_rows = _write_lines(file, columns, form, decisions)
     return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
+
+
+def _write_lines(file: TextIO, columns: PredictionColumns, form: str, decisions: Decisions) -> int:
+    """Write all rows as lines of text or CSV; returns their number."""
+    lines, n_rows = LinesOfPredictions(file, columns, form), 0
+    for _, block in _in_source_order(decisions):
+        lines.write(n_rows, block)
+        n_rows += block.shape[0]
+    return n_rows
+
+
+def _write_parquet(path: Path, columns: PredictionColumns, decisions: Decisions, budget: int) -> int:
+    """Write all rows to a Parquet file; returns their number. Refused where its footer does not fit in `budget`."""
+    types, n_rows = columns.types(), 0
+    writer = TableWriter(path, schema(**types), "zstd")
+    for number, block in enumerate(_row_groups(_in_source_order(decisions), decisions)):
+        if number == decisions.most_groups:
+            room = format_size(decisions.most_groups * _FOOTER_BYTES * len(types))
+            raise UsageError(
+                f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
+                f"{n_rows:,} rows of {len(types):,} columns, and there are more; give a larger --memory"
+            )
+        writer.write(**columns.values(n_rows, block))
+        n_rows += block.shape[0]
+    writer.close()
+    return n_rows
 
 
 def _row_groups(blocks: Iterable[tuple[int, np.ndarray]], decisions: Decisions) -> Iterator[np.ndarray]:
@@ -442,43 +460,3 @@ def _in_source_order(decisions: Decisions) -> Iterator[tuple[int, np.ndarray]]:
         for rows in decisions.blocks("predict"):
             order.add(rows.source, rows.decisions)
         yield from order.blocks(decisions.block_rows)
-
-
-def _write_labels(model: Model, decisions: np.ndarray, out: TextIO) -> None:
-    texts = model.label_texts()
-    out.write("".join([texts[place] + "\n" for place in model.places(decisions).tolist()]))
-
-
-def _prediction_columns(model: Model, proba: bool) -> dict[str, Any]:
-    labels = model.label_texts()
-    names = ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in labels]
-    if proba:
-        names += [f"probability_{label}" for label in labels]
-    label_type = np.int64 if model.label_kind == "integer" else np.float64
-    return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
-
-
-def _predictions(model: Model, start: int, decisions: np.ndarray, proba: bool) -> dict[str, np.ndarray]:
-    """The columns of some rows, the first of which is row `start` of the source."""
-    types = _prediction_columns(model, proba)
-    scores = (
-        model.scores(decisions) if model.n_classes > 2 else positive_scores(model, decisions)[:, np.newaxis]
-    )
-    columns = [
-        np.arange(start, start + decisions.shape[0]),
-        model.labels(decisions).astype(types["prediction"]),
-        *scores.T,
-    ]
-    if proba:
-        columns += [*np.exp(model.log_probabilities(decisions)).T]
-    return dict(zip(types, columns, strict=True))
-
-
-def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
-    """Of two classes, by how much the larger one is preferred."""
-    if decisions.shape[1] == 1:
-        return decisions[:, 0]
-    scores = model.scores(decisions)
-    both_infinite = np.isinf(scores).all(axis=1)  # two twin planes without weights: neither is nearer
-    with np.errstate(invalid="ignore"):
-        return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])

@@ -20,7 +20,7 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import Solver
-from ..solvers.registry import check_omega, find_solver, make_solver
+from ..solvers.registry import LOSS_ALIASES, check_omega, find_solver, make_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
@@ -78,6 +78,7 @@ class ProblemOptions:
         **others: Any,
     ) -> ProblemOptions:
         """Take the options of `train.train` as they come; others stay as they are."""
+        loss = LOSS_ALIASES.get(loss, loss)
         if loss != "twin" and (ridge is not None or slack is not None):
             raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
         pairs: ClassWeight = None
