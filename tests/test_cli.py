@@ -20,7 +20,8 @@ from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
 from streamcd.cli import commands as cli_module
 from streamcd.cli.commands import cli
-from streamcd.cli.console import Console, describe_progress, explain
+from streamcd.cli.console import Console, explain
+from streamcd.cli.course import describe_progress
 from streamcd.cli.options import LIBLINEAR_TYPES, LOSSES
 from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.progress import Listener, Progress

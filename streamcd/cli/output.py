@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.memory_budget import format_size
 from . import console
+from .course import format_seconds
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -101,15 +102,17 @@ def print_result(result: Any, as_json: bool) -> None:
 
 
 def _print_tables(result: Any) -> None:
+    several = result.n_lanes > 1
+    of_all, largest = (f", sum of {result.n_lanes} lanes", ", largest") if several else ("", "")
     rows = [
         ("converged", "yes" if result.converged else "no"),
         ("stopped by", result.stop_reason.replace("_", " ")),
         ("passes", f"{result.passes:,}"),
-        ("primal objective", f"{result.primal_objective:.10g}"),
-        ("dual objective", f"{result.dual_objective:.10g}"),
-        ("relative gap", f"{result.gap:.3g}"),
-        ("violation", f"{result.violation:.3g}"),
-        ("time", console.format_seconds(result.seconds)),
+        (f"primal objective{of_all}", f"{result.primal_objective:.10g}"),
+        (f"dual objective{of_all}", f"{result.dual_objective:.10g}"),
+        (f"relative gap{largest}", f"{result.gap:.3g}"),
+        (f"violation{largest}", f"{result.violation:.3g}"),
+        ("time", format_seconds(result.seconds)),
         ("read", format_size(result.bytes_read)),
         ("peak memory", format_size(result.peak_memory_bytes)),
         ("model", os.path.join(result.run, "model")),
@@ -118,8 +121,7 @@ def _print_tables(result: Any) -> None:
     if hasattr(result, "scores"):
         _print_scores(result)
     elif len({lane["C"] for lane in result.lanes}) > 1:
-        header = ["C", "label", "primal objective", "relative gap", "passes"]
-        console.print_table("models", [_lane_cells(lane) for lane in result.lanes], header)
+        _print_costs(result)
 
 
 def _print_scores(result: Any) -> None:
@@ -127,19 +129,37 @@ def _print_scores(result: Any) -> None:
     for C, score in result.scores.items():
         folds = score["folds"]
         rows.append([C, f"{score['mean']:.4f}", f"{min(folds):.4f}", f"{max(folds):.4f}"])
-    title = f"accuracy on {len(folds)} folds, best C = {result.best_C:g}"
+    trained = result.folds
+    title = (
+        f"accuracy on {len(folds)} folds, best C = {result.best_C:g}; {trained['n_lanes']} lanes of folds in "
+        f"{trained['passes']:,} passes, {format_seconds(trained['seconds'])}"
+    )
     console.print_table(title, rows, ["C", "mean", "worst", "best"])
 
 
-def _lane_cells(lane: dict[str, Any]) -> list[str]:
-    label = "" if lane["label"] is None else f"{lane['label']:.17g}"
-    return [
-        f"{lane['C']:g}",
-        label,
-        f"{lane['primal_objective']:.8g}",
-        f"{lane['gap']:.2g}",
-        f"{lane['passes']:,}",
+def _print_costs(result: Any) -> None:
+    """Print a line for each C, of the sums over its lanes."""
+    by_cost: dict[float, list[dict[str, Any]]] = {}
+    for lane in result.lanes:
+        by_cost.setdefault(lane["C"], []).append(lane)
+    n_lanes = len(result.lanes) // len(by_cost)
+    of_lanes = f", sum of {n_lanes} lanes" if n_lanes > 1 else ""
+    header = [
+        "C",
+        f"primal objective{of_lanes}",
+        "largest relative gap" if of_lanes else "relative gap",
+        "passes",
     ]
+    rows = [
+        [
+            f"{C:g}",
+            f"{sum(lane['primal_objective'] for lane in lanes):.8g}",
+            f"{max(lane['gap'] for lane in lanes):.2g}",
+            f"{max(lane['passes'] for lane in lanes):,}",
+        ]
+        for C, lanes in by_cost.items()
+    ]
+    console.print_table("models", rows, header)
 
 
 def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, require
 from ..core.process_pool import checked_workers, memory_per_worker, open_pool
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import checked_names
 from .byte_sources import expand_sources, total_bytes
@@ -32,6 +32,7 @@ _BLOCK_BYTES_OF_SEVERAL = 1 << 20
 """Bytes of text that one of several processes parses at a time: every range allocates its buffers anew."""
 
 
+@ends_progress
 def convert(
     sources: str | Path | Sequence[str | Path],
     dest: str | Path,
@@ -59,7 +60,7 @@ def convert(
     Parameters
     ----------
     sources : path or sequence of paths
-        Files, directories, globs, ``"-"`` for standard input; plain or compressed (see `libsvm.iterate_batches`).
+        Files, directories, globs, ``"-"`` for standard input; plain or compressed.
     dest : path
         The dataset's directory. It appears when it is complete.
     memory : size
@@ -107,6 +108,12 @@ def convert(
         Where the source cannot be used; names file and line.
     EnvironmentFailure
         Where the disk is full, or another conversion writes the same dataset.
+
+    Examples
+    --------
+    >>> data = streamcd.convert("reviews/train.txt", "converted", normalize="l2")
+    >>> data.n_rows
+    8000
     """
     scale, normalize = checked_names(scale, normalize)
     paths = expand_sources(sources)

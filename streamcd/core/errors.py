@@ -12,7 +12,16 @@ from contextlib import contextmanager
 
 
 class StreamcdError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    Examples
+    --------
+    >>> try:
+    ...     streamcd.open("nowhere")
+    ... except streamcd.StreamcdError as error:
+    ...     print(type(error).__name__, error.exit_status)
+    DatasetError 2
+    """
 
     exit_status = (
         2  # of the command line: 1 where the environment failed, 2 where the request or the data is wrong
@@ -59,7 +68,17 @@ class Interrupted(StreamcdError):
 
 
 class ConvergenceWarning(UserWarning):
-    """A training ended before its rule of stopping was met."""
+    """A training ended before its rule of stopping was met.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     result = streamcd.train("data", "too-short", max_passes=1)
+    >>> caught[0].category.__name__, result.converged
+    ('ConvergenceWarning', False)
+    """
 
 
 @contextmanager

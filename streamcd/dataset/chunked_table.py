@@ -298,7 +298,7 @@ class RowTable(ChunkedTable):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, check_files: bool = True) -> Self:
-        """Open the row layout in a directory; see `dataset.open_dataset`."""
+        """Open the row layout in a directory; see `open`."""
         path = Path(path)
         try:
             manifest, _ = read_metadata(path / "manifest.json", cls.KIND)

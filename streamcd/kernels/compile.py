@@ -12,8 +12,8 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,34 @@ class _CacheImpl(CompileResultCacheImpl):
     )
 
 
+_told: list[Callable[[int], None]] = []
+_n_compiled = 0
+
+
+@contextmanager
+def compilation_told(tell: Callable[[int], None]) -> Iterator[None]:
+    """Call a function before a kernel is compiled that the cache does not have, with the number of those compiled before."""
+    global _n_compiled
+    _n_compiled = 0
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
 class _Cache(FunctionCache):
     _impl_class = _CacheImpl
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Look for a compiled kernel; where there is none it will be compiled."""
+        global _n_compiled
+        found = super().load_overload(signature, target_context)
+        if found is None:
+            for tell in _told:
+                tell(_n_compiled)
+            _n_compiled += 1
+        return found
 
 
 def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signature: Any) -> Any:

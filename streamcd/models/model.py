@@ -102,7 +102,7 @@ class Model:
     class_weight : dict of float to float
         Factors on the cost of a label's rows.
     ridge, slack : float, str
-        Of twin planes (see `problem`).
+        Of twin planes: r in ``r/2 ‖w‖²``, and the loss of the rows that a plane keeps at a distance.
     tie_order : ndarray of int64, shape (n_classes,)
         Classes (as places in `classes`) in the order of preference where decisions are equal: an empty row, say.
     fingerprint : str
@@ -113,6 +113,12 @@ class Model:
         Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling
         What was done to the values that the model was trained on, and has to be done to those it decides about.
+
+    Examples
+    --------
+    >>> model = streamcd.load_model("run")
+    >>> model.weights.shape[1], model.label_texts(), model.C
+    (1, ['-1', '1'], 1.0)
     """
 
     weights: np.ndarray
@@ -231,7 +237,7 @@ class Model:
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Logarithms of the classes' probabilities under logistic regression; shape (rows, n_classes).
 
-        Of several classes each one's ``σ(h)`` is divided by their sum, as LIBLINEAR does. `ModelError` where it has none.
+        Of several classes each one's ``σ(h)`` is divided by their sum, as LIBLINEAR does. ``ModelError`` where it has none.
         """
         if self.loss != "log_loss":
             raise ModelError(
@@ -261,7 +267,7 @@ class Model:
         )
 
     def class_costs(self) -> np.ndarray:
-        """``C`` times the class weight, shape (n_classes,); `ModelError` where C is not known."""
+        """``C`` times the class weight, shape (n_classes,); ``ModelError`` where C is not known."""
         if self.C is None:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
@@ -379,6 +385,11 @@ def load_model(
         Where there is none, or it is damaged.
     UsageError
         Where it does not fit in `memory`.
+
+    Examples
+    --------
+    >>> streamcd.load_model("run").loss
+    'log_loss'
     """
     directory = _model_directory(path, C)
     if memory is not None and (directory / "weights.npy").exists():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.memory_budget import parse_size
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
 from ..solvers.problem import crammer_singer_losses, row_loss, twin_losses
@@ -115,6 +115,7 @@ def _row_terms(
     return cost * losses
 
 
+@ends_progress
 def evaluate(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
@@ -150,6 +151,12 @@ def evaluate(
     Raises
     ------
     ModelError, DatasetError, DataError, UsageError
+
+    Examples
+    --------
+    >>> found = streamcd.evaluate("reviews/test.txt", "run")
+    >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
+    (2000, True, [-1, 1])
     """
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)

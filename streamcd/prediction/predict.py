@@ -26,7 +26,7 @@ from ..core.errors import ModelError, UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
-from ..core.progress import Listener, Progress
+from ..core.progress import Listener, Progress, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import Scaling
 from ..dataset.schema import schema
@@ -328,6 +328,7 @@ def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listen
     return 1
 
 
+@ends_progress
 def predict(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
@@ -377,6 +378,11 @@ def predict(
     Raises
     ------
     ModelError, DatasetError, DataError, UsageError
+
+    Examples
+    --------
+    >>> streamcd.predict("reviews/test.txt", "run", "predictions.csv", proba=True)["n_rows"]
+    2000
     """
     form = output_format(out)
     if isinstance(out, str | os.PathLike):

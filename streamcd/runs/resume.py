@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Result
@@ -29,6 +29,7 @@ from .workers import Workers
 
 
 @stops_when_interrupted
+@ends_progress
 def resume(
     run: str | Path,
     *,
@@ -68,6 +69,12 @@ def resume(
     ------
     CheckpointError
         Where the run, or the dataset it was made with, is damaged, missing or changed.
+
+    Examples
+    --------
+    >>> result = streamcd.resume("run", tol=1e-6)
+    >>> result.gap <= 1e-6
+    True
     """
     listener, path = listener or Listener(), Path(run)
     on_workers = Workers.asked(client, workers, scheduler, fewest=1)

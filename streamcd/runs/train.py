@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, peak_memory_bytes
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
@@ -44,6 +45,7 @@ from .workers import Workers
 
 
 @stops_when_interrupted
+@ends_progress
 def train(
     dataset: Dataset | str | Path,
     run: str | Path,
@@ -152,6 +154,13 @@ def train(
     UsageError, DatasetError, CheckpointError, LockError
     Interrupted
         Where `stop_requested` said so; a checkpoint was saved.
+
+    Examples
+    --------
+    >>> data = streamcd.open("data")
+    >>> result = streamcd.train(data, "new-run", loss="hinge", C=0.1, memory="400MB")
+    >>> result.converged
+    True
     """
     listener = listener or Listener()
     on_workers = Workers.asked(client, workers, scheduler, fewest=2)
@@ -327,14 +336,17 @@ def _result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) ->
 
 
 def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Tell which omega every lane was trained with, and why."""
-    for lane in result.lanes[:20]:
-        name = f"omega of the lane {'' if lane['label'] is None else format(lane['label'], 'g') + ', '}C = {lane['C']:g}"
-        trial = lane["omega_trial"]
-        gains = "too few passes for a trial"
-        if trial:
-            gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
-        listener.message(f"{name}: {lane['omega']:g} ({gains})")
+    """Tell which omega the lanes of each C were trained with, and of a lane alone why."""
+    for C in dict.fromkeys(lane["C"] for lane in result.lanes):
+        lanes = [lane for lane in result.lanes if lane["C"] == C]
+        counts = Counter(lane["omega"] for lane in lanes)
+        text = ", ".join(f"{omega:g} for {n} lanes" for omega, n in counts.most_common())
+        if len(lanes) == 1:
+            trial, gains = lanes[0]["omega_trial"], "too few passes for a trial"
+            if trial:
+                gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
+            text = f"{lanes[0]['omega']:g} ({gains})"
+        listener.message(f"omega at C = {C:g}: {text}")
 
 
 def _trained_passes(path: Path, run: ResolvedRun) -> list[int] | None:

@@ -17,7 +17,7 @@ from ..core.atomic_files import write_file
 from ..core.code_matrices import has_vector_per_class
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.progress import Listener, Progress
+from ..core.progress import Listener, Progress, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import rows as rows_kernels
 from ..models.model import plane_distances
@@ -50,6 +50,7 @@ _SCORE_BYTES = 1 << 22  # of decisions at a time
 
 
 @stops_when_interrupted
+@ends_progress
 def tune(
     dataset: Dataset | str | Path,
     run: str | Path,
@@ -87,11 +88,11 @@ def tune(
     cv : int
         Folds, dealt by a hash of (seed, place in the source).
     loss, method, bias, tol, eps, max_passes, class_weight, code, omega, acceleration
-        As in `train.train`.
+        As in `train`.
     ridge, slack, memory, seed, checkpoint_every, force
-        As in `train.train`.
+        As in `train`.
     listener, stop_requested
-        As in `train.train`.
+        As in `train`.
 
     Returns
     -------
@@ -100,6 +101,12 @@ def tune(
     Raises
     ------
     UsageError, DatasetError, CheckpointError, LockError, Interrupted
+
+    Examples
+    --------
+    >>> result = streamcd.tune("data", "search", C=[0.1, 1, 10], cv=3)
+    >>> result.best_C, sorted(result.scores)
+    (0.1, ['0.1', '1', '10'])
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted
-from ..core.progress import Listener, Progress
+from ..core.progress import Listener, Progress, TrainingStatus
 from ..core.randomness import random_key
 from ..dataset.dataset import Dataset
+from ..kernels.compile import compilation_told
 from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
@@ -23,6 +24,7 @@ from ..stream.stream import Stream
 from ..stream.window import Window
 from .checkpoint import Run
 from .result import Outcome
+from .status import describe_status, training_status
 from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
 from .warm_start import WarmStart
 
@@ -69,6 +71,7 @@ class TrainingLoop(ABC):
         self.seconds_before, self.bytes_before = 0.0, 0
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
+        self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
 
     def run(self) -> Outcome:
         """Train until every lane is done."""
@@ -159,15 +162,25 @@ class TrainingLoop(ABC):
         signum = self.stop_requested()
         if signum is not None:
             where = self._before_stop()
-            raise Interrupted(f"stopped by a signal; 'streamcd resume {self.task.run}' {where}", signum)
+            state = describe_status(self._find_status(0))
+            raise Interrupted(
+                f"stopped by a signal {state}; 'streamcd resume {self.task.run}' {where}", signum
+            )
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
-    def _report(self, phase: str, done: int, total: int, step: str = "") -> None:
-        gap = relative_estimate(self.state)
-        note = "" if np.isnan(gap) else f"gap about {gap:.1e}{step}"
-        self.listener.progress(Progress(self.task.name + phase, done, total, "entries", note))
+    def _find_status(self, passes_ahead: int) -> TrainingStatus:
+        task = self.task
+        return training_status(self.state, task.problem, task.rule, task.name, passes_ahead)
+
+    def _report(self, phase: str, done: int, total: int, n_passes: int, step: str = "") -> None:
+        """Report a part of a read, or of a round that adds `n_passes` passes."""
+        if self._status is None or self._status[0] != self.state.read:
+            self._status = self.state.read, self._find_status(n_passes)
+        status = self._status[1]
+        note = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}{step}"
+        self.listener.progress(Progress(self.task.name + phase, done, total, "entries", note, status))
 
     def _lane_figures(self) -> dict[str, Any]:
         """Summary of all lanes for a line of the log."""
@@ -203,13 +216,19 @@ class Loop(TrainingLoop):
 
     def _train(self) -> None:
         task, folds = self.task, self.task.problem.n_folds
-        task.solver.load_kernels(task.dataset, self.state)
+        with compilation_told(self._tell_compilation):
+            task.solver.load_kernels(task.dataset, self.state)
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
                 self._read(stream)
             self._checkpoint()
+
+    def _tell_compilation(self, n_compiled: int) -> None:
+        if n_compiled == 0:
+            self.listener.message("compiling kernels: once, then they are cached; some ten seconds")
+        self.listener.progress(Progress("compiling kernels", n_compiled, None, "kernels"))
 
     def _close(self) -> None:
         self.slots.close()
@@ -319,7 +338,8 @@ class Loop(TrainingLoop):
         number = int(self.state.lanes["passes"].max()) + (0 if certifying_only else 1)
         phase = f"certify after pass {number}" if certifying_only else f"pass {number}"
         n_entries = self.task.dataset.n_entries
-        self._report(phase, int(self.state.window / max(n_windows, 1) * n_entries), n_entries)
+        done = int(self.state.window / max(n_windows, 1) * n_entries)
+        self._report(phase, done, n_entries, 0 if certifying_only else 1)
 
     def _log_record(self, before: Mapping[str, float], certifying_only: bool) -> dict[str, Any]:
         spent = {name: figure - before[name] for name, figure in self._figures().items()}
@@ -331,16 +351,6 @@ class Loop(TrainingLoop):
             "bytes_read": bytes_read,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }
-
-
-def relative_estimate(state: State) -> float:
-    """Estimate the largest relative gap of an open lane; nan where a lane has no estimate yet."""
-    lanes = state.lanes
-    open_lanes = lanes["phase"] != DONE
-    if not open_lanes.any() or np.isnan(lanes["estimate"][open_lanes]).any():
-        return float("nan")
-    primal = np.maximum(lanes["estimated_primal"][open_lanes], 1e-300)
-    return float((lanes["estimate"][open_lanes] / primal).max())
 
 
 def _finite(number: float) -> float | None:

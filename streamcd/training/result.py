@@ -29,8 +29,16 @@ class Result:
     """Result of a training; its fields are those of ``train --json``.
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
-    than 1, ``omega`` too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`); with acceleration the
-    last ``kappa``.
+    than 1, ``omega`` too, and of one chosen by trial ``omega_trial``, the gain of the dual per pass with each; with
+    acceleration the last ``kappa``.
+
+    Examples
+    --------
+    >>> result = streamcd.train("data", "another-run")
+    >>> result.converged, result.gap <= 1e-3, result.stop_reason
+    (True, True, 'gap')
+    >>> result.history["passes"].to_pylist()[-1] == result.passes
+    True
     """
 
     run: str  # the run directory
