@@ -99,5 +99,5 @@ def cached(function: Callable[..., Any], **options: Any) -> Any:
     return compiled
 
 
-inlined = njit(inline="always")
+inlined = njit(forceinline=True, nogil=True, _nrt=False)
 """Compile a part of kernels into each that calls it."""

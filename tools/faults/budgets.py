@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -81,12 +82,16 @@ def make_data(path: Path, shape: Shape, rng: random.Random) -> None:
 
 
 def measure(words: list[str], place: Path) -> tuple[int, int, str]:
-    """Run a command; exit status, peak in bytes of all of its processes, last line of what it said."""
+    """Run a command; exit status, peak in bytes of all of its processes, last line of what it said.
+
+    Kernels that no earlier command in `place` has compiled are compiled.
+    """
     root = Path(__file__).resolve().parent.parent.parent
     launch = f"import sys; sys.path.insert(0, {str(root)!r}); from streamcd.cli.commands import main; main()"
     with open(place / "said", "w") as said:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(place / "kernels")}
         process = subprocess.Popen(
-            [sys.executable, "-c", launch, *words], cwd=place, stdout=said, stderr=said
+            [sys.executable, "-c", launch, *words], cwd=place, stdout=said, stderr=said, env=environment
         )
         peaks: dict[int, int] = {}
         while process.poll() is None:
