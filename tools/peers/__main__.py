@@ -1,7 +1,7 @@
 """Time streamcd against its peers to levels of the best objective known, each in a process of its own, in turn.
 
     python -m tools.peers DATASET --test TEST-DATASET --loss squared_hinge --rounds 5 --records races.jsonl
-    python -m tools.peers --records races.jsonl --plot docs/img/benchmark.png      the table and the plot of all records
+    python -m tools.peers --records races.jsonl --docs docs/benchmark.md --plot docs/img/benchmark.png
 
 DATASET is loaded by streamcd as it is, and by its peers from arrays beside it, which is the quickest loader that they have.
 Of every process the first training is not counted. The extra `bench` has the peers; one that is not installed is left out.
@@ -13,6 +13,8 @@ import importlib.util
 from pathlib import Path
 
 import click
+
+from tools.marked_section import replace_section
 
 from .arrays import write_arrays
 from .contestants import CONTESTANTS, Task
@@ -44,6 +46,9 @@ def installed() -> list[str]:
 )
 @click.option("--max-seconds", default=120.0, show_default=True, help="Of a contestant's first round.")
 @click.option("--records", default="races.jsonl", show_default=True, type=click.Path(path_type=Path))
+@click.option(
+    "--docs", type=click.Path(path_type=Path), help="A Markdown page with a marked section to replace."
+)
 @click.option("--plot", "picture", type=click.Path(path_type=Path))
 def main(
     dataset: Path | None,
@@ -57,6 +62,7 @@ def main(
     cold: bool,
     max_seconds: float,
     records: Path,
+    docs: Path | None,
     picture: Path | None,
 ) -> None:
     names = [name for name in installed() if not only or name in only.split(",")]
@@ -77,7 +83,10 @@ def main(
                 err=True,
             )
     races = read(records)
-    click.echo(table(races))
+    text = table(races)
+    click.echo(text)
+    if docs is not None:
+        replace_section(docs, "python -m tools.peers", text)
     if picture is not None:
         plot(races, picture)
 

@@ -119,8 +119,28 @@ def table(races: dict[Race, list[Training]], levels: Sequence[float] = LEVELS) -
     for race, trainings in races.items():
         lines.append(f"| **{race}** |" + " |" * (len(levels) + 3))
         lines += [_row(standing, levels) for standing in standings(trainings, levels)]
+    compared = [
+        _comparison(race, standings(trainings, levels), levels[len(levels) // 2])
+        for race, trainings in races.items()
+    ]
     details = [line for race, trainings in races.items() for line in _details(race, trainings)]
-    return "\n".join([*lines, "", *details])
+    return "\n".join([*lines, "", *filter(None, compared), "", *details])
+
+
+def _comparison(race: Race, standing: Sequence[Standing], level: float) -> str:
+    """Our time to a level against the best peer's; empty where one of the two did not reach it."""
+    ours = [each for each in standing if each.name == "streamcd" and level in each.seconds]
+    peers = [each for each in standing if not each.name.startswith("streamcd") and level in each.seconds]
+    if not ours or not peers:
+        return ""
+    best = min(peers, key=lambda each: each.seconds[level])
+    quickest = min(peers, key=lambda each: each.processor_seconds[level])
+    wall = best.seconds[level] / ours[0].seconds[level]
+    processor = quickest.processor_seconds[level] / ours[0].processor_seconds[level]
+    return (
+        f"* {race}: to {level:g} streamcd is {wall:.2f} times as fast as the best peer, {best.name}, and {processor:.2f} times "
+        f"by processor time ({quickest.name})"
+    )
 
 
 def _row(standing: Standing, levels: Sequence[float]) -> str:
