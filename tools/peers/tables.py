@@ -138,8 +138,8 @@ def _comparison(race: Race, standing: Sequence[Standing], level: float) -> str:
     wall = best.seconds[level] / ours[0].seconds[level]
     processor = quickest.processor_seconds[level] / ours[0].processor_seconds[level]
     return (
-        f"* {race}: to {level:g} streamcd is {wall:.2f} times as fast as the best peer, {best.name}, and {processor:.2f} times "
-        f"by processor time ({quickest.name})"
+        f"* {race}: to {level:g} streamcd is {wall:.2f} times as fast as the best peer, {best.name}, and "
+        f"{processor:.2f} times by processor time ({quickest.name})"
     )
 
 
