@@ -44,6 +44,7 @@ from .output import (
     describe_dataset,
     print_columns,
     print_dataset,
+    print_description,
     print_evaluation,
     print_result,
     warn_unconverged,
@@ -121,18 +122,28 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("dataset")
+@click.argument("path", metavar="DATASET|RUN|MODEL")
 @json_option
-def info(dataset: str, as_json: bool) -> None:
-    """Describe a dataset without reading its data.
+def info(path: str, as_json: bool) -> None:
+    """Describe a dataset, a run or a model, without reading data.
+
+    Of a run: what was asked, how far it is, the last gap, the largest weights, and the command to go on with.
 
     \b
     Example:
       streamcd info data
+      streamcd info run
     """
-    from ..dataset.dataset import open_dataset
+    from ..runs.describe import describe_model, describe_run, kind_of_directory
 
-    print_dataset(dataset, describe_dataset(open_dataset(dataset)), as_json)
+    kind = kind_of_directory(path)
+    if kind == "dataset":
+        from ..dataset.dataset import open_dataset
+
+        print_dataset(path, describe_dataset(open_dataset(path)), as_json)
+    else:
+        found = describe_run(path) if kind == "run" else describe_model(path)
+        print_description(path, found, as_json)
 
 
 @cli.command()

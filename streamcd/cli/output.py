@@ -183,3 +183,76 @@ def _print_figures(title: str, result: dict[str, Any]) -> None:
             for label, row in zip(result["labels"], result["confusion"], strict=True)
         ]
         console.print_table("confusion", counts, header)
+
+
+def print_description(path: str, found: dict[str, Any], as_json: bool) -> None:
+    """Print the description of a run or a model."""
+    console.show(found, as_json, lambda: _print_description(path, found))
+
+
+def _print_description(path: str, found: dict[str, Any]) -> None:
+    is_model = found["kind"] == "model"
+    model = found if is_model else found["model"]
+    rows = _model_rows(found) if is_model else _run_rows(found)
+    if model and not is_model:
+        rows += [("classes", _listed(model["labels"]))]
+    console.print_table(f"{found['kind']} {path}", [*rows, ("next", found["next"])])
+    if model and model["largest_weights"]:
+        several = model["n_vectors"] > 1
+        header = ["feature", *(["for"] if several else []), "weight"]
+        lines = [
+            [str(weight["index"]), *([str(weight["vector"])] if several else []), f"{weight['weight']:.6g}"]
+            for weight in model["largest_weights"]
+        ]
+        console.print_table("largest weights", lines, header)
+
+
+def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    options = {name: _listed(value) for name, value in found["options"].items()}
+    shown = [
+        (f"{kind} gap", found[key]) for kind, key in (("certified", "gap"), ("estimated", "gap_estimate"))
+    ]
+    state = found["state"]
+    if state == "not converged":
+        state += f", ended by {found['stop_reason'].replace('_', ' ')}"
+    lanes = f"{found['lanes']:,}" + (f", {found['open_lanes']:,} still open" if found["open_lanes"] else "")
+    return [
+        ("state", state),
+        ("passes", f"{found['passes']:,}"),
+        *((name, f"{gap:.3g}") for name, gap in shown if gap is not None),
+        ("lanes", lanes),
+        ("time", format_seconds(found["seconds"])),
+        ("read", format_size(found["bytes_read"])),
+        ("dataset", found["dataset"]),
+        *options.items(),
+        *((name.replace("_", " "), f"{value:g}") for name, value in found["stopping"].items()),
+        ("memory", format_size(found["memory"]) + (", each worker" if found["workers"] else "")),
+        *([("models for C", _listed(found["models"]))] if found["models"] else []),
+    ]
+
+
+def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    gap = found["gap"]
+    return [
+        ("loss", found["loss"]),
+        ("method", found["method"]),
+        ("C", "not known" if found["C"] is None else f"{found['C']:g}"),
+        ("classes", _listed(found["labels"])),
+        ("features", f"{found['n_features']:,}"),
+        ("vectors", f"{found['n_vectors']:,}"),
+        *([("bias", f"{found['bias']:g}")] if found["bias"] > 0 else []),
+        *([(name, found[name]) for name in ("scale", "normalize") if found[name] != "none"]),
+        *(
+            [("class weights", _listed([f"{k}={v:g}" for k, v in found["class_weight"].items()]))]
+            if found["class_weight"]
+            else []
+        ),
+        *([("certified gap", f"{gap:.3g}")] if isinstance(gap, float) else []),
+    ]
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        texts = [_listed(item) for item in value[:10]]
+        return ", ".join(texts) + (f", … {len(value)} in all" if len(value) > 10 else "")
+    return f"{value:g}" if isinstance(value, float) else str(value)
