@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from .core.progress import Listener as Listener
     from .dataset.dataset import Dataset as Dataset
     from .dataset.dataset import open_dataset as open  # noqa: F401
+    from .estimators.linear import LinearSVC as LinearSVC
+    from .estimators.linear import LogisticRegression as LogisticRegression
+    from .estimators.linear import TwinSVC as TwinSVC
     from .models.model import Model as Model
     from .models.model import load_model as load_model
     from .prediction.evaluate import evaluate as evaluate
     from .prediction.predict import predict as predict
+    from .runs.report import write_report as write_report
     from .runs.resume import resume as resume
     from .runs.train import train as train
     from .runs.tune import tune as tune
@@ -31,10 +35,13 @@ _PUBLIC = {
     "BoxQPResult": ("box_qp.solve", "BoxQPResult"),
     "ConvergenceWarning": ("core.errors", "ConvergenceWarning"),
     "Dataset": ("dataset.dataset", "Dataset"),
+    "LinearSVC": ("estimators.linear", "LinearSVC"),
     "Listener": ("core.progress", "Listener"),
+    "LogisticRegression": ("estimators.linear", "LogisticRegression"),
     "Model": ("models.model", "Model"),
     "Result": ("training.result", "Result"),
     "StreamcdError": ("core.errors", "StreamcdError"),
+    "TwinSVC": ("estimators.linear", "TwinSVC"),
     "convert": ("conversion.convert", "convert"),
     "evaluate": ("prediction.evaluate", "evaluate"),
     "load_model": ("models.model", "load_model"),
@@ -45,6 +52,7 @@ _PUBLIC = {
     "solve_box_qp": ("box_qp.solve", "solve_box_qp"),
     "train": ("runs.train", "train"),
     "tune": ("runs.tune", "tune"),
+    "write_report": ("runs.report", "write_report"),
 }
 
 __all__ = [*_PUBLIC, "__version__"]

@@ -204,20 +204,20 @@ class ChunkCutter:
 
 
 def write_dataset(
-    pieces: Iterator[RowPiece],
+    shape: Shape,
     dest: Path,
     *,
-    n_features: int,
-    seed: int,
     name: str,
-    chunk_bytes: int,
-    shard_bytes: int,
-    force: bool,
+    seed: int = 0,
+    first_row: int = 0,
+    chunk_bytes: int = 1_000_000,
+    shard_bytes: int = 256_000_000,
+    force: bool = False,
 ) -> None:
     """Write rows to a dataset in the order in which they come, which is random as made."""
     if dest.exists() and not force:
         raise StreamcdError(f"{dest} exists; name another place or replace it with --force")
-    labels, statistics = LabelCounts(), RangeStatistics(0, n_features)
+    labels, statistics = LabelCounts(), RangeStatistics(0, shape.n_features)
     cutter = ChunkCutter(chunk_bytes, entry_bytes=8)
     with staging_directory(dest, force) as work:
         writer = DatasetWriter(
@@ -233,7 +233,7 @@ def write_dataset(
             statistics.add(writer.n_parts - 1, chunk.index, chunk.value)
 
         n_rows = 0
-        for piece in pieces:
+        for piece in iterate_rows(shape.block_maker(seed), first_row, shape.rows):
             place = np.arange(n_rows, n_rows + len(piece.label))
             n_rows += len(place)
             labels.add(piece.label)
@@ -244,7 +244,7 @@ def write_dataset(
             write(cutter.rest())
         writer.write_features(in_groups(statistics.columns(n_rows)))
         writer.close(
-            n_features=n_features,
+            n_features=shape.n_features,
             index_base=1,
             compact=False,
             **labels.manifest(),
@@ -284,18 +284,17 @@ def main(
 ) -> None:
     try:
         shape = replace(SHAPES[name], **{size: given for size, given in sizes.items() if given is not None})
-        pieces = iterate_rows(shape.block_maker(seed), first_row, shape.rows)
         if kind == "text":
             with open(out, "wb") as stream:
-                for piece in pieces:
+                for piece in iterate_rows(shape.block_maker(seed), first_row, shape.rows):
                     write_rows(stream, piece.label, piece.indptr, piece.feature, piece.value)
         else:
             write_dataset(
-                pieces,
+                shape,
                 out,
-                n_features=shape.n_features,
-                seed=seed,
                 name=name,
+                seed=seed,
+                first_row=first_row,
                 chunk_bytes=chunk_bytes,
                 shard_bytes=parse_size(shard_size),
                 force=force,

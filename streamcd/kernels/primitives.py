@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compile import inlined, kernel
@@ -27,13 +28,14 @@ from .compile import inlined, kernel
 HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
-SLOPE, CURVE, W_ALPHA, ROUNDING, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 16)
+SLOPE, CURVE, W_ALPHA, ROUNDING, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, LOSS_SLOPE = range(9, 17)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
 of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
-taken out, inner Newton steps. Four are summed up at fixed w, and bound the rounding of a certificate (`add_rounding`).
+taken out, inner Newton steps. Four and the last are summed up at fixed w, and bound the rounding of a certificate
+(`rounding_terms`).
 For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a over C for the logistic loss; both of a row's own class
 for Crammer–Singer, and of the other classes' rows for a twin plane) and ``Σ a² q/mu``."""
-N_TOTALS = 16
+N_TOTALS = 17
 
 UNIT = 1.01 * 2.0**-53
 """u: float64's rounding, and what bounds of it round themselves."""
@@ -46,11 +48,14 @@ All rows return every few passes (`solvers.acceleration`); without that a9a with
 NO_STEP = 1e-12
 """A projected gradient below this is not worth a step (LIBLINEAR's figure)."""
 
-# Rows ahead of the one being solved: its entries are fetched, then, nearer, the weights they point to. Measured on made
+# Rows ahead of the one being solved: its record is fetched, then its entries, then, nearer, the weights they point to, where
+# they are too many for the first cache. Measured on made
 # text (32 M entries, 300,000 features, rows of 107): 61-123 M entries/s without, 180 (random order over all rows) to 310
 # (over windows of 4 M entries) with; 4 to 8 and 1 to 3 rows ahead differ by less than the noise.
+_RECORDS_AHEAD = 12
 _ENTRIES_AHEAD = 6
 _WEIGHTS_AHEAD = 2
+_CACHED_WEIGHTS = 2048
 
 
 class Rows(NamedTuple):
@@ -114,8 +119,8 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask the processor to fetch ``array[index]`` (one-dimensional) into its caches; never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.gep(data, [args[1]])
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        pointer = cgutils.get_item_pointer(context, builder, signature.args[0], array, [args[1]])
         flag = ir.IntType(32)
         function = builder.module.declare_intrinsic(
             "llvm.prefetch", [pointer.type], ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
@@ -259,15 +264,14 @@ def row_reach(q, n_entries):
 
 
 @inlined
-def add_rounding(lane, slope, curve, alpha, reach, totals):
-    """Add what bounds the rounding of a row's term of the gap: a margin wrong by e puts it off by ``slope |e| + curve e²``.
+def rounding_terms(slope, curve, loss_slope, alpha, reach):
+    """Return what a row adds to SLOPE, CURVE, LOSS_SLOPE and W_ALPHA.
 
+    A margin wrong by e puts its term of the gap off by ``slope |e| + curve e²``, its loss by ``loss_slope |e| + curve e²``.
     `alpha` is the size of the row's dual variables, `reach` its `row_reach`; `dual.RowSolver` takes the sums from there.
     """
     norm, product = reach
-    totals[lane, SLOPE] += slope * product
-    totals[lane, CURVE] += curve * product * product
-    totals[lane, W_ALPHA] += alpha * norm
+    return slope * product, curve * product * product, loss_slope * product, alpha * norm
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -323,13 +327,18 @@ def add_row(rows, w, start, stop, step):
 
 @inlined
 def fetch_ahead(order, p, rows, w, n_columns):
-    """Prefetch the entries of a row further on and the weights of a nearer one; `w` is flat, `n_columns` a feature."""
+    """Prefetch what rows further on need, the nearer the more; `w` is flat, `n_columns` a feature."""
     indptr, feature, value = rows.indptr, rows.feature, rows.value
     last = order.size - 1
+    i = order[min(p + _RECORDS_AHEAD, last)]
+    prefetch(indptr, i)
+    prefetch(indptr, i + 1)
     i = order[min(p + _ENTRIES_AHEAD, last)]
     for k in range(indptr[i], indptr[i + 1], 16):
         prefetch(feature, k)
         prefetch(value, k)
+    if w.size < _CACHED_WEIGHTS:
+        return
     i = order[min(p + _WEIGHTS_AHEAD, last)]
     for k in range(indptr[i], indptr[i + 1]):
         first = feature[k] * n_columns

@@ -24,6 +24,7 @@ from ..kernels.primitives import (
     DUAL,
     GAP,
     LOSS,
+    LOSS_SLOPE,
     N_STEPS,
     N_VISITED,
     ROUNDING,
@@ -94,7 +95,7 @@ class RowSolver:
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Visit no rows: kernels are compiled before windows take their memory, as a small budget has no room for both."""
         none = np.zeros(0, dtype=np.int64)
-        arena = self.layout.new_arena(dataset, 0, 0)
+        arena = self.layout.new_arena(dataset, 2, 0)  # fields of fewer records pass for contiguous arrays
         window = Window(0, 0, 1, none, arena, none, none, 0)
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
@@ -134,7 +135,7 @@ class RowSolver:
         raise NotImplementedError
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Return objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`).
+        """Return what is known of every lane at the end of a read at fixed w; see `protocol.Solver`.
 
         With ``w`` as it stands and ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``: exact even where
         `w` has drifted from `v`. The gap is never below what float64 can prove of w, and of the w that the lane keeps.
@@ -146,11 +147,19 @@ class RowSolver:
         squared, squared_alpha, drift, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
         drift, kept = np.sqrt(drift), np.sqrt(kept)
         primal, dual = 0.5 * squared + totals[:, LOSS], totals[:, DUAL] - 0.5 * squared_alpha
-        gap, proven = _proven_gap(totals, np.sqrt(squared), drift, kept)
+        norm = np.sqrt(squared)
+        gap, rounding, proven = _proven_gap(totals, norm, drift, kept)
         # alpha = 0 is a point of every dual, with the value 0, where rounding is all that there is (nan: out of range)
         gap = np.where(proven, np.fmin(gap, primal), gap)
         dual = np.where(proven, np.fmin(dual, primal - gap), dual)
-        return {"primal": primal, "dual": dual, "gap": gap, "violation": violation(totals)}
+        return {
+            "primal": primal,
+            "dual": dual,
+            "gap": gap,
+            "violation": violation(totals),
+            "rounding": np.where(proven, np.fmin(rounding, gap), rounding),
+            "primal_rounding": _primal_rounding(totals, norm, kept),
+        }
 
     def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
         """Return ``‖w - u‖²`` of every vector, u being the w that lanes go on from, or end with, after a certificate."""
@@ -320,8 +329,8 @@ def set_thresholds(state: State, trained: np.ndarray) -> None:
 
 def _proven_gap(
     totals: np.ndarray, norm: np.ndarray, drift: np.ndarray, moved: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the gap from above, rounding included; also tells where that bound is taken for the gap.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bound the gap from above, rounding included; also returns that rounding, and where the bound is taken for the gap.
 
     Parameters
     ----------
@@ -332,7 +341,7 @@ def _proven_gap(
     Notes
     -----
     Rounding is that of the terms' own arithmetic, a few u of objectives and gap, and of their sum; of margins
-    (`primitives.add_rounding`), and what they change by when w moves; and of w(alpha), each of whose sums over n rows is
+    (`primitives.rounding_terms`), and what they change by when w moves; and of w(alpha), each of whose sums over n rows is
     wrong by at most n u times its terms' sizes.
     Where all that is less than `NEGLIGIBLE` of the gap, the plain sum is the gap.
     """
@@ -349,7 +358,16 @@ def _proven_gap(
             (np.abs(totals[:, GAP]) + rounding) * n * UNIT + totals[:, GAP] + rounding + 0.5 * apart * apart
         )
         proven = ~(bound - plain <= NEGLIGIBLE * plain)
-        return np.where(proven, bound, plain), proven
+        return np.where(proven, bound, plain), bound - plain, proven
+
+
+def _primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Bound what rounding puts the primal objective off, also at a w which is `moved` away from the certified one."""
+    with np.errstate(all="ignore"):  # the loop says what is wrong
+        margin, n = UNIT * norm + moved, totals[:, N_VISITED] + 100.0
+        sums = (n + 64.0) * UNIT * (totals[:, LOSS] + 0.5 * norm * norm)
+        losses = (totals[:, LOSS_SLOPE] + totals[:, CURVE] * margin) * margin
+        return np.asarray(sums + losses + (norm + 0.5 * moved) * moved)
 
 
 def _squares(w: np.ndarray, other: np.ndarray) -> np.ndarray:

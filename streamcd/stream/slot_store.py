@@ -72,14 +72,13 @@ class SlotStore:
         self._durable = current.copy()
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
-        """Read a chunk's latest state into `arrays` (contiguous, filled in place); False where it was never saved."""
+        """Read a chunk's latest state into `arrays`, in place; False where it was never saved."""
         if self.current[chunk] == NO_SLOT:
             return False
         start, data = _HEADER_BYTES, self.read(chunk)
         for array in arrays:
-            flat = array.reshape(-1).view(np.uint8)
-            flat[:] = np.frombuffer(data, dtype=np.uint8, count=flat.size, offset=start)
-            start += flat.size
+            array[...] = np.frombuffer(data, array.dtype, array.size, start).reshape(array.shape)
+            start += array.nbytes
         return True
 
     def read(self, chunk: int) -> bytes:
@@ -147,6 +146,37 @@ class SlotStore:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             self._files[shard] = os.open(self._path(chunk), flags, 0o644)
         return self._files[shard]
+
+
+class MemorySlots(SlotStore):
+    """The same in memory, for a run that leaves no files: one slot a chunk, and nothing to make durable."""
+
+    def __init__(self) -> None:
+        self.current = np.zeros(0, dtype=np.uint8)
+        self.bytes_read = 0
+        self._kept: dict[int, list[np.ndarray]] = {}
+
+    def allocate(self) -> None:
+        """Do nothing: memory comes with the first save."""
+
+    def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
+        """Copy a chunk's latest state into `arrays`; False where it was never saved."""
+        for array, kept in zip(arrays, self._kept.get(chunk, ()), strict=False):
+            array[:] = kept
+        return chunk in self._kept
+
+    def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
+        """Copy a chunk's state."""
+        self._kept[chunk] = [array.copy() for array in arrays]
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def mark_durable(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identity | None) -> SlotStore:
