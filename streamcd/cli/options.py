@@ -279,8 +279,7 @@ training_options = together(
         "rows) take a tenth of them or fewer; it takes one more array of the weights' size, and training goes on without "
         "where that does not fit in --memory. auto finds its strength kappa while training. By primal and online a pass "
         "begins beyond the point where the last one ended, as far as a line search says, which takes one more array of "
-        "rows' scores too and has no KAPPA. By dual with -e, with another --omega than 1, on several workers and by sor "
-        "training is plain.",
+        "rows' scores too and has no KAPPA. By dual with -e, with another --omega than 1, and by sor training is plain.",
     ),
     click.option(
         "--ridge",

@@ -126,9 +126,7 @@ class ProblemOptions:
         return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
 
 
-def settle_acceleration(
-    options: ProblemOptions, eps: float | None, listener: Listener, *, on_workers: bool = False
-) -> ProblemOptions:
+def settle_acceleration(options: ProblemOptions, eps: float | None, listener: Listener) -> ProblemOptions:
     """Train plainly where acceleration does not apply: said where it was left to us, refused where a kappa was asked for."""
     reason, solver = None, find_solver(options.loss, options.method)
     if not solver.accelerates:
@@ -139,8 +137,6 @@ def settle_acceleration(
         reason = f"method {options.method} extrapolates by a line search, without a kappa"
     elif eps is not None and solver.layout == "rows":
         reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
-    elif on_workers:
-        reason = "it is for one process"
     if options.acceleration == 0.0:  # plain coordinate descent by another name
         return replace(options, acceleration="none")
     if reason is None or options.acceleration == "none":
