@@ -85,8 +85,8 @@ def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Se
         return Loop(part, task, session).run()
     from ..cluster.loop import RoundLoop  # only where there are workers
 
-    method = run.options.method
-    return RoundLoop(part, task, session, method, memory, rounds.local_passes, rounds.worker_timeout).run()
+    solver, waits = (run.options.method, run.options.acceleration), rounds.worker_timeout
+    return RoundLoop(part, task, session, *solver, memory, rounds.local_passes, waits).run()
 
 
 def carry_out(

@@ -181,7 +181,7 @@ def train(
         slack=slack,
         unpenalized_bias=bool(unpenalized_bias),
     )
-    problem = settle_acceleration(problem, eps, listener, on_workers=bool(on_workers))
+    problem = settle_acceleration(problem, eps, listener)
     _check_rounds(problem, on_workers, plan, local_passes=local_passes, worker_timeout=worker_timeout)
     timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
     shared = parse_size(memory) if on_workers.local else None

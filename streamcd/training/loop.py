@@ -84,6 +84,7 @@ class TrainingLoop(ABC):
         self.stop_requested, self.until = session.stop_requested or (lambda: None), session.until
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before = 0.0, 0
+        self.kernel_seconds = 0.0
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
@@ -98,13 +99,12 @@ class TrainingLoop(ABC):
                 self._stop_if_requested()
                 self._train()
         except _TimeIsUp:
-            reason = np.where(
-                lanes["phase"] == DONE, lanes["reason"], BY_TIME
-            )  # the state on disk knows no clock
+            # the state on disk knows no clock
+            reason = np.where(lanes["phase"] == DONE, lanes["reason"], BY_TIME)
             lanes = {**lanes, "reason": reason}
         finally:
             self._close()
-        return Outcome(lanes, self._seconds(), self._bytes_read())
+        return Outcome(lanes, self._seconds(), self._bytes_read(), self.kernel_seconds)
 
     @abstractmethod
     def _train(self) -> None:
@@ -240,8 +240,10 @@ class Loop(TrainingLoop):
 
     def _train(self) -> None:
         task, folds = self.task, self.task.problem.n_folds
+        started = time.monotonic()
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
+        self.kernel_seconds = time.monotonic() - started
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
@@ -333,17 +335,14 @@ class Loop(TrainingLoop):
     def _warm_start(self, start: WarmStart) -> None:
         """Take over from another run what the solver asks for."""
         state, solver = self.state, self.task.solver
-        if "companion" in state.matrices:
-            start.fill_weights(state.matrices["companion"])
-            start.fill_centre(state)
-        elif solver.warm_start != "alpha":
-            start.fill_weights(state.w, dual=solver.warm_start == "alpha and w")
         if solver.warm_start == "w":
+            start.fill_weights(state.w, dual=False)
             # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
             return
         dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
         if solver.warm_start == "alpha and w":
+            start.fill_from_alpha(state)
             state.lanes["dual_sum"] += dual_sum
             state.lanes["phase"][:] = TRAIN
 
