@@ -594,8 +594,45 @@ def test_a_run_given_for_a_dataset_is_called_one(small_problem, tmp_path):
     (tmp_path / "text").write_text(libsvm_text(*small_problem("random")))
     assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
     assert run("train", tmp_path / "data", tmp_path / "run", "--max-passes", 2).exit_code == 0
-    assert "is a run, not a dataset" in refused("info", tmp_path / "run")
+    assert "is a run, not a dataset" in refused("columns", tmp_path / "run")
     tuned = run(
         "tune", tmp_path / "data", tmp_path / "tuned", "-C", "1,100", "--max-passes", 2, "--tol", 1e-9
     )
     assert "10 of 10 models of folds are not converged after 2 passes" in tuned.stderr
+
+
+def test_info_describes_runs_and_models(data, trained, tmp_path):
+    run("train", data, tmp_path / "short", "--max-passes", 1, "--tol", 1e-9, "--loss", "hinge")
+    done, short = run_json("info", trained), run_json("info", tmp_path / "short")
+    assert (done["state"], short["state"], short["stop_reason"]) == (
+        "converged",
+        "not converged",
+        "max_passes",
+    )
+    assert done["gap"] <= 1e-6
+    assert done["passes"] == run_json("resume", trained)["passes"]
+    assert (short["options"]["loss"], short["passes"]) == ("hinge", 1)
+    assert short["next"] == f"streamcd resume {tmp_path / 'short'} --max-passes 2"
+    model = run_json("info", trained / "model")
+    assert model == done["model"]
+    weights = load_model(trained).weights[:, 0]
+    assert [found["weight"] for found in model["largest_weights"]] == weights[np.argsort(-np.abs(weights))][
+        :10
+    ].tolist()
+    assert model["largest_weights"][0]["index"] == np.abs(weights).argmax() + 1
+    (tmp_path / "short" / "state.npz").unlink()
+    (tmp_path / "short" / "log.jsonl").unlink()
+    (tmp_path / "short" / "model" / "model.json").unlink()
+    begun = run_json("info", tmp_path / "short")
+    assert (begun["state"], begun["next"]) == ("interrupted", f"streamcd resume {tmp_path / 'short'}")
+    text = run("info", trained).stdout
+    assert "largest weights" in text
+    assert f"streamcd evaluate {data} {trained}" in text
+    path = run_json("info", data)
+    assert path["n_rows"] == 80
+
+
+def test_info_of_a_search_tells_the_part_in_work(data, tmp_path):
+    run("tune", data, tmp_path / "search", "-C", "0.1,1")
+    found = run_json("info", tmp_path / "search")
+    assert (found["kind"], found["state"], found["lanes"]) == ("search", "converged", 1)

@@ -26,7 +26,6 @@ from .config import (
 from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
-from .search import carry_out_search
 from .workers import Workers
 
 
@@ -121,5 +120,7 @@ def tune(
         assert isinstance(found, TuneResult)
         return found
     warn_early(search, session.listener)
+    from .search import carry_out_search  # with the kernels of scoring
+
     with begin_run(Path(run), search, force=force) as directory:
         return carry_out_search(directory, search, session)
