@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
 
 
+_MOST_CLASSES_SHOWN = 30
+
+
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Gather what `info` and `convert` tell of a dataset."""
     from ..conversion.staging import leftovers
@@ -167,6 +170,10 @@ def _print_costs(result: Any) -> None:
     console.print_table("models", rows, header)
 
 
+def _share(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.4f}"
+
+
 def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:
     """Print how good a model's predictions are."""
     console.show(result, as_json, lambda: _print_figures(title, result))
@@ -177,10 +184,23 @@ def _print_figures(title: str, result: dict[str, Any]) -> None:
     names = {
         "primal_objective": "primal objective",
         "auc": "area under ROC curve",
+        "average_precision": "average precision",
+        "brier_score": "Brier score",
         "log_loss": "mean log loss",
     }
     rows += [(name, f"{result[key]:.10g}") for key, name in names.items() if result.get(key) is not None]
     console.print_table(title, rows)
+    if 1 < len(result.get("labels", [])) <= _MOST_CLASSES_SHOWN:
+        header = ["label", "rows", "precision", "recall", "F1"]
+        cells = [
+            [
+                str(found["label"]),
+                f"{found['n_rows']:,}",
+                *(_share(found[key]) for key in ("precision", "recall", "f1")),
+            ]
+            for found in result["per_class"]
+        ]
+        console.print_table("by class", cells, header)
     if 1 < len(result.get("labels", [])) <= 10:
         header = ["true \\ predicted", *map(str, result["labels"])]
         counts = [
