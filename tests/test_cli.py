@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
 from streamcd.cli.options import LIBLINEAR_TYPES, LOSSES
+from streamcd.cli.program import SECTIONS
 from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.progress import Listener, Progress
 from streamcd.models.liblinear import LIBLINEAR_SOLVERS
@@ -92,6 +94,31 @@ def test_help_of_every_command_explains_every_option_and_gives_an_example(comman
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_json(command):
     assert "--json" in {option for parameter in cli.commands[command].params for option in parameter.opts}
+
+
+def test_help_lists_every_command_by_task_in_whole_sentences():
+    assert sorted(name for names in SECTIONS.values() for name in names) == COMMANDS
+    text = run("--help").stdout
+    assert "..." not in text.split("Data:")[1]
+    for title in SECTIONS:
+        assert f"\n{title}:\n" in text
+    sentences = re.split(r"\n  (?=\w)", text.split("Data:")[1])
+    assert all(sentence.split("\n\n")[0].rstrip().endswith(".") for sentence in sentences[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("streamcd tr", "plain,train"), ("streamcd train --los", "plain,--loss")]
+)
+def test_the_shell_completes_commands_and_options(words, expected):
+    environment = {
+        **SUBPROCESS_ENVIRONMENT,
+        "_STREAMCD_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    command = [sys.executable, "-c", "from streamcd.cli.commands import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.splitlines() == [expected]
 
 
 def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():

@@ -66,12 +66,17 @@ def cli() -> None:
       streamcd convert train.libsvm.gz data
       streamcd train data run --memory 1GB
       streamcd evaluate test.libsvm.gz run
+
+    Completion in bash (zsh and fish likewise):
+
+    \b
+      eval "$(_STREAMCD_COMPLETE=bash_source streamcd)"
     """
 
 
 @cli.command()
-@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
-@click.argument("dataset", metavar="DATASET")
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
+@click.argument("dataset", metavar="DATASET", type=click.Path())
 @convert_options
 @output_options
 def convert(
@@ -101,7 +106,7 @@ def convert(
 
 
 @cli.command()
-@click.argument("dataset")
+@click.argument("dataset", type=click.Path())
 @memory_option
 @workers_option
 @cut_options("a Parquet file of the layout", "a row group")
@@ -124,7 +129,7 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("path", metavar="DATASET|RUN|MODEL")
+@click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @json_option
 def info(path: str, as_json: bool) -> None:
     """Describe a dataset, a run or a model, without reading data.
@@ -149,7 +154,7 @@ def info(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("path", metavar="DATASET|RUN|MODEL")
+@click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @memory_option
 @click.option("--workers", type=int, default=1, help="Processes that share the work on a dataset.")
 @output_options
@@ -203,8 +208,8 @@ def _carry_out(
 
 
 @cli.command()
-@click.argument("dataset")
-@click.argument("run")
+@click.argument("dataset", type=click.Path())
+@click.argument("run", type=click.Path())
 @training_options
 @click.option(
     "--unpenalized-bias",
@@ -262,8 +267,8 @@ _TUNE_ALONE = (
 
 
 @cli.command()
-@click.argument("dataset")
-@click.argument("run")
+@click.argument("dataset", type=click.Path())
+@click.argument("run", type=click.Path())
 @training_options
 @costs_option("The costs to try, separated by commas: 0.01,0.1,1,10.", required=True)
 @click.option("-v", "--cv", "cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
@@ -287,7 +292,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", type=click.Path())
 @click.option(
     "--max-passes",
     type=int,
@@ -327,8 +332,8 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("data", metavar="DATASET|FILE")
-@click.argument("model", metavar="RUN|MODEL")
+@click.argument("data", metavar="DATASET|FILE", type=click.Path())
+@click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @model_options
 @workers_option
 @click.option(
@@ -361,7 +366,7 @@ def evaluate(
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", type=click.Path())
 @click.option("-o", "out", required=True, metavar="OUT.html", help="The page, with its pictures inside.")
 @click.option("--data", metavar="DATASET|FILE", help="Evaluate the model on it: confusion, ROC, calibration.")
 @click.option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
@@ -383,8 +388,8 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 
 
 @cli.command()
-@click.argument("data", metavar="DATASET|FILE")
-@click.argument("model", metavar="RUN|MODEL")
+@click.argument("data", metavar="DATASET|FILE", type=click.Path())
+@click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @click.option(
     "-o",
     "out",
@@ -441,8 +446,8 @@ def predict(
 
 
 @cli.command()
-@click.argument("source", metavar="RUN|MODEL|DATASET")
-@click.argument("file")
+@click.argument("source", metavar="RUN|MODEL|DATASET", type=click.Path())
+@click.argument("file", type=click.Path())
 @click.option(
     "--format",
     "target_format",
@@ -498,7 +503,7 @@ def export(
 
 @cli.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @force_option("model")
 @json_option
 def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
