@@ -290,17 +290,14 @@ class Loop(TrainingLoop):
     def _warm_start(self, start: WarmStart) -> None:
         """Take over from another run what the solver asks for."""
         state, solver = self.state, self.task.solver
-        if "companion" in state.matrices:
-            start.fill_weights(state.matrices["companion"])
-            start.fill_centre(state)
-        elif solver.warm_start != "alpha":
-            start.fill_weights(state.w, dual=solver.warm_start == "alpha and w")
         if solver.warm_start == "w":
+            start.fill_weights(state.w, dual=False)
             # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
             return
         dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
         if solver.warm_start == "alpha and w":
+            start.fill_from_alpha(state)
             state.lanes["dual_sum"] += dual_sum
             state.lanes["phase"][:] = TRAIN
 
