@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +11,7 @@ import pyarrow as pa
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from .chunked_table import starts_of
 
-if TYPE_CHECKING:
-    from .dataset import Dataset
+Dataset = Any  # `dataset.Dataset`, whose methods these are
 
 _COLUMN_BYTES = 40  # of a row beside its entries: source, label, weight, count, offset
 _LISTED_CLASSES = 10
