@@ -88,6 +88,12 @@ class Stream:
             self._request(*following, verify)
             yield window
 
+    def restrict(self, units: np.ndarray) -> None:
+        """Read these units (chunks, or chunks that belong together) from now on, ascending; between reads only."""
+        if self._ahead is not None:
+            self._ahead[1].exception()  # waits
+        self._units, self._order_cache, self._ahead = units, None, None
+
     def close(self) -> None:
         """Stop the reading thread and close the dataset's files."""
         if "_reader" in vars(self):
@@ -115,7 +121,9 @@ class Stream:
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
         arguments = ((read, number, len(windows)), chunks, hint, arena, verify)
         loaded: Future[Window]
-        if self._in_memory or (self.plan.resident and self._loader.seen.all()):  # a thread would take longer
+        if self._in_memory or (
+            self.plan.resident and self._loader.seen[chunks].all()
+        ):  # a thread would take longer
             loaded = Future()
             loaded.set_result(self._load_window(*arguments))
         else:
