@@ -31,7 +31,7 @@ class Result:
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
     than 1, ``omega`` too, and of one chosen by trial ``omega_trial``, the gain of the dual per pass with each; with
-    acceleration the last ``kappa``.
+    acceleration the last ``kappa``, by a primal method the last ``extrapolation``.
 
     Examples
     --------
