@@ -72,7 +72,7 @@ class DatasetManifest(Structure):
     class_counts: list[Count] | None
     label_kind: Literal["integer", "decimal"]
     weighted: bool
-    index_base: int
+    index_base: Literal[0, 1]
     seed: int
     parts: list[RowPart]
     chunks: FileRecord
@@ -293,6 +293,11 @@ class RowTable(ChunkedTable):
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self.row_start = starts_of(chunk_table["n_rows"])
+        if self.row_start[-1] != self.n_rows:
+            raise DatasetError(
+                f"{path / 'manifest.json'}: damaged (n_rows is {self.n_rows}, the chunk table has {self.row_start[-1]}); "
+                f"{self.KIND.remedy}"
+            )
         # the items of this layout are rows, and every chunk travels by itself (see `plan.Table`)
         self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 
