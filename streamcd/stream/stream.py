@@ -50,7 +50,11 @@ class Stream:
         self._ahead: tuple[tuple[int, int], Future[Window]] | None = None
         self._next_arena = 0
         self._in_memory = self.table.bytes_on_disk() == 0
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
+
+    @functools.cached_property
+    def _reader(self) -> ThreadPoolExecutor:
+        """The reading thread, started where there is something to read."""
+        return ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
 
     @property
     def bytes_read(self) -> int:
@@ -92,7 +96,8 @@ class Stream:
 
     def close(self) -> None:
         """Stop the reading thread and close the dataset's files."""
-        self._reader.shutdown(cancel_futures=True)
+        if "_reader" in vars(self):
+            self._reader.shutdown(cancel_futures=True)
         self.table.close()
 
     def __enter__(self) -> Stream:
