@@ -67,7 +67,7 @@ class Lanes:
         self.active = np.ones((self.n_rows, n_lanes), dtype=np.uint8)
         self.w, self.totals = np.ascontiguousarray(w).reshape(-1), new_totals(n_lanes)
         self.lanes = primitives.Lanes(
-            np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64)
+            np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64), np.zeros(n_lanes)
         )
 
     def arguments(self, order: np.ndarray) -> tuple[Any, ...]:

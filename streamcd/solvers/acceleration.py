@@ -105,6 +105,13 @@ class Acceleration:
         state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
         state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
 
+    def load_kernels(self, state: State) -> None:
+        """Compile kernels, or load them from the cache; no lane is changed."""
+        none, sums = np.zeros(0, dtype=np.int64), np.zeros((0, 2))
+        arguments = (state.w[:0], state.matrices["companion"][:0], self._width, none, state.lanes["kappa"])
+        acceleration_kernels.begin_pass(*arguments)
+        acceleration_kernels.end_pass(*arguments, sums, state.matrices["movement"][:0])
+
     def begin_pass(self, state: State, lanes: np.ndarray) -> None:
         """Move the centres of lanes that begin a training read."""
         kept = state.lanes
