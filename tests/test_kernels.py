@@ -85,11 +85,12 @@ class Lanes:
 
     def certify(self, order: np.ndarray) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
-        arguments = (*self.arguments(order), w_alpha, self.totals)
+        arguments = self.arguments(order)
         if self.n_lanes == 1:
-            dual_kernels.dual_certify(*arguments)
+            dual_kernels.dual_certify(*arguments, self.totals)
+            dual_kernels.add_alpha_rows(*arguments, 0, w_alpha.size, w_alpha)
         else:
-            dual_kernels.dual_certify_lanes(*arguments, self.lanes)
+            dual_kernels.dual_certify_lanes(*arguments, w_alpha, self.totals, self.lanes)
         return w_alpha
 
     def assert_same(self, tolerance: float) -> None:

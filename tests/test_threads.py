@@ -19,6 +19,11 @@ from streamcd.runs.tune import tune
 from streamcd.training.checkpoint import read_arrays
 
 
+@pytest.fixture(autouse=True)
+def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
+
+
 def state_of(run: Path) -> dict[str, bytes]:
     found = {}
     for path in sorted(run.rglob("state.npz")):

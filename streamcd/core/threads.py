@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from .errors import UsageError
 
+_LEAST_OPERATIONS = 100_000  # of a part, a nanosecond each; a part is handed over in some 50,000
+
 
 class Threads:
     """A number of threads, this one included; the others are started when first needed.
@@ -25,6 +27,10 @@ class Threads:
             raise UsageError(f"threads: expected at least 1, found {count}")
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
+
+    def parts(self, n_operations: int) -> int:
+        """Return into how many parts to divide work: no smaller ones than take longer to hand over than to do."""
+        return max(min(self.count, n_operations // _LEAST_OPERATIONS), 1)
 
     def run(self, calls: Sequence[Callable[[], object]]) -> None:
         """Make calls, at most `count` at a time, and return when all are done; raises the first one's error."""

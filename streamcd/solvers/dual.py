@@ -127,13 +127,13 @@ class RowSolver:
     def begin_pass(self, state: State, lanes: np.ndarray) -> None:
         """Move the centres of accelerated lanes, before the first window of a training read."""
         if self.acceleration:
-            self.acceleration.begin_pass(state, lanes)
+            self.acceleration.begin_pass(state, lanes, self.threads)
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate the gap of lanes that trained; see `protocol.Solver`."""
         gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
         if self.acceleration and trained.size:
-            self.acceleration.end_pass(state, trained)
+            self.acceleration.end_pass(state, trained, self.threads)
             gap[trained] += state.lanes["distance"][trained]
         return gap
 
@@ -277,7 +277,7 @@ class DualSolver(RowSolver):
         if self.problem.n_lanes == 1:
             dual_kernels.dual_visit(*rows)
         else:
-            self._share_lanes(dual_kernels.dual_visit_lanes, rows, lanes)
+            self._share_lanes(window, dual_kernels.dual_visit_lanes, rows, lanes)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
@@ -285,7 +285,7 @@ class DualSolver(RowSolver):
             self._certify_chunks(window, rows, state)
         else:
             sums = (state.w_alpha.reshape(-1), state.totals)
-            self._share_lanes(dual_kernels.dual_certify_lanes, (*rows, *sums), lanes)
+            self._share_lanes(window, dual_kernels.dual_certify_lanes, (*rows, *sums), lanes)
 
     def _certify_chunks(self, window: Window, rows: tuple[Any, ...], state: State) -> None:
         """Certify the only lane chunk by chunk, some at a time by as many threads, which then share out the features."""
@@ -293,10 +293,13 @@ class DualSolver(RowSolver):
         ends = np.cumsum(window.stop - window.start).tolist()
         chunks = [order[start:stop] for start, stop in itertools.pairwise([0, *ends])] or [order]
         totals = [new_totals(1) for _ in chunks]
-        bounds = _feature_bounds(window, state.w.size, self.threads.count)
-        w_alpha, together = state.w_alpha.reshape(-1), _CHUNKS_TOGETHER * self.threads.count
-        for first in range(0, len(chunks), together if self.threads.count > 1 else 1):
-            block = slice(first, first + (together if self.threads.count > 1 else 1))
+        count = self.threads.parts(window.n_entries)
+        bounds, w_alpha = _feature_bounds(window, state.w.size, count), state.w_alpha.reshape(-1)
+        step = (
+            _CHUNKS_TOGETHER * count if count > 1 else 1
+        )  # alone, the chunk is in the cache for the second sweep
+        for first in range(0, len(chunks), step):
+            block = slice(first, first + step)
             parts = list(zip(chunks[block], totals[block], strict=True))
             self.threads.run(
                 [partial(dual_kernels.dual_certify, part, *arguments, sums) for part, sums in parts]
@@ -311,9 +314,9 @@ class DualSolver(RowSolver):
         for sums in totals:
             join_totals(state.totals, sums)
 
-    def _share_lanes(self, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray) -> None:
+    def _share_lanes(self, window: Window, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray) -> None:
         """Share out lanes among threads: their variables, weights and sums are columns or rows of their own."""
-        n_parts = max(min(self.threads.count, lanes.size // _LEAST_LANES), 1)
+        n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), lanes.size // _LEAST_LANES), 1)
         while len(self._scratch) < n_parts:
             n_lanes = self.problem.n_lanes
             scratch = np.zeros(n_lanes), np.zeros(n_lanes, dtype=np.int64), np.zeros(n_lanes)
