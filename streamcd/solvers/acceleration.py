@@ -46,6 +46,8 @@ _LEAST_THETA, _MOST_THETA = 0.02, 10.0
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
 _FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is no reason to raise theta
 
+_REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
+
 
 def check_acceleration(value: float | str) -> float | str:
     """Check ``"auto"``, ``"none"``, or a fixed kappa.
@@ -96,8 +98,9 @@ class Acceleration:
     def add_to(self, state: State) -> None:
         """Add what is kept to a new state: the companion of w (see `kernels.acceleration`), and numbers of each lane.
 
-        ``in_pass`` is set where w is the iterate of an unfinished training read; ``distance`` is ``½‖w - w(alpha)‖²``;
-        ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is fixed.
+        ``in_pass`` is set where w is the iterate of an unfinished training read, ``moves`` of which have ended;
+        ``distance`` is ``½‖w - w(alpha)‖²``; ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is
+        fixed.
         """
         n_lanes = self._first.size
         state.matrices["companion"] = np.zeros(state.w.shape)
@@ -105,7 +108,10 @@ class Acceleration:
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
-        state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
+        state.lanes["in_pass"], state.lanes["moves"] = (
+            np.zeros(n_lanes, dtype=bool),
+            np.zeros(n_lanes, dtype=np.int64),
+        )
         state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
 
     def load_kernels(self, state: State) -> None:
@@ -140,6 +146,7 @@ class Acceleration:
         )  # a lane has sums of its own
         threads.run([partial(end, *weights, part, *rest) for part in parts])
         kept["in_pass"][trained] = False
+        kept["moves"][trained] += 1
         with np.errstate(all="ignore"):  # the loop says what is not finite
             norms = np.sqrt(_row_products(sketch, sketch) * _row_products(previous, previous))
             products = _row_products(sketch, previous)
@@ -181,7 +188,7 @@ def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float)
 
 def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
     """Balance inner gap and movement within bounds given by the alpha in use; theta, their factor, follows the angle."""
-    distance, n_passes = float(lanes["distance"][lane]), int(lanes["passes"][lane])
+    distance, n_passes = float(lanes["distance"][lane]), int(lanes["moves"][lane])
     alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
     if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
         return
@@ -225,6 +232,12 @@ def _clip(number: float, low: float, high: float) -> float:
     return min(max(number, low), high)
 
 
+def mu(lanes: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return 1 + kappa of every lane; 1 for lanes that are trained plainly."""
+    scale: np.ndarray = 1.0 + lanes["kappa"] if "kappa" in lanes else np.ones(lanes["phase"].size)
+    return scale
+
+
 def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: np.ndarray) -> np.ndarray:
     """Return w(alpha) of every lane from what a state keeps: some rows of w and of its companion."""
     width = w.shape[1] // lanes["kappa"].size
@@ -233,12 +246,10 @@ def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: 
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
-    """Report a lane's kappa for its result; nothing where it was trained plainly."""
-    return {"kappa": float(lanes["kappa"][lane])} if "kappa" in lanes else {}
+    """Report a lane's kappa, or its extrapolation, for its result; nothing where it was trained plainly."""
+    return {name: float(lanes[name][lane]) for name in _REPORTED if name in lanes}
 
 
 def log_figures(lanes: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the smallest and the largest kappa for a line of the log; nothing where lanes are trained plainly."""
-    if "kappa" not in lanes:
-        return {}
-    return {"kappa": [float(lanes["kappa"].min()), float(lanes["kappa"].max())]}
+    """Return the smallest and the largest of `report` for a line of the log; nothing where lanes are trained plainly."""
+    return {name: [float(lanes[name].min()), float(lanes[name].max())] for name in _REPORTED if name in lanes}

@@ -100,6 +100,12 @@ class Stream:
             self._request(*following, verify)
             yield window
 
+    def restrict(self, units: np.ndarray) -> None:
+        """Read these units (chunks, or chunks that belong together) from now on, ascending; between reads only."""
+        if self._ahead is not None:
+            wait(self._ahead[2])
+        self._units, self._order_cache, self._ahead = units, None, None
+
     def close(self) -> None:
         """Stop the reading threads and close the dataset's files."""
         for reader in self._readers:
