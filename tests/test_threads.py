@@ -22,6 +22,7 @@ from streamcd.training.checkpoint import read_arrays
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
+    monkeypatch.setattr("streamcd.solvers.dual._BLOCK_ENTRIES", 2000)
 
 
 def state_of(run: Path) -> dict[str, bytes]:

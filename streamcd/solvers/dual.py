@@ -51,7 +51,8 @@ from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals, new_lanes, new_totals
 
 _LEAST_LANES = 2  # of a thread: every one fetches the rows' entries for its own
-_CHUNKS_TOGETHER = 2  # of each thread, between which they wait for one another
+_BLOCKS_TOGETHER = 2  # of each thread, between which they wait for one another
+_BLOCK_ENTRIES = 1 << 16  # summed up at a time: a chunk of the usual megabyte, or several small ones
 _SAMPLE = 1 << 12  # entries
 _NEW_VALUES = 1 << 17  # dual variables that are made at a time
 NEGLIGIBLE = 1e-8
@@ -282,29 +283,27 @@ class DualSolver(RowSolver):
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
         if self.problem.n_lanes == 1:
-            self._certify_chunks(window, rows, state)
+            self._certify_blocks(window, rows, state)
         else:
             sums = (state.w_alpha.reshape(-1), state.totals)
             self._share_lanes(window, dual_kernels.dual_certify_lanes, (*rows, *sums), lanes)
 
-    def _certify_chunks(self, window: Window, rows: tuple[Any, ...], state: State) -> None:
-        """Certify the only lane chunk by chunk, some at a time by as many threads, which then share out the features."""
+    def _certify_blocks(self, window: Window, rows: tuple[Any, ...], state: State) -> None:
+        """Certify the only lane block by block, some at a time by as many threads, which then share out the features."""
         order, *arguments = rows
-        ends = np.cumsum(window.stop - window.start).tolist()
-        chunks = [order[start:stop] for start, stop in itertools.pairwise([0, *ends])] or [order]
-        totals = [new_totals(1) for _ in chunks]
+        blocks = _blocks_of_chunks(window, order)
+        totals = [new_totals(1) for _ in blocks]
         count = self.threads.parts(window.n_entries)
         bounds, w_alpha = _feature_bounds(window, state.w.size, count), state.w_alpha.reshape(-1)
-        step = (
-            _CHUNKS_TOGETHER * count if count > 1 else 1
-        )  # alone, the chunk is in the cache for the second sweep
-        for first in range(0, len(chunks), step):
-            block = slice(first, first + step)
-            parts = list(zip(chunks[block], totals[block], strict=True))
+        # one block where there is one thread: it is in the cache for the second sweep
+        step = _BLOCKS_TOGETHER * count if count > 1 else 1
+        for first in range(0, len(blocks), step):
+            some = slice(first, first + step)
+            parts = list(zip(blocks[some], totals[some], strict=True))
             self.threads.run(
                 [partial(dual_kernels.dual_certify, part, *arguments, sums) for part, sums in parts]
             )
-            whole = np.concatenate(chunks[block])
+            whole = np.concatenate(blocks[some])
             self.threads.run(
                 [
                     partial(dual_kernels.add_alpha_rows, whole, *arguments, *features, w_alpha)
@@ -327,11 +326,21 @@ class DualSolver(RowSolver):
         )
 
 
+def _blocks_of_chunks(window: Window, order: np.ndarray) -> list[np.ndarray]:
+    """Divide all rows of a window, in order, at ends of chunks, in blocks of at least some entries but for the last."""
+    indptr, rows = window.arena.indptr, np.cumsum(window.stop - window.start)
+    entries = np.cumsum(indptr[window.stop] - indptr[window.start])
+    ends = rows[np.flatnonzero(np.diff(entries // _BLOCK_ENTRIES, append=-1))].tolist()
+    return [order[start:stop] for start, stop in itertools.pairwise([0, *ends])] or [order]
+
+
 def _feature_bounds(window: Window, size: int, n_parts: int) -> list[int]:
     """Divide the features, the bias included, in ranges of about as many entries, by a sample of the window's."""
+    if n_parts == 1:
+        return [0, size]
     sample = np.sort(window.arena.feature[:_SAMPLE]) if window.n_entries >= _SAMPLE else np.zeros(1)
     inner = sample[np.arange(1, n_parts) * sample.size // n_parts]
-    return [0, *inner.tolist(), size] if n_parts > 1 else [0, size]
+    return [0, *inner.tolist(), size]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
