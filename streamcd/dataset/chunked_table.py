@@ -7,6 +7,7 @@ bytes and checksums. The row layout has a row per sample in ``rows/``, and its n
 
 from __future__ import annotations
 
+import copy
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -230,9 +231,15 @@ class ChunkedTable:
         """Announce that a chunk's entries will be read for training, in the order of such calls."""
         self._parts.expect(*self._file("entries", chunk), self.TABLES["entries"])
 
-    def read_directly(self) -> None:
-        """From now until `close`, chunks that are expected are read past the page cache."""
-        self._parts.read_directly()
+    def another(self) -> Self:
+        """Return the same table with files of its own, to be read by another thread."""
+        other = copy.copy(self)
+        other._parts = self._parts.another()
+        return other
+
+    def read_directly(self, ahead_bytes: int) -> None:
+        """From now until `close`, chunks that are expected are read past the page cache, so many bytes ahead."""
+        self._parts.read_directly(ahead_bytes)
 
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes on disk that reading a chunk for training asks for."""
