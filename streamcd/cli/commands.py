@@ -36,6 +36,7 @@ from .options import (
     output_options,
     refused_option,
     round_options,
+    threads_option,
     training_options,
     weight_notes,
     worker_options,
@@ -308,6 +309,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     metavar="PATH",
     help="The dataset's directory, where it was moved since the run was begun.",
 )
+@threads_option
 @worker_options
 @output_options
 def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:

@@ -262,6 +262,13 @@ max_seconds_option = click.option(
     "between windows.",
 )
 
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads that share reading, certificates and lanes.  [default: one a core]  No bit of a result depends on it.",
+)
+
 training_options = together(
     click.option(
         "--loss",
@@ -382,6 +389,7 @@ training_options = together(
         help="Go on with RUN where it holds this training already, else begin it: the same command for every job of a "
         "queue.",
     ),
+    threads_option,
     force_option("run"),
 )
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class ModelFile(Structure, kw_only=True):
     ridge: float = 1.0
     slack: str = "hinge"
     class_weight: dict[float, float]
-    index_base: int
+    index_base: Literal[0, 1]
     fingerprint: str
     versions: dict[str, str]
     certificate: dict[str, Any]
@@ -358,6 +358,12 @@ class Model:
         }
         fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
         return fields
+
+    @property
+    def score_code_bytes(self) -> int:
+        """Bytes of `score_code`, where scores are made with it."""
+        is_needed = not (self.loss == "twin" or self.is_binary or self._one_vector_per_class)
+        return 8 * self.code.size if is_needed else 0
 
     def score_code(self) -> np.ndarray:
         """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""

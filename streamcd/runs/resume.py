@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.progress import Listener, ends_progress
+from ..core.threads import make_threads
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested, deadline
 from ..training.result import Result
@@ -42,6 +43,7 @@ def resume(
     workers: int | None = None,
     scheduler: str | None = None,
     client: Any = None,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -62,7 +64,7 @@ def resume(
         As in `train`, but one worker is a worker. Needed where the run was begun on workers; another scheduler and another
         number of them will do. Where the run was begun with workers of one machine, the memory that it was given for all is
         shared out anew; else every worker has what each had before.
-    listener, stop_requested : optional
+    threads, listener, stop_requested : optional
         As in `train`.
 
     Returns
@@ -80,7 +82,8 @@ def resume(
     >>> result.gap <= 1e-6
     True
     """
-    session = Session(listener or Listener(), stop_requested, until=deadline(max_seconds))
+    threading = make_threads(threads)
+    session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
     on_workers = Workers.asked(client, workers, scheduler, fewest=1)
 
     def change(config: RunConfig) -> RunConfig:

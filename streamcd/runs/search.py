@@ -180,4 +180,6 @@ def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) ->
         return (decisions[:, 0] > 0).astype(np.int64)
     if has_vector_per_class(problem.code):
         return decisions.argmax(axis=1)
-    return (decisions @ problem.code.T.astype(np.float64)).argmax(axis=1)
+    # a class at a time: the whole code as float64 may be larger than all else
+    scores = np.stack([decisions @ row.astype(np.float64) for row in problem.code], axis=1)
+    return np.asarray(scores.argmax(axis=1))

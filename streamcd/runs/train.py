@@ -12,6 +12,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
@@ -69,6 +70,7 @@ def train(
     client: Any = None,
     local_passes: int | None = None,
     worker_timeout: float | None = None,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -138,6 +140,9 @@ def train(
         workers only.
     worker_timeout : float, optional
         Seconds without a response of a worker, after which others take over its shards; on workers only.
+    threads : int, optional
+        Threads of this process that share the reading, certificates and lanes; all processors by default. No bit of the
+        result depends on their number, and `memory` has room for what reading by several takes.
     listener : Listener, optional
         Receiver of progress and messages, such as `ProgressBar`.
     stop_requested : callable, optional
@@ -163,6 +168,7 @@ def train(
     """
     listener = listener or Listener()
     on_workers = Workers.asked(client, workers, scheduler, fewest=2)
+    threading = make_threads(threads)
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if method == "auto" and start_from is None and not on_workers:
         method, reason = choose_method(unpenalized_bias)
@@ -196,7 +202,7 @@ def train(
         start_from=None if start_from is None else str(Path(start_from).resolve()),
     )
     resolved = resolve(dataset, asked, listener)
-    session = Session(listener, stop_requested, until=deadline(max_seconds))
+    session = Session(listener, stop_requested, threads=threading, until=deadline(max_seconds))
     if resume and is_begun(Path(run), resolved.config):
         from .resume import go_on
 

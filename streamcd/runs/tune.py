@@ -10,6 +10,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..training.loop import Session, StopRequested, deadline
 from ..training.result import TuneResult
@@ -55,6 +56,7 @@ def tune(
     max_seconds: float | None = None,
     resume: bool = False,
     force: bool = False,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> TuneResult:
@@ -73,7 +75,7 @@ def tune(
         As in `train`.
     ridge, slack, memory, seed, checkpoint_every, max_seconds, resume, force
         As in `train`.
-    listener, stop_requested
+    threads, listener, stop_requested
         As in `train`.
 
     Returns
@@ -92,7 +94,8 @@ def tune(
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")
-    session = Session(listener or Listener(), stop_requested, until=deadline(max_seconds))
+    threading = make_threads(threads)
+    session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     problem = ProblemOptions.asked(
         loss=loss,

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
 from ..core.progress import Listener, Progress, TrainingStatus
 from ..core.randomness import random_key
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels.compile import compilation_told
 from ..solvers import acceleration
@@ -40,6 +41,7 @@ class Session:
     listener: Listener
     stop_requested: StopRequested | None
     client: Any = None  # of the workers; None where this process trains
+    threads: Threads = field(default_factory=Threads)  # of this process
     until: float = math.inf  # seconds of the monotonic clock at which to stop
 
 
@@ -229,6 +231,7 @@ class Loop(TrainingLoop):
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)  # before `new_state`
         super().__init__(directory, task, session)
+        self.threads = task.solver.threads = session.threads
         self.last_checkpoint = self.started
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
         self.slots = directory.open_slots(
@@ -244,7 +247,8 @@ class Loop(TrainingLoop):
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
-        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
+        numbers = {"n_folds": folds, "n_threads": self.threads.count}
+        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **numbers) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
@@ -257,6 +261,7 @@ class Loop(TrainingLoop):
         self.listener.progress(Progress("compiling kernels", n_compiled, None, "kernels"))
 
     def _close(self) -> None:
+        self.threads.close()
         self.slots.close()
 
     def _read(self, stream: Stream) -> None:
