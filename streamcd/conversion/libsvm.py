@@ -25,7 +25,7 @@ from .byte_sources import (
     DECODER_BYTES,
     ByteBlock,
     ByteRange,
-    display_name,
+    check_rows,
     expand_sources,
     read_blocks,
     total_bytes,
@@ -293,6 +293,7 @@ class LibsvmFormat:
     block_bytes: int = BLOCK_BYTES  # parsed at a time; memory used is about ten times as much
     max_line_bytes: int | None = None  # for which a block may grow
     decoder_bytes: int = DECODER_BYTES  # for decompression
+    needs_label: bool = True  # else a row may begin with an entry, and its label is NaN
 
     @property
     def end_index(self) -> int:
@@ -468,15 +469,6 @@ def iterate_sources(
         if listener is not None:
             listener.progress(Progress(phase, batch.bytes_read, total, "B"))
     check_rows(n_rows, paths)
-
-
-def check_rows(n_rows: int, paths: Sequence[str]) -> None:
-    """Refuse sources without a row."""
-    if not n_rows:
-        names = ", ".join(display_name(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
-        raise DataError(
-            f"{names}: expected rows of libsvm text, found none; check that this is the file meant"
-        )
 
 
 def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:

@@ -46,6 +46,7 @@ class Dataset(RowTable):
         self.weighted: bool = manifest["weighted"]
         self.index_base: int = manifest["index_base"]
         self.seed: int = manifest["seed"]
+        self.class_names: list[str] | None = manifest.get("class_names")
 
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0

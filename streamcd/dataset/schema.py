@@ -84,8 +84,15 @@ COLUMN_CHUNKS = schema(
 SCALES = schema(feature=np.int64, scale=np.float64)
 
 
-def features_schema(compact: bool) -> Schema:
-    """Describe ``features.parquet``."""
-    statistics = {name: np.float64 for name in ("min", "max", "mean", "mean_square")}
-    original = {"original": np.int64} if compact else {}
-    return schema(feature=np.int64, n_entries=np.int64, **statistics, **original)
+FEATURES = pa.schema(
+    [
+        *schema(
+            feature=np.int64,
+            n_entries=np.int64,
+            **{name: np.float64 for name in ("min", "max", "mean", "mean_square")},
+            index=np.int64,
+        ),
+        pa.field("name", pa.large_string()),
+    ]
+)
+"""Columns of ``features.parquet``: `index` is as in the source, `name` null where features have none."""

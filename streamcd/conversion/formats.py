@@ -1,0 +1,241 @@
+"""Formats of sources, recognised by content; the source of rows that each makes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.errors import DataError, UsageError
+from .byte_sources import (
+    DECODER_BYTES,
+    STANDARD_INPUT,
+    ByteRange,
+    display_name,
+    expand_sources,
+    is_compressed,
+    read_head,
+)
+from .sources import LibsvmSource, Source
+
+if TYPE_CHECKING:
+    from ..models.encoding import Encoding
+    from .table_rows import TableOptions
+
+FORMATS = ("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy")
+_TABLES = ("csv", "parquet", "arrow")
+_MAGIC = (
+    (b"PAR1", "parquet"),
+    (b"ARROW1", "arrow"),
+    (b"\xff\xff\xff\xff", "arrow"),
+    (b"PK\x03\x04", "npz"),
+    (b"PK\x05\x06", "npz"),
+    (b"\x93NUMPY", "npy"),
+)
+_FOREIGN = ((b"\x89HDF", "HDF5"), (b"SQLite format", "SQLite"), (b"ORC", "ORC"), (b"Obj\x01", "Avro"), (b"%PDF", "PDF"))
+_HEAD_BYTES = 1 << 16
+_DELIMITERS = ",;\t|"
+_LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How sources are read, whatever their format."""
+
+    value_dtype: Any
+    block_bytes: int
+    max_line_bytes: int | None = None
+    decoder_bytes: int = DECODER_BYTES
+    batch_bytes: int = 64 << 20  # of tables, decoded
+    index_base: int | None = None
+    n_features: int | None = None
+    ignore_beyond: bool = False
+    needs_label: bool = True
+    encoding: Encoding | None = None  # given by another dataset or a model
+    class_names: tuple[str, ...] = ()
+    of_numbers: bool = False  # labels are numbers elsewhere
+
+    @property
+    def width_end(self) -> int:
+        """The first index that is too large."""
+        if self.n_features is None:
+            return (1 << 62) + 1
+        return self.n_features + (1 if self.index_base is None else self.index_base)
+
+
+def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
+    """List the files that sources mean, and the directory in which each was found, if any.
+
+    Of a directory without files of its own, those in folders named ``key=value`` are taken.
+    """
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    paths, roots = [], {}
+    for source in map(os.fspath, given):
+        found = _partition_files(source) if os.path.isdir(source) else []
+        roots.update(dict.fromkeys(found, source))
+        paths += found or [source]
+    return expand_sources(paths), roots
+
+
+def _partition_files(root: str) -> list[str]:
+    entries = [entry for entry in os.scandir(root) if not entry.name.startswith((".", "_"))]
+    if any(entry.is_file() for entry in entries) or not any("=" in entry.name for entry in entries):
+        return []
+    return sorted(
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(root)
+        for name in names
+        if not name.startswith((".", "_"))
+    )
+
+
+def recognise(path: str) -> tuple[str, bytes]:
+    """Tell a file's format by its first bytes; returns these too where they cannot be read again."""
+    try:
+        head, text = read_head(ByteRange(path), _HEAD_BYTES)
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
+    kept = b"" if os.path.isfile(path) else head
+    for magic, name in _FOREIGN:
+        if head.startswith(magic):
+            raise DataError(
+                f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {name}; "
+                "write it as one of these"
+            )
+    for magic, name in _MAGIC:
+        if head.startswith(magic):
+            return name, kept
+    return ("csv" if delimiter_of(text) else "libsvm"), kept
+
+
+def delimiter_of(text: bytes) -> str | None:
+    """The delimiter of a table's first line; None where it is a line of libsvm text, or of a single word."""
+    lines = text.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").splitlines()
+    line = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+    if any(_LIBSVM_TOKEN.match(token) for token in line.split()[:2]):
+        return None
+    counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS}
+    most = max(counts, key=counts.__getitem__)
+    return most if counts[most] else None
+
+
+def open_source(
+    paths: list[str], roots: dict[str, str], format: str, reading: Reading, options: TableOptions
+) -> Source:
+    """Make the source of rows of files, all of one format."""
+    if format not in FORMATS:
+        raise UsageError(f"expected --format {', '.join(FORMATS)}, found {format!r}")
+    head = b""
+    if format == "auto":
+        found = {path: recognise(path) for path in paths}
+        format, head = found[paths[0]]
+        for path, (other, _) in found.items():
+            if other != format:
+                raise UsageError(
+                    f"expected files of one format, found {format} in {paths[0]} and {other} in {path}; "
+                    "convert them one by one, or name the --format"
+                )
+        if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
+            format = "csv"  # a table of one column
+    elif paths[0] == STANDARD_INPUT:
+        head, _ = read_head(ByteRange(paths[0]), _HEAD_BYTES)
+    if paths[0] == STANDARD_INPUT and format not in ("libsvm", "csv"):
+        raise UsageError(f"expected text on standard input, found {format}; name a file")
+    if format == "libsvm":
+        return _open_libsvm(paths, head, reading, options)
+    if format in _TABLES:
+        return _open_table(_table_reader(paths, roots, format, head, reading), reading, options, paths[0])
+    from .matrix_files import open_matrices  # zip and npy: only where they are met
+
+    return open_matrices(paths, format, reading, options)
+
+
+def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
+    from .libsvm import LibsvmFormat  # the parser's kernels: only where there is text
+
+    if options.given and not reading.encoding:
+        raise UsageError(
+            f"{', '.join(options.given)}: expected a table with named columns, found libsvm text in "
+            f"{display_name(paths[0])}; leave the option out, or name the --format"
+        )
+    form = LibsvmFormat(
+        reading.value_dtype,
+        reading.index_base,
+        reading.n_features,
+        reading.ignore_beyond,
+        reading.block_bytes,
+        reading.max_line_bytes,
+        reading.decoder_bytes,
+        needs_label=reading.needs_label,
+    )
+    return LibsvmSource(paths, form, head)
+
+
+def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading) -> Any:
+    from .tables import ArrowReader, CsvReader, ParquetReader, partitions_of
+
+    if format == "csv":
+        text = read_head(ByteRange(paths[0], head=head), _HEAD_BYTES)[1]
+        sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
+        return CsvReader(paths, delimiter_of(text) or ",", *sizes, head)
+    for path in paths:
+        if not os.path.isfile(path) or is_compressed(path):
+            raise UsageError(f"{display_name(path)}: expected a plain {format} file, found another; decompress it first")
+    if format == "arrow":
+        return ArrowReader(paths, reading.batch_bytes)
+    partitions = {path: partitions_of(path, root) for path, root in roots.items()}
+    return ParquetReader(paths, reading.batch_bytes, partitions)
+
+
+def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str) -> Source:
+    from .table_rows import TableSource, plan_encoding
+
+    types, name = reader.types(), display_name(name)
+    known = reading.encoding
+    encoding = plan_encoding(types, options, name) if known is None else known
+    if known is not None:
+        check_columns(known, types, reading.needs_label, name)
+    wanted = {column: types[column] for column in encoding.names if column in types}
+    wanted |= {column.name: "string" for column in encoding.columns if column.kind in ("category", "hashed")}
+    for column in encoding.columns:
+        if column.kind == "number":
+            wanted[column.name] = "number"
+    for column in (encoding.label, encoding.weight):
+        if column and column in types:
+            wanted[column] = types[column]
+    if encoding.label in wanted and (reading.class_names or reading.of_numbers):
+        wanted[encoding.label] = "string" if reading.class_names else "number"
+    return TableSource(
+        reader,
+        encoding,
+        wanted,
+        np.dtype(reading.value_dtype),
+        list(reading.class_names),
+        grows=known is None,
+        needs_label=reading.needs_label,
+        sparse_least=reading.index_base or 0,
+        width_end=reading.width_end - (0 if known is None else known.sparse_start),
+        ignore_beyond=reading.ignore_beyond,
+    )
+
+
+def check_columns(encoding: Encoding, types: dict[str, str], needs_label: bool, name: str) -> None:
+    """Refuse a table that lacks a column of the encoding."""
+    needed = [*encoding.names, *([encoding.label, encoding.weight] if needs_label else [])]
+    missing = [column for column in needed if column and column not in types]
+    if missing:
+        raise DataError(
+            f"{name}: expected the columns of the data trained on, found no {', '.join(map(repr, missing[:5]))}"
+            f"{', …' if len(missing) > 5 else ''}; add what is missing"
+        )
+
+
+def reading_like(reading: Reading, **known: Any) -> Reading:
+    """The same reading, with what another dataset or a model gives."""
+    return replace(reading, **known)

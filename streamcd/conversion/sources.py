@@ -1,0 +1,128 @@
+"""Sources of rows: one protocol for text, tables and matrices, in files or in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from ..models.encoding import Encoding
+from .byte_sources import ByteRange, expected_text_bytes, share_out, total_bytes
+from .rows import RowBatch
+from .numbering import TaskDictionary
+
+class Piece(Protocol):
+    """A part of a source that can be read on its own."""
+
+    path: str
+    start: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes on disk."""
+
+
+class Counted(NamedTuple):
+    """Rows and lines of a piece; `whole` where it ends with a row."""
+
+    n_rows: int
+    n_lines: int
+    whole: bool = True
+
+
+class Source(Protocol):
+    """A source of rows; processes share it, unless it is in memory.
+
+    `encoding` is that of a table, else None; `names_labels` where labels are names, which `class_names` lists as far as they
+    are known; `weighted` where rows come with weights; `of_indices` where features are numbered by indices in the data;
+    `grows` where strings that are met make features.
+    """
+
+    paths: list[str]
+    what: str  # in messages
+    in_memory: bool
+    encoding: Encoding | None
+    names_labels: bool
+    class_names: list[str]
+    weighted: bool
+    of_indices: bool
+    grows: bool
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes on disk; None where it can be read but once."""
+
+    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+        """An estimate of the bytes of some pieces as text; None where nobody knows."""
+
+    def whole(self) -> list[Any]:
+        """All of it, in pieces that follow one another."""
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        """All of it, in about `n_tasks` pieces."""
+
+    def count(self, piece: Any) -> Counted:
+        """Count the rows of a piece."""
+
+    def parse(
+        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        """Make batches of the rows of pieces; strings are numbered by `dictionary`, or by the encoding."""
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """The common part of sources in files: none of these has a table's properties until it says so."""
+
+    paths: list[str]
+
+    what = "rows"
+    in_memory = False
+    encoding: Encoding | None = None
+    names_labels = False
+    weighted = False
+    of_indices = True
+    grows = False
+
+    @property
+    def class_names(self) -> list[str]:
+        return []
+
+    @property
+    def total_bytes(self) -> int | None:
+        return total_bytes(self.paths)
+
+    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+        return expected_text_bytes(pieces)
+
+    def whole(self) -> list[Any]:
+        return [ByteRange(path) for path in self.paths]
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        return share_out(self.paths, n_tasks)
+
+
+@dataclass(frozen=True)
+class LibsvmSource(FileSource):
+    """libsvm text."""
+
+    form: Any = None  # a `libsvm.LibsvmFormat`
+    head: bytes = b""  # of standard input, read already
+
+    what = "rows of libsvm text"
+
+    def whole(self) -> list[Any]:
+        return [ByteRange(path, head=self.head if path == "-" else b"") for path in self.paths]
+
+    def count(self, piece: ByteRange) -> Counted:
+        from .libsvm import count_rows  # the parser's kernels: only where there is text
+
+        return Counted(*count_rows(piece, self.form))
+
+    def parse(
+        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        from .libsvm import iterate_batches
+
+        return iterate_batches(pieces, self.form, first_row, first_line)
+
