@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .models.model import load_model as load_model
     from .prediction.evaluate import evaluate as evaluate
     from .prediction.predict import predict as predict
+    from .runs.report import write_report as write_report
     from .runs.resume import resume as resume
     from .runs.train import train as train
     from .runs.tune import tune as tune
@@ -45,6 +46,7 @@ _PUBLIC = {
     "solve_box_qp": ("box_qp.solve", "solve_box_qp"),
     "train": ("runs.train", "train"),
     "tune": ("runs.tune", "tune"),
+    "write_report": ("runs.report", "write_report"),
 }
 
 __all__ = [*_PUBLIC, "__version__"]

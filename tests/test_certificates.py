@@ -13,7 +13,7 @@ from mpmath import mp, mpf
 from reference import run_dual
 from small_datasets import Rows, write_dataset
 
-from streamcd import train
+from streamcd import ConvergenceWarning, train
 from streamcd.cluster.engines import Simulation
 from streamcd.conversion.transpose import make_columns
 from streamcd.dataset.dataset import Dataset
@@ -32,6 +32,9 @@ CASES = [
     ("log_loss", "primal", {}),
     ("log_loss", "online", {}),
 ]
+Lane = tuple[float, float, Any, Any, bool, float]
+"""Gap and primal objective as reported, primal objective and gap in exact arithmetic, converged, rounding of the primal."""
+
 ALLOWED = 2e-8  # of the gap: less rounding leaves its digits alone
 
 
@@ -152,8 +155,8 @@ def exact_gradient_gap(
 
 def certify(
     folder: Path, rows: Rows, loss: str, method: str, C: float, *, tol: float = 1e-6, **options: Any
-) -> list[tuple[float, float, Any, Any, bool]]:
-    """Train, and return of each lane the reported gap and primal, the exact primal and gap, and whether it converged."""
+) -> list[Lane]:
+    """Train, and compare every lane with exact arithmetic."""
     columns = method in ("primal", "online")
     dataset = write_dataset(folder / "data", rows, value_dtype=np.float64, n_chunks=2, n_shards=2)
     if columns:
@@ -176,7 +179,7 @@ def certify(
 
 def compare(
     run: Path, dataset: Dataset, rows: Rows, loss: str, C: float, *, columns: bool, slack: str
-) -> list[tuple[float, float, Any, Any, bool]]:
+) -> list[Lane]:
     classes, code, counts = np.unique(rows[1], return_inverse=True, return_counts=True)
     x = rows[0].toarray()
     problem = make_problem(
@@ -194,16 +197,15 @@ def compare(
             exact = [exact_class_gap(problem, x, code, w, alpha)]
         else:
             exact = [exact_gap(problem, lane, x, code, w, alpha) for lane in range(problem.n_lanes)]
-    gaps, primals, converged = (state[f"lane_{name}"] for name in ("gap", "primal", "converged"))
-    return [
-        (float(gap), float(primal), *found, bool(done))
-        for gap, primal, found, done in zip(gaps, primals, exact, converged, strict=True)
-    ]
+    names = ("gap", "primal", "converged", "primal_rounding")
+    figures = zip(*(state[f"lane_{name}"].tolist() for name in names), exact, strict=True)
+    return [(gap, primal, *found, done, rounding) for gap, primal, done, rounding, found in figures]
 
 
-def assert_holds(lanes: list[tuple[float, float, Any, Any, bool]], tol: float, columns: bool) -> None:
-    for gap, primal, true_primal, true_gap, converged in lanes:
+def assert_holds(lanes: list[Lane], tol: float, columns: bool) -> None:
+    for gap, primal, true_primal, true_gap, converged, rounding in lanes:
         assert true_gap >= 0
+        assert abs(primal - true_primal) <= rounding
         true_gap = min(true_gap, true_primal)  # alpha = 0 is a point of the dual too
         # the scores that a primal method ends with are those that its last certificate has summed up anew
         slack = 1e-9 * primal if columns else 0.0
@@ -238,10 +240,11 @@ def test_the_bound_of_rounding_costs_no_digits_where_scales_are_good(
 ) -> None:
     rng = np.random.default_rng(0)
     rows = sp.csr_array(rng.standard_normal((20, 3))), (np.arange(20) % 2).astype(np.float64)
-    for gap, primal, true_primal, true_gap, converged in certify(
+    for gap, primal, true_primal, true_gap, converged, rounding in certify(
         tmp_path, rows, loss, method, 1.0, tol=1e-9, **options
     ):
         assert converged
+        assert rounding <= 1e-11 * true_primal
         assert gap - true_gap <= 1e-12 * true_primal
         assert abs(primal - true_primal) <= 1e-12 * true_primal
 
@@ -270,3 +273,19 @@ def test_no_certificate_of_workers_excludes_a_better_primal(tmp_path: Path, loss
                 gaps.append(float(archive["lane_gap"][0]))
         assert gaps[1] * (1 + ALLOWED) >= primals[1] - primals[0]
         assert gaps[0] * (1 + ALLOWED) >= primals[0] - primals[1]
+
+
+def test_a_training_that_only_rounding_keeps_from_its_tolerance_says_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = sp.csr_array(1e7 * rng.standard_normal((8, 1)))
+    dataset = write_dataset(
+        tmp_path / "data", (x, np.sign(x.toarray()[:, 0])), value_dtype=np.float64, n_chunks=2, n_shards=2
+    )
+    with pytest.warns(
+        ConvergenceWarning, match="with what rounding may add, the relative gap is .*--scale maxabs"
+    ):
+        result = train(dataset, tmp_path / "run", loss="hinge", method="dual", C=1e4, tol=1e-6, max_passes=20)
+    assert result.stop_reason == "rounding"
+    assert result.rounding > 1e-6
+    assert not result.converged
+    assert result.to_json()["rounding"] == result.rounding

@@ -22,6 +22,7 @@ import scipy.sparse as sp
 
 from streamcd import convert as convert_function
 from streamcd import make_columns
+from streamcd.cli.output import describe_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import staging
 from streamcd.conversion.convert import _LEAST_BYTES
@@ -745,3 +746,30 @@ def test_peak_memory_stays_under_the_budget_on_text_twice_as_large(tmp_path: Pat
         fingerprints.add(fingerprint)
         assert peak < budget
     assert len(fingerprints) == 1
+
+
+def test_info_names_what_a_killed_conversion_left_and_the_same_call_removes_it(text_file, tmp_path):
+    dataset = convert(text_file, tmp_path / "data")
+    left = tmp_path / ".data.partial"
+    left.mkdir()
+    (left / "lock").write_bytes(staging._MARK)
+    (left / "runs").mkdir()
+    assert any(str(left) in line and "--force" in line for line in describe_dataset(dataset)["advice"])
+    convert(text_file, tmp_path / "data", force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]
+    assert staging.leftovers(dataset.path) == []
+
+
+@pytest.mark.parametrize("failing", ["unlink", "rmdir"])
+def test_a_file_that_resists_once_is_removed_at_the_second_time(text_file, tmp_path, monkeypatch, failing):
+    real, failures = getattr(os, failing), [OSError(5, "Input/output error")]
+
+    def once(*arguments, **options):
+        if (tmp_path / "data").exists() and failures:
+            raise failures.pop()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, failing, once)
+    convert(text_file, tmp_path / "data")
+    assert failures == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]

@@ -11,6 +11,7 @@ from conftest import libsvm_text
 from streamcd.conversion.convert import convert
 from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.external_partition import PartitionWriter
+from streamcd.core.locks import scratch_directory
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import open_dataset
@@ -77,3 +78,15 @@ def test_weights_that_are_left_out_are_said(small_problem, made_dataset, tmp_pat
     x, y = small_problem("random")
     export_libsvm(made_dataset(x, y, weight=np.full(y.size, 2.0)), tmp_path / "out", listener=Heard())
     assert "weights are left out" in heard[0]
+
+
+def test_what_a_killed_call_left_is_removed_by_the_next_but_not_what_another_works_in(tmp_path):
+    killed = tmp_path / ".streamcd-export-killed"
+    killed.mkdir()
+    (killed / "run.partial").write_bytes(b"lines")
+    (tmp_path / ".streamcd-export-link").symlink_to(tmp_path)
+    with scratch_directory(tmp_path, "export") as first, scratch_directory(tmp_path, "export") as second:
+        assert first.is_dir()
+        assert second.is_dir()
+        assert not killed.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".streamcd-export-link"]

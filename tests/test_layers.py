@@ -21,16 +21,17 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 BELOW = {
     "kernels": "",
     "core": "kernels",
+    "report": "core",
     "dataset": "kernels core",
     "models": "kernels core dataset",
     "stream": "kernels core dataset",
     "solvers": "kernels core dataset stream",
     "box_qp": "kernels core solvers",
     "conversion": "kernels core dataset models solvers",
-    "training": "kernels core dataset models stream solvers",
+    "training": "kernels core report dataset models stream solvers",
     "prediction": "kernels core dataset models solvers conversion",
     "cluster": "kernels core dataset stream solvers training",
-    "runs": "kernels core dataset models stream solvers training cluster",
+    "runs": "kernels core report dataset models stream solvers training prediction cluster",
     "cli": "core dataset models solvers box_qp conversion prediction cluster runs",
 }
 """The rooms, from the lowest up, each with those that its modules may import from."""

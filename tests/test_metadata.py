@@ -176,3 +176,12 @@ def test_a_directory_is_replaced_or_restored(tmp_path: Path) -> None:
     restore_directory(path, aside)
     assert (path / "data").exists()
     restore_directory(path, aside)
+
+
+def test_a_column_layout_of_another_number_of_features_is_refused(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows(60, 5), n_chunks=3)
+    columns = make_columns(dataset)
+    case = Case(columns.path / "manifest.json", COLUMN_LAYOUT, lambda: open_columns(dataset), DatasetError)
+    for n_features in (columns.n_items - 1, columns.n_items + 1):
+        case.write(n_features=n_features)
+        assert f"n_features is {n_features}, the chunk table has {columns.n_items}" in refusal(case)

@@ -2,6 +2,12 @@
 
     python tools/make_data.py text --rows 1000000 --features 300000 --entries 100 big.dataset
     python tools/make_data.py text --rows 100000 --features 50000 --entries 60 small.txt --as text
+    python tools/make_data.py clicks --rows 1000000 --fields 30 --values 5000000 clicks.dataset
+
+A preset is a kind of data with sizes, any of which can be given too: text-65m, classes-105 and short-rows stand in for sets
+that cannot be passed on; clicks-400k is the set of the suite of accelerated trainings.
+
+    python tools/make_data.py clicks-400k clicks.dataset
 
 Rows are made block by block, so memory does not grow with their number.
 """
@@ -10,8 +16,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -22,17 +31,130 @@ from streamcd.conversion.feature_statistics import LabelCounts, RangeStatistics,
 from streamcd.conversion.libsvm import write_rows
 from streamcd.conversion.rows import Rows, concatenate
 from streamcd.conversion.staging import staging_directory
-from streamcd.core.errors import StreamcdError
+from streamcd.core.errors import StreamcdError, UsageError
+from streamcd.core.memory_budget import parse_size
 from streamcd.dataset.writer import DatasetWriter
 
 
-def block_maker(
-    name: str, n_features: int, entries: int, classes: int, seed: int
-) -> Callable[[int], RowPiece]:
-    """The function that makes the blocks of a data set."""
-    if name == "dense":
-        return partial(dense_block, n_features=n_features, seed=seed, n_classes=classes)
-    return partial(text_block, n_features=n_features, entries_per_row=entries, seed=seed, n_classes=classes)
+@dataclass(frozen=True)
+class Shape:
+    """Kind and sizes of a data set."""
+
+    kind: str
+    rows: int = 100_000
+    features: int = 50_000  # text, multiclass, dense
+    entries: int = 60  # a row, on average: text, multiclass
+    classes: int = 2
+    fields: int = 38  # clicks
+    values: int = 100_000  # clicks: of the field that has most
+
+    @property
+    def n_features(self) -> int:
+        """Width of the rows."""
+        if self.kind == "clicks":
+            return int(field_starts(self.fields, self.values)[-1])
+        return self.features
+
+    def block_maker(self, seed: int) -> Callable[[int], RowPiece]:
+        """The function that makes the blocks."""
+        if self.kind == "clicks":
+            return partial(clicks_block, n_fields=self.fields, most_values=self.values, seed=seed)
+        if self.kind == "dense":
+            return partial(dense_block, n_features=self.features, seed=seed, n_classes=self.classes)
+        return partial(
+            text_block,
+            n_features=self.features,
+            entries_per_row=self.entries,
+            seed=seed,
+            n_classes=self.classes,
+        )
+
+
+SHAPES = {
+    "text": Shape("text"),
+    "dense": Shape("dense"),
+    "multiclass": Shape("text", classes=10),
+    "clicks": Shape("clicks"),
+    "clicks-400k": Shape("clicks", rows=400_000),
+    "text-65m": Shape("text", rows=600_000, features=300_000, entries=108),
+    "classes-105": Shape("text", rows=6_400, features=55_000, entries=80, classes=105),
+    "short-rows": Shape("clicks", rows=50_000, fields=12, values=80),  # 300 features
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Clicks
+
+_FEWEST_VALUES = 3
+_EXPONENT = 1.1  # of the power law of a field's values
+_SPEAKING = 0.2  # share of the values that have a weight in the model behind the labels
+_EVIDENCE = 1.5  # standard deviation of a row's log-odds over the rows
+_INTERCEPT = -1.3  # log-odds of a row without evidence: a quarter of the rows are positive
+
+
+@lru_cache(maxsize=4)
+def field_starts(n_fields: int, most_values: int) -> np.ndarray:
+    """First feature of every field, and the end of the last; fields have from 3 to ``most_values`` values.
+
+    The numbers of values are a geometric sequence.
+    """
+    if n_fields < 1 or most_values < _FEWEST_VALUES:
+        raise UsageError(
+            f"clicks: expected a field or more and {_FEWEST_VALUES} values or more, found {n_fields} fields and "
+            f"{most_values} values"
+        )
+    counts = np.rint(np.geomspace(_FEWEST_VALUES, most_values, n_fields)).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+@lru_cache(maxsize=2)
+def _click_model(n_fields: int, most_values: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """For every field's values, most frequent first: the feature, and its weight in a row's log-odds."""
+    starts = field_starts(n_fields, most_values)
+    rng = np.random.default_rng([seed, n_fields, most_values])
+    feature, weight = np.empty(starts[-1], np.int32), np.empty(starts[-1])
+    variance = mean = 0.0
+    for start, stop in pairwise(starts):
+        n_values = stop - start
+        feature[start:stop] = start + rng.permutation(n_values)
+        drawn = rng.standard_normal(n_values) * (rng.random(n_values) < _SPEAKING)
+        probability = _probabilities(n_values)
+        mean += probability @ drawn
+        variance += probability @ drawn**2 - (probability @ drawn) ** 2
+        weight[start:stop] = drawn
+    # any row has one value of each field, so the mean can be taken from every weight in equal shares
+    return feature, (weight - mean / n_fields) * (_EVIDENCE / np.sqrt(variance))
+
+
+def _probabilities(n_values: int) -> np.ndarray:
+    """Of a field's values, most frequent first: integrals of x to the minus `_EXPONENT` from rank + 1 to rank + 2."""
+    bound = np.arange(1, n_values + 2, dtype=np.float64) ** (1 - _EXPONENT)
+    return (bound[:-1] - bound[1:]) / (bound[0] - bound[-1])
+
+
+def clicks_block(number: int, *, n_fields: int, most_values: int, seed: int) -> RowPiece:
+    """One block of rows that look like logged clicks: of each field one category, its feature being 1.
+
+    Categories follow a power law within their field. Labels are drawn from a logistic model in which a fifth of the
+    categories have a weight.
+    """
+    starts = field_starts(n_fields, most_values)
+    feature, weight = _click_model(n_fields, most_values, seed)
+    rng = np.random.default_rng([seed, number, n_fields, most_values, 2])
+    last = np.diff(starts) + 1.0
+    quantile = rng.random((BLOCK_ROWS, n_fields))
+    bound = 1 - quantile * (1 - last ** (1 - _EXPONENT))
+    rank = (bound ** (1 / (1 - _EXPONENT))).astype(np.int64) - 1
+    value = starts[:-1] + np.clip(rank, 0, np.diff(starts) - 1)
+    odds = np.exp(_INTERCEPT + weight[value].sum(axis=1))
+    label = np.where(rng.random(BLOCK_ROWS) * (1 + odds) < odds, 1.0, -1.0)
+    indptr = np.arange(BLOCK_ROWS + 1, dtype=np.int64) * n_fields
+    entries = BLOCK_ROWS * n_fields
+    return RowPiece(label, indptr, feature[value].ravel().astype(np.int64), np.ones(entries, np.float32))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Dense data
 
 
 def dense_block(number: int, *, n_features: int, seed: int, n_classes: int = 2) -> RowPiece:
@@ -45,6 +167,10 @@ def dense_block(number: int, *, n_features: int, seed: int, n_classes: int = 2) 
     value[value == 0] = np.float32(1e-4)
     indptr = np.arange(BLOCK_ROWS + 1, dtype=np.int64) * n_features
     return RowPiece(label, indptr, np.tile(np.arange(n_features), BLOCK_ROWS), value.ravel())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Datasets
 
 
 class ChunkCutter:
@@ -78,23 +204,28 @@ class ChunkCutter:
 
 
 def write_dataset(
-    pieces: Iterator[RowPiece],
+    shape: Shape,
     dest: Path,
     *,
-    n_features: int,
-    seed: int,
     name: str,
-    chunk_bytes: int,
-    force: bool,
+    seed: int = 0,
+    first_row: int = 0,
+    chunk_bytes: int = 1_000_000,
+    shard_bytes: int = 256_000_000,
+    force: bool = False,
 ) -> None:
     """Write rows to a dataset in the order in which they come, which is random as made."""
     if dest.exists() and not force:
         raise StreamcdError(f"{dest} exists; name another place or replace it with --force")
-    labels, statistics = LabelCounts(), RangeStatistics(0, n_features)
+    labels, statistics = LabelCounts(), RangeStatistics(0, shape.n_features)
     cutter = ChunkCutter(chunk_bytes, entry_bytes=8)
     with staging_directory(dest, force) as work:
         writer = DatasetWriter(
-            work / "dataset", index_dtype=np.int32, value_dtype=np.float32, row_dtype=np.int64
+            work / "dataset",
+            index_dtype=np.int32,
+            value_dtype=np.float32,
+            row_dtype=np.int64,
+            shard_bytes=shard_bytes,
         )
 
         def write(chunk: Rows) -> None:
@@ -102,7 +233,7 @@ def write_dataset(
             statistics.add(writer.n_parts - 1, chunk.index, chunk.value)
 
         n_rows = 0
-        for piece in pieces:
+        for piece in iterate_rows(shape.block_maker(seed), first_row, shape.rows):
             place = np.arange(n_rows, n_rows + len(piece.label))
             n_rows += len(place)
             labels.add(piece.label)
@@ -113,7 +244,7 @@ def write_dataset(
             write(cutter.rest())
         writer.write_features(in_groups(statistics.columns(n_rows)))
         writer.close(
-            n_features=n_features,
+            n_features=shape.n_features,
             index_base=1,
             compact=False,
             **labels.manifest(),
@@ -126,40 +257,47 @@ def write_dataset(
 
 
 @click.command(help=__doc__.split("\n")[0])
-@click.argument("name", type=click.Choice(["text", "dense", "multiclass"]))
+@click.argument("name", type=click.Choice(list(SHAPES)))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--rows", "n_rows", default=100_000, show_default=True)
-@click.option("--features", "n_features", default=50_000, show_default=True)
-@click.option("--entries", default=60, show_default=True, help="Entries a row on average (text, multiclass).")
-@click.option("--classes", default=None, type=int, help="Classes; 2, or 10 for multiclass.")
+@click.option("--rows", type=int)
+@click.option("--features", type=int, help="Features (all but clicks).")
+@click.option("--entries", type=int, help="Entries a row on average (text, multiclass).")
+@click.option("--classes", type=int, help="Classes (all but clicks).")
+@click.option("--fields", type=int, help="Fields, of which every row has one value each (clicks).")
+@click.option("--values", type=int, help="Values of the field that has most; the least has 3 (clicks).")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--first-row", default=0, show_default=True, help="Make a part that begins here (text).")
+@click.option("--first-row", default=0, show_default=True, help="Make a part that begins here.")
 @click.option("--as", "kind", type=click.Choice(["dataset", "text"]), default="dataset", show_default=True)
 @click.option("--chunk-bytes", default=1_000_000, show_default=True)
+@click.option("--shard-size", default="256MB", show_default=True)
 @click.option("--force", is_flag=True, help="Replace an existing dataset.")
 def main(
     name: str,
     out: Path,
-    n_rows: int,
-    n_features: int,
-    entries: int,
-    classes: int | None,
     seed: int,
     first_row: int,
     kind: str,
     chunk_bytes: int,
+    shard_size: str,
     force: bool,
+    **sizes: Any,
 ) -> None:
-    make_block = block_maker(name, n_features, entries, classes or (10 if name == "multiclass" else 2), seed)
-    pieces = iterate_rows(make_block, first_row, n_rows)
     try:
+        shape = replace(SHAPES[name], **{size: given for size, given in sizes.items() if given is not None})
         if kind == "text":
             with open(out, "wb") as stream:
-                for piece in pieces:
+                for piece in iterate_rows(shape.block_maker(seed), first_row, shape.rows):
                     write_rows(stream, piece.label, piece.indptr, piece.feature, piece.value)
         else:
             write_dataset(
-                pieces, out, n_features=n_features, seed=seed, name=name, chunk_bytes=chunk_bytes, force=force
+                shape,
+                out,
+                name=name,
+                seed=seed,
+                first_row=first_row,
+                chunk_bytes=chunk_bytes,
+                shard_bytes=parse_size(shard_size),
+                force=force,
             )
     except StreamcdError as error:
         print(f"make_data: {error}", file=sys.stderr)

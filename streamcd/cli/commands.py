@@ -358,19 +358,55 @@ def resume(
 @click.argument("model", metavar="RUN|MODEL")
 @model_options
 @workers_option
+@click.option(
+    "--plot",
+    metavar="FILE",
+    help="Draw confusion, ROC curves and calibration into a file, .png, .svg or .pdf; needs the extra 'plot'.",
+)
+@force_option("picture")
 @output_options
-def evaluate(data: str, model: str, quiet: bool, as_json: bool, **options: Any) -> None:
+def evaluate(
+    data: str, model: str, plot: str | None, force: bool, quiet: bool, as_json: bool, **options: Any
+) -> None:
     """Compare a model's predictions with the labels of a dataset or of libsvm text.
 
     \b
     Example:
       streamcd evaluate test.libsvm.gz run
+      streamcd evaluate test.libsvm.gz run --plot test.png
     """
-    from ..prediction.evaluate import evaluate as evaluate_model
+    with console.Console(quiet) as listener:
+        if plot is None:
+            from ..prediction.evaluate import evaluate as evaluate_model
+
+            result = evaluate_model(data, model, listener=listener, **options)
+        else:
+            from ..runs.report import plot_evaluation
+
+            result = plot_evaluation(data, model, plot, force=force, listener=listener, **options)
+    print_evaluation(f"{model} on {data}", result, as_json)
+
+
+@cli.command()
+@click.argument("run")
+@click.option("-o", "out", required=True, metavar="OUT.html", help="The page, with its pictures inside.")
+@click.option("--data", metavar="DATASET|FILE", help="Evaluate the model on it: confusion, ROC, calibration.")
+@click.option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
+@model_options
+@force_option("page")
+@output_options
+def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Write a page about a run: gap, objective, κ, time, largest weights, configuration; needs the extra 'plot'.
+
+    \b
+    Example:
+      streamcd report run -o report.html --data test.libsvm.gz
+    """
+    from ..runs.report import write_report
 
     with console.Console(quiet) as listener:
-        result = evaluate_model(data, model, listener=listener, **options)
-    print_evaluation(f"{model} on {data}", result, as_json)
+        write_report(run, out, listener=listener, **options)
+    console.show({"report": out}, as_json, lambda: click.echo(f"{out}: open it in a browser"))
 
 
 @cli.command()

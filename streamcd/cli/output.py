@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Gather what `info` and `convert` tell of a dataset."""
+    from ..conversion.staging import leftovers
     from ..dataset.column_layout import has_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..runs.method_choice import choose_method
@@ -22,7 +23,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     return {
         **dataset.info(),
         "feature_rms": feature_rms(dataset),
-        "advice": advice(dataset),
+        "advice": [*advice(dataset), *leftovers(dataset.path)],
         "columns": has_columns(dataset),
         "method": method,
         "method_because": reason,
@@ -90,8 +91,7 @@ def warn_unconverged(listener: console.Console, result: Any) -> None:
     """Warn of a training that ended before its rule was met."""
     if not result.converged:
         listener.warning(
-            f"not converged after {result.passes} passes: the relative gap is {result.gap:.2g}; "
-            f"'streamcd resume {result.run} --max-passes N' goes on"
+            f"{result.describe_shortfall()}; 'streamcd resume {result.run} --max-passes N' goes on"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, replacing
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
+from ..core.locks import scratch_directory
 from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset
@@ -71,8 +71,8 @@ def export_libsvm(
         listener.warning("the rows' weights are left out: libsvm text has no place for them")
     if dataset.scaling.changes_values:
         listener.warning(f"values are written as they are stored, after {dataset.scaling.options()}")
-    with tempfile.TemporaryDirectory(prefix=".streamcd-export-", dir=target.parent) as scratch:
-        run, ends = Path(scratch) / "run", _range_ends(dataset, left // 2)
+    with scratch_directory(target.parent, "export") as scratch:
+        run, ends = scratch / "run", _range_ends(dataset, left // 2)
         _deal_out(dataset, run, ends, left // 2, listener)
         with (
             replacing(target) as partial,

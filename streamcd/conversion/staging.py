@@ -39,9 +39,27 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
             yield work
             put_directory(work / "dataset", dest, work / "replaced" if force else None)
         finally:
-            with suppress(OSError):
-                _remove_entries(work)
-                shutil.rmtree(work)
+            remove_work(work)
+
+
+def remove_work(work: Path) -> None:
+    """Remove a directory for work; a second time where a file resists, the lock last. What stays, `leftovers` tells of."""
+    for _ in range(2):
+        with suppress(OSError):
+            _remove_entries(work)
+            shutil.rmtree(work)
+            return
+
+
+def leftovers(dataset: Path) -> list[str]:
+    """Tell of the directories for work of a dataset: where nothing works there, an interrupted call has left them."""
+    dataset = dataset.absolute()
+    begun = [dataset.with_name(f".{dataset.name}.partial"), *sorted(dataset.glob(".*.partial"))]
+    return [
+        f"{work}: unless a call works there now, an interrupted one has left it; remove it, or repeat the call with --force"
+        for work in begun
+        if work.is_dir() and not work.is_symlink()
+    ]
 
 
 @contextmanager

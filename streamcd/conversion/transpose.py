@@ -44,7 +44,7 @@ from ..core.progress import Listener
 from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import scatter
-from .staging import check_own, disk_full_means
+from .staging import check_own, disk_full_means, remove_work
 
 _MAX_BUCKETS = 256
 """Half of them for jobs, whose shards begin within a range that would fit."""
@@ -115,7 +115,7 @@ def make_columns(
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
         put_directory(work / FOLDER, dataset.path / FOLDER, work / "replaced")
-        shutil.rmtree(work)
+        remove_work(work)
     dataset.close()
     return open_columns(dataset)
 

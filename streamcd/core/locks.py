@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,42 @@ def release_lock(descriptor: int) -> None:
     """Let go of a lock."""
     _held.discard(descriptor)
     os.close(descriptor)
+
+
+@contextmanager
+def scratch_directory(parent: Path, purpose: str) -> Iterator[Path]:
+    """A new directory in `parent` for files in between, removed at the end.
+
+    What processes that were killed have left there for the same purpose is removed first: nobody holds its lock.
+    """
+    prefix = f".streamcd-{purpose}-"
+    for old in parent.glob(f"{prefix}*"):
+        if old.is_dir() and not old.is_symlink() and old.stat().st_uid == os.geteuid():
+            _remove_unlocked(old)
+    path, lock = _locked_directory(parent, prefix)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        release_lock(lock)
+
+
+def _remove_unlocked(path: Path) -> None:
+    with suppress(OSError):  # another process may remove it too
+        lock = take_lock(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            release_lock(lock)
+
+
+def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Make a directory and lock it; anew where another process saw it in between and removed it."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = take_lock(path)
+            if lock is not None and path.exists():
+                return path, lock
 
 
 @contextmanager

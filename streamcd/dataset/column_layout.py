@@ -111,11 +111,17 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
             f"this one has {dataset.fingerprint}; {AGAIN}"
         )
     if manifest["n_entries"] != dataset.n_entries:
-        raise DatasetError(
-            f"{path / 'manifest.json'}: damaged (n_entries is {manifest['n_entries']}, the dataset has "
-            f"{dataset.n_entries}); {AGAIN}"
-        )
-    return Columns(dataset, manifest, Columns.read_chunk_table(path, manifest, check_files))
+        raise _miscounted(path, "n_entries", manifest, "dataset", dataset.n_entries)
+    columns = Columns(dataset, manifest, Columns.read_chunk_table(path, manifest, check_files))
+    if columns.n_items != columns.item_start[-1]:
+        raise _miscounted(path, "n_features", manifest, "chunk table", int(columns.item_start[-1]))
+    return columns
+
+
+def _miscounted(path: Path, key: str, manifest: Mapping[str, Any], other: str, found: int) -> DatasetError:
+    return DatasetError(
+        f"{path / 'manifest.json'}: damaged ({key} is {manifest[key]}, the {other} has {found}); {AGAIN}"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

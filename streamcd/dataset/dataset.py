@@ -48,6 +48,12 @@ class Dataset(RowTable):
         self.seed: int = manifest["seed"]
         self.class_names: list[str] | None = manifest.get("class_names")
 
+    def open_columns(self) -> Any:
+        """Open the column layout (`column_layout.Columns`); raises `DatasetError` where there is none, or it is damaged."""
+        from .column_layout import open_columns  # only where it is read
+
+        return open_columns(self)
+
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:

@@ -18,16 +18,19 @@ from .primitives import (
     DUAL,
     GAP,
     LOSS,
+    LOSS_SLOPE,
     N_ACTIVE,
     N_SHRUNK,
     N_VISITED,
     NO_STEP,
     PATIENCE,
     ROUNDING,
+    SLOPE,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    add_rounding,
+    W_ALPHA,
     fetch_ahead,
+    rounding_terms,
     row_cost,
     row_reach,
 )
@@ -271,7 +274,10 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
         totals[lane, ROUNDING] += (margin.size + 4.0) * magnitude
         # two scores are in the loss, times C, and all in the dual, times alpha
         reach = row_reach(q, rows.indptr[i + 1] - rows.indptr[i])
-        add_rounding(lane, 2.0 * c + size, 0.0, size, reach, totals)
+        slope, _, loss_slope, w_alpha_size = rounding_terms(2.0 * c + size, 0.0, 2.0 * c, size, reach)
+        totals[lane, SLOPE] += slope
+        totals[lane, LOSS_SLOPE] += loss_slope
+        totals[lane, W_ALPHA] += w_alpha_size
         totals[lane, GAP] += phi
         totals[lane, LOSS] += primal
         totals[lane, DUAL] += dual

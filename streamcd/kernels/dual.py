@@ -14,27 +14,31 @@ from .primitives import (
     ALPHA,
     ALPHA_CURVATURE,
     ALPHA_SQUARE,
+    CURVE,
     DUAL,
     GAP,
     HINGE,
     LOG_LOSS,
     LOSS,
+    LOSS_SLOPE,
     N_ACTIVE,
     N_SHRUNK,
     N_STEPS,
     N_VISITED,
     NO_STEP,
     PATIENCE,
+    SLOPE,
     SQUARED_HINGE,
     TWIN_HINGE,
     TWIN_SQUARED_HINGE,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    add_rounding,
+    W_ALPHA,
     add_row,
     falling,
     fetch_ahead,
     log_terms,
+    rounding_terms,
     row_cost,
     row_dot,
     row_reach,
@@ -325,39 +329,59 @@ def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
 
 @inlined
 def _sensitivity(loss, t, cost, alpha, phi):
-    """Slope and curve of the row's term of the gap: at t + e it is at most ``slope |e| + curve e²`` larger than at t."""
+    """Return slope, curve and loss slope: at t + e the row's term of the gap is at most ``slope |e| + curve e²`` larger
+    than at t, and its loss at most ``loss slope |e| + curve e²`` away."""
     if loss == LOG_LOSS:
-        return abs(alpha - cost * falling(t)), 0.125 * cost
+        steep = cost * falling(t)
+        return abs(alpha - steep), 0.125 * cost, steep
     if loss == _SQUARE:
-        return abs(cost * t + alpha), 0.5 * cost
+        return abs(cost * t + alpha), 0.5 * cost, abs(cost * t)
     slack = 1.0 - t
     if loss == SQUARED_HINGE:
-        return abs(alpha - 2.0 * cost * max(slack, 0.0)), cost
+        steep = 2.0 * cost * max(slack, 0.0)
+        return abs(alpha - steep), cost, steep
     # away from the kink phi is its slope times |slack|, and beyond it, C times max(|e| - |slack|, 0) <= e² / (4 |slack|)
-    return cost if abs(slack) < _KINK else phi / max(abs(slack), _KINK), cost * (0.25 / _KINK)
+    steep = cost if slack > -_KINK else 0.0
+    return cost if abs(slack) < _KINK else phi / max(abs(slack), _KINK), cost * (0.25 / _KINK), steep
 
 
 @inlined
-def certify_row(i, lane, loss, row, alpha, totals):
-    """Add the row's terms at fixed w to `totals`; returns its alpha. `row` is (t, C_i, `row_reach`)."""
+def sums_of(lane, totals):
+    """Return a lane's sums of a certificate, for `certify_row`: as locals they need not be stored for every row."""
+    gap, loss, dual = totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL]
+    largest, smallest, n_visited = (
+        totals[lane, VIOLATION_MAX],
+        totals[lane, VIOLATION_MIN],
+        totals[lane, N_VISITED],
+    )
+    rounding = totals[lane, SLOPE], totals[lane, CURVE], totals[lane, LOSS_SLOPE], totals[lane, W_ALPHA]
+    return (gap, loss, dual), (largest, smallest, n_visited), rounding
+
+
+@inlined
+def keep_sums(lane, sums, totals):
+    """Write what `sums_of` returned, and `certify_row` since, to `totals`."""
+    totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL] = sums[0]
+    totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN], totals[lane, N_VISITED] = sums[1]
+    totals[lane, SLOPE], totals[lane, CURVE], totals[lane, LOSS_SLOPE], totals[lane, W_ALPHA] = sums[2]
+
+
+@inlined
+def certify_row(loss, row, a, rest, sums):
+    """Return the lane's sums with the row's terms at fixed w; `row` is (t, C_i, `row_reach`), `rest` C_i - a (logistic)."""
     t, c, reach = row
-    a = alpha[i, lane]
     if loss == LOG_LOSS:
-        rest = alpha[i, totals.shape[0] + lane]
         phi, primal, dual = log_terms(t, c, a, rest)
         projected = abs(_log_gradient(t, a, rest))
     else:
         phi, primal, dual = _svc_terms(loss, t, c, a)
         _, projected = svc_projected_gradient(loss, t, c, a)
-    slope, curve = _sensitivity(loss, t, c, a, phi)
-    add_rounding(lane, slope, curve, abs(a), reach, totals)
-    totals[lane, GAP] += phi
-    totals[lane, LOSS] += primal
-    totals[lane, DUAL] += dual
-    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
-    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
-    totals[lane, N_VISITED] += 1
-    return a
+    slope, curve, steep = _sensitivity(loss, t, c, a, phi)
+    slope, curve, steep, size = rounding_terms(slope, curve, steep, abs(a), reach)
+    (gap_sum, loss_sum, dual_sum), (largest, smallest, n), (slopes, curves, steeps, sizes) = sums
+    objectives = (gap_sum + phi, loss_sum + primal, dual_sum + dual)
+    violation = (max(largest, projected), min(smallest, projected), n + 1.0)
+    return objectives, violation, (slopes + slope, curves + curve, steeps + steep, sizes + size)
 
 
 @kernel
@@ -366,8 +390,9 @@ def dual_certify(order, rows, costs, variables, w_alpha, totals):
 
     One lane. Changed in place: `w_alpha`, of the shape of `w`, and `totals`.
     """
-    w, bias = variables.w, costs.bias
+    w, bias, alpha = variables.w, costs.bias, variables.alpha
     last = w.size - 1
+    sums = sums_of(0, totals)
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, 1)
         i = order[p]
@@ -378,16 +403,19 @@ def dual_certify(order, rows, costs, variables, w_alpha, totals):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         row = (y * (dot + bias * w[last]), c, row_reach(q + bias * bias, stop - start))
-        a = certify_row(i, 0, loss_of_row(costs.loss, y), row, variables.alpha, totals)
+        a = alpha[i, 0]
+        rest = alpha[i, 1] if costs.loss == LOG_LOSS else 0.0
+        sums = certify_row(loss_of_row(costs.loss, y), row, a, rest, sums)
         if a != 0.0:
             add_row(rows, w_alpha, start, stop, a * y)
             w_alpha[last] += a * y * bias
+    keep_sums(0, sums, totals)
 
 
 @kernel
 def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
     """As `dual_certify` for the given lanes at once."""
-    w, bias, n_lanes = variables.w, costs.bias, totals.shape[0]
+    w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
     live, dots = lanes.live, lanes.dots
     last = w.size - n_lanes
     for p in range(order.size):
@@ -407,7 +435,10 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
             y = costs.sign[rows.code[i], lane]
             t = y * (dots[lane] + bias * w[last + lane])
             row = (t, row_cost(i, lane, rows, costs), reach)
-            a = certify_row(i, lane, loss_of_row(costs.loss, y), row, variables.alpha, totals)
+            a = alpha[i, lane]
+            rest = alpha[i, n_lanes + lane] if costs.loss == LOG_LOSS else 0.0
+            sums = certify_row(loss_of_row(costs.loss, y), row, a, rest, sums_of(lane, totals))
+            keep_sums(lane, sums, totals)
             if a != 0.0:
                 live[n_changed] = lane
                 dots[n_changed] = a * y

@@ -27,13 +27,14 @@ from .compile import inlined, kernel
 HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
-SLOPE, CURVE, W_ALPHA, ROUNDING, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 16)
+SLOPE, CURVE, W_ALPHA, ROUNDING, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, LOSS_SLOPE = range(9, 17)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
 of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
-taken out, inner Newton steps. Four are summed up at fixed w, and bound the rounding of a certificate (`add_rounding`).
+taken out, inner Newton steps. Four and the last are summed up at fixed w, and bound the rounding of a certificate
+(`rounding_terms`).
 For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a over C for the logistic loss; both of a row's own class
 for Crammer–Singer, and of the other classes' rows for a twin plane) and ``Σ a² q/mu``."""
-N_TOTALS = 16
+N_TOTALS = 17
 
 UNIT = 1.01 * 2.0**-53
 """u: float64's rounding, and what bounds of it round themselves."""
@@ -259,15 +260,14 @@ def row_reach(q, n_entries):
 
 
 @inlined
-def add_rounding(lane, slope, curve, alpha, reach, totals):
-    """Add what bounds the rounding of a row's term of the gap: a margin wrong by e puts it off by ``slope |e| + curve e²``.
+def rounding_terms(slope, curve, loss_slope, alpha, reach):
+    """Return what a row adds to SLOPE, CURVE, LOSS_SLOPE and W_ALPHA.
 
+    A margin wrong by e puts its term of the gap off by ``slope |e| + curve e²``, its loss by ``loss_slope |e| + curve e²``.
     `alpha` is the size of the row's dual variables, `reach` its `row_reach`; `dual.RowSolver` takes the sums from there.
     """
     norm, product = reach
-    totals[lane, SLOPE] += slope * product
-    totals[lane, CURVE] += curve * product * product
-    totals[lane, W_ALPHA] += alpha * norm
+    return slope * product, curve * product * product, loss_slope * product, alpha * norm
 
 
 # ---------------------------------------------------------------------------------------------------------------------

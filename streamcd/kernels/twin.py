@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import kernel
-from .dual import certify_row, loss_of_row, solve_row, svc_projected_gradient
+from .dual import certify_row, keep_sums, loss_of_row, solve_row, sums_of, svc_projected_gradient
 from .primitives import DUAL, NO_STEP, row_cost, row_reach, row_square
 
 
@@ -132,7 +132,10 @@ def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pull
             t *= y
             if y < 0.0:
                 variables.alpha[i, lane] = -c * t
-            a = certify_row(i, lane, loss_of_row(costs.loss, y), (t, c, reach), variables.alpha, totals)
+            a = variables.alpha[i, lane]
+            row = (t, c, reach)
+            sums = certify_row(loss_of_row(costs.loss, y), row, a, 0.0, sums_of(lane, totals))
+            keep_sums(lane, sums, totals)
             if a == 0.0:
                 continue
             for k in range(start, stop):

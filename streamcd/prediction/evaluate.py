@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..core.progress import Listener
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
 from ..solvers.problem import crammer_singer_losses, row_loss, twin_losses
+from .curves import MAX_CLASSES, ScoreCurves
 from .predict import DecidedRows, Decisions, positive_scores
 from .roc_auc import RocArea
 from .sums import ExactSum
@@ -148,14 +150,42 @@ def evaluate(
     ------
     ModelError, DatasetError, DataError, UsageError
     """
-    listener = listener or Listener()
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
+    return _evaluate(data, model, budget, workers, listener or Listener(), lambda rows: None)
+
+
+def evaluate_with_curves(
+    data: Dataset | str | os.PathLike[str],
+    model: Model,
+    *,
+    memory: int | str = "1GB",
+    workers: int = 1,
+    listener: Listener | None = None,
+) -> tuple[dict[str, Any], ScoreCurves | None]:
+    """Compute what `evaluate` returns, and the distributions of scores for curves; None for more than `MAX_CLASSES`."""
+    budget = parse_size(memory)
+    curves = None
+    if model.n_classes <= MAX_CLASSES:
+        curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
+    observe = curves.add if curves is not None else lambda rows: None
+    return _evaluate(data, model, budget, workers, listener or Listener(), observe), curves
+
+
+def _evaluate(
+    data: Dataset | str | os.PathLike[str],
+    model: Model,
+    budget: int,
+    workers: int,
+    listener: Listener,
+    observe: Callable[[DecidedRows], None],
+) -> dict[str, Any]:
     decisions = Decisions(data, model, budget, listener, workers)
     with RocArea(decisions.left) as roc:
         evaluation = _Evaluation(model, roc)
         for rows in decisions.blocks("evaluate"):
             evaluation.add(rows)
+            observe(rows)
         if evaluation.n_unknown:
             listener.warning(
                 f"{evaluation.n_unknown:,} rows have labels that the model does not know "

@@ -23,6 +23,7 @@ from ..conversion.byte_sources import (
 )
 from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
+from ..core.locks import scratch_directory
 from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress
@@ -200,13 +201,13 @@ class Decisions:
 
     def _shared_rows(self, phase: str) -> Iterator[DecidedRows]:
         """All rows, decided by several processes; theirs come in files, in the order of one process's."""
-        with tempfile.TemporaryDirectory(prefix=".streamcd-decisions-", dir=self.scratch) as directory:
-            self.model.save(Path(directory) / "model")
+        with scratch_directory(self.scratch, "decisions") as directory:
+            self.model.save(directory / "model")
             with Workers(self._workers, self.listener, __name__) as workers:
                 tasks, sizes, unit = self._tasks(workers)
-                paths = [Path(directory) / f"{number:07d}" for number in range(len(tasks))]
+                paths = [directory / f"{number:07d}" for number in range(len(tasks))]
                 data = self.dataset.path if self.dataset else self._path
-                shared = data, directory, self._share
+                shared = data, str(directory), self._share
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
                 ignored = workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes)
             self.n_ignored += sum(ignored)
@@ -436,7 +437,7 @@ def _in_source_order(decisions: Decisions) -> Iterator[tuple[int, np.ndarray]]:
         for rows in decisions.blocks("predict"):
             yield int(rows.source[0]), rows.decisions
         return
-    with tempfile.TemporaryDirectory(prefix=".streamcd-predict-", dir=decisions.scratch) as directory:
+    with scratch_directory(decisions.scratch, "predict") as directory:
         order = SourceOrder(dataset.n_rows, decisions.model.n_vectors, decisions.left, directory)
         for rows in decisions.blocks("predict"):
             order.add(rows.source, rows.decisions)

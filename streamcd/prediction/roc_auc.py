@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, take
+from ..core.locks import scratch_directory
 
 _LAYOUT = Layout((np.dtype(np.float64), np.dtype(np.bool_)))
 _BYTES_PER_SCORE = 67
@@ -30,14 +32,14 @@ class RocArea:
         self._memory_bytes = self._capacity * _LAYOUT.record_bytes
         self._held: list[Records] = []
         self._n_held = 0
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._opened = ExitStack()
+        self._scratch: Path | None = None
 
     def __enter__(self) -> RocArea:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        self._opened.close()
 
     def add(self, score: np.ndarray, positive: np.ndarray) -> None:
         """Take rows: their scores, and flags of those of the positive class."""
@@ -55,10 +57,10 @@ class RocArea:
 
     def _spill(self) -> None:
         """Deal out what is held, from now on by its quantiles."""
-        self._scratch = tempfile.TemporaryDirectory(prefix="streamcd-scores-")
+        self._scratch = self._opened.enter_context(scratch_directory(Path(tempfile.gettempdir()), "scores"))
         held, self._held = _join(self._held), []
         self._bounds = _quantiles(held.fields[0])
-        self._path = Path(self._scratch.name) / "run"
+        self._path = self._scratch / "run"
         self._writer = self._write(self._path, self._bounds)
         self._writer.append(_number(held, self._bounds), held)
 

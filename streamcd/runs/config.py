@@ -15,7 +15,6 @@ import numpy as np
 from ..core.errors import CheckpointError, UsageError
 from ..core.metadata import Positive
 from ..core.progress import Listener
-from ..dataset.column_layout import open_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
@@ -178,6 +177,7 @@ class TrainOptions:
     local_workers: int = 0
     start_from: str | None = None
     search: bool = False  # for the best C, by cross-validation
+    in_memory: bool = False  # no directory: what is kept of rows stays in memory
 
 
 def check_positive(**numbers: float) -> None:
@@ -350,7 +350,7 @@ def same_dataset(config: RunConfig) -> Dataset:
             f"{dataset.path}: not the dataset that the run was begun with (fingerprint {dataset.fingerprint}, "
             f"the run has {config.fingerprint}); restore that one, or train again"
         )
-    if config.columns is not None and open_columns(dataset).fingerprint != config.columns:
+    if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
         raise CheckpointError(
             f"{dataset.path}: its column layout was made with other options than that which the run was begun with; "
             "make it with the same ones, or train again"

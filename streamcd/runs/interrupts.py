@@ -61,8 +61,7 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
             with _saved_signals(), stop_requests() as options["stop_requested"]:
                 result = function(*args, **options)
         if not result.converged:
-            text = f"not converged after {result.passes} passes: the relative gap is {result.gap:.2g}; "
-            text += f"streamcd.resume({result.run!r}, max_passes=N) goes on"
+            text = f"{result.describe_shortfall()}; streamcd.resume({result.run!r}, max_passes=N) goes on"
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
         return result
 

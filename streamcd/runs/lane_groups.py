@@ -12,7 +12,6 @@ from ..core.errors import UsageError
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..core.process_pool import memory_per_worker
 from ..core.progress import Listener
-from ..dataset.column_layout import open_columns
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
@@ -62,7 +61,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         checkpoint_every=float(asked.checkpoint_every),
         versions=versions(),
         rounds=asked.rounds,
-        columns=open_columns(dataset).fingerprint if reads_columns(options.method) else None,
+        columns=dataset.open_columns().fingerprint if reads_columns(options.method) else None,
         start_from=asked.start_from,
         tune=Search(options.folds) if asked.search else None,
     )
@@ -108,7 +107,7 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
         for n_groups, size in _group_sizes(n_blocks):
             lanes = problem.subset(range(size * block))
             solver = asked.problem.make_solver(lanes, dataset)
-            if paged and solver.paging is None:
+            if paged and (solver.paging is None or asked.in_memory):
                 break
             tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
             try:
@@ -144,6 +143,7 @@ def _plan_group(
         "weights": solver.state_bytes + saving_bytes(solver),
         "costs of classes and lanes": table_bytes,
         "scores of all rows": 0 if paged else solver.rows_bytes,
+        "dual variables": dataset.n_rows * solver.layout.state_bytes if asked.in_memory else 0,
         **more.pop("needs", {}),
     }
     paging = solver.paging if paged else None

@@ -17,12 +17,15 @@ from .config import ResolvedRun, versions
 _BLOCK_BYTES = 1 << 23  # of weights at a time, where a model is written
 
 
-def save_models(model_path: Path, directory: Path, run: ResolvedRun, result: Result) -> bool:
+def save_models(model_path: Path, directory: checkpoint.Run, run: ResolvedRun, result: Result) -> bool:
     """Write the models of every C, unless those on disk are of this very end of the training; returns whether it did.
 
     A kill may have come after the last checkpoint and before its models: then those on disk are of an older state.
     """
-    models = _planned_models(model_path, run.problem, result)
+    models = [
+        (_model_place(model_path, run.problem, lanes), lanes, _certificate(result, lanes))
+        for lanes in _lanes_of_models(run.problem)
+    ]
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False
     for path, lanes, certificate in models:
@@ -30,34 +33,50 @@ def save_models(model_path: Path, directory: Path, run: ResolvedRun, result: Res
     return True
 
 
-def _planned_models(
-    model_path: Path, problem: Problem, result: Result
-) -> list[tuple[Path, range, dict[str, Any]]]:
-    """Directory, lanes and certificate of the model of every C; one C alone is the run's model."""
+def make_models(directory: checkpoint.Run, run: ResolvedRun, result: Result) -> list[Model]:
+    """Make the models of every C, in memory."""
+    models = []
+    for lanes in _lanes_of_models(run.problem):
+        weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
+        models.append(_make_model(directory, run, lanes, _certificate(result, lanes), weights))
+    return models
+
+
+def _lanes_of_models(problem: Problem) -> list[range]:
+    """List the lanes of the model of every C."""
     per_model = problem.block_lanes
-    blocks = [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
-    single = len(blocks) == 1
-    return [
-        (
-            model_path if single else path_directory(model_path, problem.lanes[lanes.start].C),
-            lanes,
-            _certificate(result, lanes),
-        )
-        for lanes in blocks
-    ]
+    return [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
+
+
+def _model_place(model_path: Path, problem: Problem, lanes: range) -> Path:
+    """Directory of the model of some lanes; one C alone is the run's model."""
+    single = len(lanes) == problem.n_lanes
+    return model_path if single else path_directory(model_path, problem.lanes[lanes.start].C)
 
 
 def _save_model(
-    path: Path, directory: Path, run: ResolvedRun, lanes: range, certificate: dict[str, Any]
+    path: Path, directory: checkpoint.Run, run: ResolvedRun, lanes: range, certificate: dict[str, Any]
 ) -> None:
     """Write the model of some lanes from the states in a run's directory."""
     path.parent.mkdir(exist_ok=True)
+    # never touched: the rows are written from the state
+    untouched = np.zeros((run.problem.n_features, len(lanes) * run.problem.lane_vectors))
+    model = _make_model(directory, run, lanes, certificate, untouched)
+    model.save(path, rows=_weight_rows(directory, run, lanes, last=False))
+
+
+def _make_model(
+    directory: checkpoint.Run,
+    run: ResolvedRun,
+    lanes: range,
+    certificate: dict[str, Any],
+    weights: np.ndarray,
+) -> Model:
     problem, options, dataset = run.problem, run.options, run.dataset
     factors = problem.class_factors(lanes)
     intercept = np.concatenate([block[-1:] for block in _weight_rows(directory, run, lanes, last=True)])[0]
-    Model(
-        # never touched: the rows are written from the state
-        weights=np.zeros((problem.n_features, intercept.size)),
+    return Model(
+        weights=weights,
         intercept=intercept * problem.bias,
         classes=problem.classes,
         code=problem.code,
@@ -75,7 +94,7 @@ def _save_model(
         versions=versions(),
         certificate=certificate,
         scaling=dataset.read_scaling(),
-    ).save(path, rows=_weight_rows(directory, run, lanes, last=False))
+    )
 
 
 def _certificate(result: Result, lanes: range) -> dict[str, Any]:
@@ -89,7 +108,9 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
     }
 
 
-def _weight_rows(directory: Path, run: ResolvedRun, lanes: range, *, last: bool) -> Iterator[np.ndarray]:
+def _weight_rows(
+    directory: checkpoint.Run, run: ResolvedRun, lanes: range, *, last: bool
+) -> Iterator[np.ndarray]:
     """Rows of w of some lanes, gathered from the groups' states: those of the features, or the last one, the bias's."""
     problem = run.problem
     vectors = problem.lane_vectors
@@ -99,8 +120,7 @@ def _weight_rows(directory: Path, run: ResolvedRun, lanes: range, *, last: bool)
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
         if mine:
             columns.append(np.concatenate([np.arange(lane * vectors, (lane + 1) * vectors) for lane in mine]))
-            state = directory / group.directory / "state.npz"
-            sources.append(checkpoint.read_array_rows(state, "w", block_rows))
+            sources.append(directory.state_rows(group.directory, "w", block_rows))
     start = 0
     for blocks in zip(*sources, strict=True):
         rows = np.hstack([block[:, chosen] for block, chosen in zip(blocks, columns, strict=True)])

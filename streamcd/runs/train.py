@@ -16,6 +16,7 @@ from ..core.memory_budget import parse_size, peak_memory_bytes
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
+from ..models.model import Model
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
@@ -36,7 +37,7 @@ from .config import (
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .method_choice import choose_method
-from .models import save_models
+from .models import make_models, save_models
 from .previous_run import PreviousRun, previous_run
 
 
@@ -281,14 +282,12 @@ def carry_out(
     """Train, write the models (into the run, or to `model_path`), and say how it ended."""
     before = _trained_passes(directory.path, run)
     outcome = train_groups(directory, run, previous, session)
-    problem, dataset, listener = run.problem, run.dataset, session.listener
-    result = make_result(
-        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
-    )
+    dataset, listener = run.dataset, session.listener
+    result = _result_of(directory, outcome, run)
     if run.options.omega == "auto":
         _tell_omegas(result, listener)
     begun = time.monotonic()
-    written = save_models(model_path or directory.model_path, directory.path, run, result)
+    written = save_models(model_path or directory.model_path, directory, run, result)
     if written:
         result.seconds += time.monotonic() - begun
         result.peak_memory_bytes = peak_memory_bytes()
@@ -298,6 +297,22 @@ def carry_out(
         for line in advice(dataset, max(run.options.C)):
             listener.warning(line)
     return result
+
+
+def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
+    """Train on a dataset without a run directory; returns the model of every C as well. Nothing can be resumed."""
+    run = resolve(dataset, asked, session.listener)
+    directory = checkpoint.MemoryRun()
+    outcome = train_groups(directory, run, None, session)
+    result = _result_of(directory, outcome, run)
+    return result, make_models(directory, run, result)
+
+
+def _result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
+    problem, dataset = run.problem, run.dataset
+    return make_result(
+        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
+    )
 
 
 def _tell_omegas(result: Result, listener: Listener) -> None:

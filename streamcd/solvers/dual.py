@@ -18,11 +18,13 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
 from ..kernels import primitives
+from ..kernels import weights as weight_kernels
 from ..kernels.primitives import (
     CURVE,
     DUAL,
     GAP,
     LOSS,
+    LOSS_SLOPE,
     N_STEPS,
     N_VISITED,
     ROUNDING,
@@ -98,6 +100,8 @@ class RowSolver:
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
         self.train(window, untouched, none, none)
+        _squares(state.w[:0], state.w_alpha[:0])
+        weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
@@ -131,52 +135,55 @@ class RowSolver:
         raise NotImplementedError
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Return objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`).
+        """Return what is known of every lane at the end of a read at fixed w; see `protocol.Solver`.
 
         With ``w`` as it stands and ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``: exact even where
         `w` has drifted from `v`. The gap is never below what float64 can prove of w, and of the w that the lane keeps.
         """
         totals = state.totals
-        squared = np.einsum("ij,ij->j", state.w, state.w)
-        squared_alpha = np.einsum("ij,ij->j", state.w_alpha, state.w_alpha)
-        drift, kept = (
-            np.array([_squared_distance(state.w[:, lane], other[:, lane]) for lane in range(self.n_vectors)])
-            for other in (state.w_alpha, self.kept_w(state))
-        )
-        per_lane = self.problem.lane_vectors  # Crammer–Singer has all its vectors in one lane
-        squared, squared_alpha, drift, kept = (
-            x.reshape(-1, per_lane).sum(axis=1) for x in (squared, squared_alpha, drift, kept)
-        )
+        sums = _squares(state.w, state.w_alpha)
+        sums = np.stack([*sums, self.distance_to_kept(state, sums[2])])
+        # Crammer–Singer has all its vectors in one lane
+        squared, squared_alpha, drift, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
+        drift, kept = np.sqrt(drift), np.sqrt(kept)
         primal, dual = 0.5 * squared + totals[:, LOSS], totals[:, DUAL] - 0.5 * squared_alpha
-        gap, proven = _proven_gap(totals, np.sqrt(squared), np.sqrt(drift), np.sqrt(kept))
+        norm = np.sqrt(squared)
+        gap, rounding, proven = _proven_gap(totals, norm, drift, kept)
         # alpha = 0 is a point of every dual, with the value 0, where rounding is all that there is (nan: out of range)
         gap = np.where(proven, np.fmin(gap, primal), gap)
         dual = np.where(proven, np.fmin(dual, primal - gap), dual)
-        return {"primal": primal, "dual": dual, "gap": gap, "violation": violation(totals)}
+        return {
+            "primal": primal,
+            "dual": dual,
+            "gap": gap,
+            "violation": violation(totals),
+            "rounding": np.where(proven, np.fmin(rounding, gap), rounding),
+            "primal_rounding": _primal_rounding(totals, norm, kept),
+        }
 
-    def kept_w(self, state: State) -> np.ndarray:
-        """Return the w that lanes go on from, or end with, after a certificate."""
-        return state.w if self.acceleration else state.w_alpha
+    def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
+        """Return ``‖w - u‖²`` of every vector, u being the w that lanes go on from, or end with, after a certificate."""
+        return np.zeros_like(drift) if self.acceleration else drift
 
     def violation(self, state: State) -> np.ndarray:
         """See `violation`."""
         return violation(state.totals)
 
-    def adopt_certified_w(self, state: State, lane: int) -> None:
-        """Go on from the w that alpha gives; an accelerated lane keeps its point and renews w(alpha) beside it."""
-        columns = self.columns(lane)
+    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
+        """Go on from the w that alpha gives; accelerated lanes keep their point and renew w(alpha) beside it."""
+        columns = (lanes[:, None] * self.problem.lane_vectors + np.arange(self.problem.lane_vectors)).reshape(
+            -1
+        )
         target = state.matrices["companion"] if self.acceleration else state.w
-        target[:, columns] = state.w_alpha[:, columns]
-        state.w_alpha[:, columns] = 0.0
+        weight_kernels.move_columns(state.w_alpha, target, columns)
 
-    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
-        """Add the estimate of the gap to the dual objective, which is known exactly."""
+    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
+        """Add the estimates of the gap to the dual objectives, which are known exactly."""
         if self.acceleration:
-            squared = float(state.lanes["w_alpha_square"][lane])
+            squared = state.lanes["w_alpha_square"]
         else:
-            w = state.w[:, self.columns(lane)]
-            squared = float(np.einsum("ij,ij->", w, w))
-        return float(state.lanes["dual_sum"][lane] - 0.5 * squared + estimate)
+            squared = _squares(state.w, state.w)[0].reshape(-1, self.problem.lane_vectors).sum(axis=1)
+        return np.asarray(state.lanes["dual_sum"] - 0.5 * squared + estimates)
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""
@@ -322,8 +329,8 @@ def set_thresholds(state: State, trained: np.ndarray) -> None:
 
 def _proven_gap(
     totals: np.ndarray, norm: np.ndarray, drift: np.ndarray, moved: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the gap from above, rounding included; also tells where that bound is taken for the gap.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bound the gap from above, rounding included; also returns that rounding, and where the bound is taken for the gap.
 
     Parameters
     ----------
@@ -334,7 +341,7 @@ def _proven_gap(
     Notes
     -----
     Rounding is that of the terms' own arithmetic, a few u of objectives and gap, and of their sum; of margins
-    (`primitives.add_rounding`), and what they change by when w moves; and of w(alpha), each of whose sums over n rows is
+    (`primitives.rounding_terms`), and what they change by when w moves; and of w(alpha), each of whose sums over n rows is
     wrong by at most n u times its terms' sizes.
     Where all that is less than `NEGLIGIBLE` of the gap, the plain sum is the gap.
     """
@@ -351,17 +358,23 @@ def _proven_gap(
             (np.abs(totals[:, GAP]) + rounding) * n * UNIT + totals[:, GAP] + rounding + 0.5 * apart * apart
         )
         proven = ~(bound - plain <= NEGLIGIBLE * plain)
-        return np.where(proven, bound, plain), proven
+        return np.where(proven, bound, plain), bound - plain, proven
 
 
-def _squared_distance(u: np.ndarray, v: np.ndarray) -> float:
-    """Return ‖u - v‖², in blocks so that no array of the size of `u` is made."""
-    total = 0.0
-    for start in range(0, u.size, 1 << 16):
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            difference = u[start : start + (1 << 16)] - v[start : start + (1 << 16)]
-            total += float(difference @ difference)
-    return total
+def _primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Bound what rounding puts the primal objective off, also at a w which is `moved` away from the certified one."""
+    with np.errstate(all="ignore"):  # the loop says what is wrong
+        margin, n = UNIT * norm + moved, totals[:, N_VISITED] + 100.0
+        sums = (n + 64.0) * UNIT * (totals[:, LOSS] + 0.5 * norm * norm)
+        losses = (totals[:, LOSS_SLOPE] + totals[:, CURVE] * margin) * margin
+        return np.asarray(sums + losses + (norm + 0.5 * moved) * moved)
+
+
+def _squares(w: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return ``‖w‖²``, ``‖other‖²`` and ``‖w - other‖²`` of every vector, shape (3, vectors)."""
+    sums = np.zeros((3, w.shape[1]))
+    weight_kernels.add_squares(w, other, sums)
+    return sums
 
 
 def violation(totals: np.ndarray) -> np.ndarray:

@@ -173,7 +173,8 @@ class PrimalSolver:
             squared -= state.w[-1] ** 2
         primal = 0.5 * squared + sums[:, LOSS_SUM]
         gap = totals[:, GAP] + sums[:, PHI]
-        rounding = self._rounding(state, sums)
+        margins = self._margin_rounding(state, sums)
+        rounding = self._rounding(state, sums, margins)
         if self.problem.loss == "squared_hinge":
             squares = -2.0 * totals[:, DUAL]  # ‖v‖²
             curvature = sums[:, QUADRATIC_SUM] + squares
@@ -185,23 +186,43 @@ class PrimalSolver:
             rounding += more
         bound = gap + rounding
         gap = np.fmin(np.where(rounding <= NEGLIGIBLE * gap, gap, bound), primal)
-        return {"primal": primal, "dual": primal - gap, "gap": gap, "violation": self.violation(state)}
+        return {
+            "primal": primal,
+            "dual": primal - gap,
+            "gap": gap,
+            "violation": self.violation(state),
+            "rounding": np.fmin(rounding, gap),
+            "primal_rounding": self._primal_rounding(primal, margins, sums),
+        }
 
     @property
     def _n_terms(self) -> float:
         """Terms of the longest sum over rows or over features."""
         return float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
 
-    def _rounding(self, state: State, sums: np.ndarray) -> np.ndarray:
-        """Bound the rounding of ``½‖w - v‖² + Σ phi``.
-
-        The margins' errors e_j have ``Σ C_j e_j² <= (u n ‖w‖)² max C Σ ‖x_j‖²`` for rows of n entries at most; a term
-        changes by ``slope e + C e²`` at most, and Cauchy's inequality sums that up.
-        """
-        totals, n = state.totals, min(self.problem.n_features, self._dataset.n_entries) + 8.0
+    def _margin_rounding(self, state: State, sums: np.ndarray) -> np.ndarray:
+        """Bound the square root of ``Σ C_j e_j²``, e_j the margins' errors: u n ‖w‖ ‖x_j‖ in rows of n entries at most."""
+        n = min(self.problem.n_features, self._dataset.n_entries) + 8.0
         with np.errstate(all="ignore"):  # the loop says what is wrong
             norm = np.sqrt(np.einsum("ij,ij->j", state.w, state.w))
-            margins = UNIT * n * norm * np.sqrt(sums[:, LARGEST_COST] * totals[:, CURVE])
+            return np.asarray(UNIT * n * norm * np.sqrt(sums[:, LARGEST_COST] * state.totals[:, CURVE]))
+
+    def _primal_rounding(self, primal: np.ndarray, margins: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        """Bound what rounding puts the primal objective off; a loss changes by its slope times e_j, and C e_j², at most.
+
+        The slopes are alpha but for what `SLOPES_SUM` has, and alpha² / C is at most alpha with the logistic loss.
+        """
+        squares = 2.0 * sums[:, QUADRATIC_SUM] if self.problem.loss == "squared_hinge" else sums[:, ALPHA_SUM]
+        slopes = np.sqrt(squares) + np.sqrt(sums[:, SLOPES_SUM])
+        return np.asarray((slopes + margins) * margins + (self._n_terms + 64.0) * UNIT * primal)
+
+    def _rounding(self, state: State, sums: np.ndarray, margins: np.ndarray) -> np.ndarray:
+        """Bound the rounding of ``½‖w - v‖² + Σ phi``.
+
+        A term changes by ``slope e + C e²`` at most, and Cauchy's inequality sums that up.
+        """
+        totals = state.totals
+        with np.errstate(all="ignore"):  # the loop says what is wrong
             alpha = UNIT * np.sqrt(sums[:, SQUARES_SUM])
             rounding = (
                 UNIT * sums[:, ROUNDING_SUM] + (totals[:, ROUNDING] + alpha * totals[:, W_ALPHA]) * alpha
@@ -224,12 +245,12 @@ class PrimalSolver:
         gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
         return gap
 
-    def adopt_certified_w(self, state: State, lane: int) -> None:
+    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Go on from the scores that the read at fixed w has computed."""
         for rows in self._rows(state).iter_blocks(fresh=True, saved=("score",)):
-            rows.score[:, lane] = rows.fresh[:, lane]
+            rows.score[:, lanes] = rows.fresh[:, lanes]
 
-    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
+    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """From the scores; exact but for their drift."""
         if self._losses is None:  # of all lanes in one walk; until scores change
             n_lanes = self.problem.n_lanes
@@ -239,8 +260,8 @@ class PrimalSolver:
                 scores = scores._replace(fresh=scores.score)
                 primal_kernels.row_terms(scores, self._costs, side, lanes, sums)
             self._losses = sums[:, LOSS_SUM].copy()
-        w = state.w[: -1 if self.problem.free_bias else None, lane]
-        return 0.5 * float(w @ w) + float(self._losses[lane])
+        w = state.w[: -1 if self.problem.free_bias else None]
+        return np.asarray(0.5 * np.einsum("ij,ij->j", w, w) + self._losses)
 
     # -- inside
 

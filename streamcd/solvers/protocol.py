@@ -25,6 +25,9 @@ START, TRAIN, CERTIFY, DONE = range(4)
 Start = Literal["alpha", "alpha and w", "w"]
 """Content of a warm start: alpha, from which the first read makes w; alpha and the w that belongs to it; or w alone."""
 
+_ADDED = ("rounding", "primal_rounding")
+"""Arrays of lanes that older runs have not; as of a new run until the next certificate."""
+
 
 @dataclass
 class State:
@@ -59,7 +62,10 @@ class State:
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases, int64."""
-        return np.flatnonzero(np.isin(self.lanes["phase"], phases))
+        mine = self.lanes["phase"] == phases[0]
+        for phase in phases[1:]:
+            mine |= self.lanes["phase"] == phase
+        return np.flatnonzero(mine)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return named arrays that hold all of it."""
@@ -75,6 +81,7 @@ class State:
 
         Arrays of lanes, rows and matrices are taken over, not copied: there may not be room for them twice.
         """
+        arrays = {f"lane_{name}": self.lanes[name] for name in _ADDED if name in self.lanes} | arrays
         kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
         if missing := kept.difference(arrays):
             raise KeyError(min(missing))
@@ -191,23 +198,27 @@ class Solver(Protocol):
         ...
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Return objectives, gap and violation of every lane at the end of a read at fixed w (phase `CERTIFY`)."""
+        """Return what is known of every lane at the end of a read at fixed w (phase `CERTIFY`).
+
+        Arrays by name: ``primal``, ``dual``, ``gap``, ``violation``; ``rounding`` and ``primal_rounding`` bound what
+        rounding adds to the gap, and by how much it puts the primal objective off.
+        """
         ...
 
     def violation(self, state: State) -> np.ndarray:
         """Return LIBLINEAR's measure of how far each lane is from the optimum, from the sums of a read that ends."""
         ...
 
-    def adopt_certified_w(self, state: State, lane: int) -> None:
-        """Replace what drifts while a lane trains by what the read at fixed w has summed up."""
+    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
+        """Replace what drifts while these lanes train by what the read at fixed w has summed up."""
         ...
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate every lane's gap at the end of a training read of the lanes `trained`, from `state.totals`."""
         ...
 
-    def estimated_primal(self, state: State, lane: int, estimate: float) -> float:
-        """Estimate the primal objective after a training read, given the estimate of the gap."""
+    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
+        """Estimate every lane's primal objective after a training read, given the estimates of the gap."""
         ...
 
 

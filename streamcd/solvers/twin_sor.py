@@ -64,11 +64,12 @@ class TwinSorSolver(RowSolver):
         if starting.size:
             self._sum_up(window, state, all_rows(window, order), starting)
 
-    def kept_w(self, state: State) -> np.ndarray:
-        """Return w as `end_read` renews it."""
+    def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
+        """Return the distance to w as `end_read` renews it."""
         inverse, pulled = state.matrices["inverse"], state.matrices["pulled"]
         with np.errstate(all="ignore"):  # the loop says what is wrong
-            return np.stack([inverse[lane] @ pulled[:, lane] for lane in range(self.n_vectors)], axis=1)
+            apart = np.stack([w - h @ p for w, h, p in zip(state.w.T, inverse, pulled.T, strict=True)])
+            return np.einsum("ij,ij->i", apart, apart)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert what was summed up; renew w from alpha where a certificate was made; thresholds, omega."""

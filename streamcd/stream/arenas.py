@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.randomness import assign_folds
-from ..dataset.column_layout import Columns, open_columns
+from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from .window import ColumnArena, RowArena
 
@@ -103,7 +103,7 @@ class ColumnLayout:
 
     def open(self, dataset: Dataset) -> Columns:
         """Open the dataset's column layout; raises `DatasetError` where there is none."""
-        return open_columns(dataset)
+        return dataset.open_columns()
 
     def new_arena(self, table: Columns, n_items: int, n_entries: int) -> ColumnArena:
         """Make room for columns."""

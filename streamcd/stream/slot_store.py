@@ -149,6 +149,37 @@ class SlotStore:
         return self._files[shard]
 
 
+class MemorySlots(SlotStore):
+    """The same in memory, for a run that leaves no files: one slot a chunk, and nothing to make durable."""
+
+    def __init__(self) -> None:
+        self.current = np.zeros(0, dtype=np.uint8)
+        self.bytes_read = 0
+        self._kept: dict[int, list[np.ndarray]] = {}
+
+    def allocate(self) -> None:
+        """Do nothing: memory comes with the first save."""
+
+    def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
+        """Copy a chunk's latest state into `arrays`; False where it was never saved."""
+        for array, kept in zip(arrays, self._kept.get(chunk, ()), strict=False):
+            array[:] = kept
+        return chunk in self._kept
+
+    def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
+        """Copy a chunk's state."""
+        self._kept[chunk] = [array.copy() for array in arrays]
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def mark_durable(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identity | None) -> SlotStore:
     """Open the slots of a dataset's chunks; of none where nothing is kept of a row."""
     n_chunks = dataset.n_chunks if row_bytes else 0

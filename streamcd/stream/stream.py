@@ -49,6 +49,7 @@ class Stream:
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: tuple[tuple[int, int], Future[Window]] | None = None
         self._next_arena = 0
+        self._in_memory = self.table.bytes_on_disk() == 0
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
 
     @property
@@ -107,8 +108,13 @@ class Stream:
         if hint.size and self._is_long[hint[0]]:
             hint = hint[:0]
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
-        position = (read, number, len(windows))
-        loaded = self._reader.submit(self._load_window, position, chunks, hint, arena, verify)
+        arguments = ((read, number, len(windows)), chunks, hint, arena, verify)
+        loaded: Future[Window]
+        if self._in_memory or (self.plan.resident and self._loader.seen.all()):  # a thread would take longer
+            loaded = Future()
+            loaded.set_result(self._load_window(*arguments))
+        else:
+            loaded = self._reader.submit(self._load_window, *arguments)
         self._ahead = ((read, number), loaded)
 
     def _take(self, read: int, number: int, verify: bool) -> Window:
@@ -194,7 +200,8 @@ class _Loader:
         self.bytes_read = 0
         self.seconds = 0.0
         self.seen = np.zeros(table.n_chunks, dtype=bool)
-        if table.bytes_on_disk() > 0.6 * page_cache_room():  # affects speed alone, never results
+        n_bytes = table.bytes_on_disk()
+        if n_bytes and n_bytes > 0.6 * page_cache_room():  # affects speed alone, never results
             table.read_directly()
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:

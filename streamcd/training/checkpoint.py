@@ -21,7 +21,9 @@ from ..core.atomic_files import replacing, sync
 from ..core.errors import CheckpointError, LockError, file_named
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Kind, content_digest, read_metadata, write_metadata
+from ..dataset.dataset import Dataset
 from ..stream.identity import Identity
+from ..stream.slot_store import MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
     "streamcd-run",
@@ -105,6 +107,16 @@ class Run:
             file.write(line)
         self._log_bytes += len(line)
 
+    def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
+        """Open the slots of a dataset's chunks, or `pages`, which take their place, as files of this run."""
+        slots = pages or chunk_slots(self.path / "dual", dataset, row_bytes, None)
+        slots.identity = self.identity
+        return slots
+
+    def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
+        """Iterate over blocks of rows of an array of the last checkpoint, of a part of the run or (empty) the run itself."""
+        return read_array_rows(self.path / part / "state.npz", name, block_rows)
+
     def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:
@@ -123,6 +135,40 @@ class Run:
         with file_named(self.log_path), open(self.log_path, "ab") as file:
             self._log_bytes = min(n_bytes, file.tell())
             file.truncate(self._log_bytes)
+
+
+class MemoryRun(Run):
+    """A run that leaves no files: its last state is kept, as it is, and nothing can be resumed."""
+
+    def __init__(self) -> None:
+        self.path = Path("(in memory)")
+        self._arrays: Mapping[str, np.ndarray] = {}
+        self._parts: dict[str, MemoryRun] = {}
+
+    def part(self, name: str) -> MemoryRun:
+        """Return the part of that name; empty for the run itself."""
+        return self._parts.setdefault(name, MemoryRun()) if name else self
+
+    def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep the arrays, not copies of them."""
+        self._arrays = arrays
+
+    def read_state(self, room: int) -> None:
+        """Return None: every run in memory is new."""
+
+    def append_log(self, record: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
+        """Return slots in memory."""
+        return MemorySlots()
+
+    def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
+        """Yield an array of the last state, whole."""
+        yield self.part(part)._arrays[name]
+
+    def close(self) -> None:
+        """Do nothing: there is no lock."""
 
 
 def log_identity(path: Path) -> str | None:

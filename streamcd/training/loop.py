@@ -18,7 +18,7 @@ from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..stream.memory_plan import Plan
-from ..stream.slot_store import SlotStore, chunk_slots
+from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
 from ..stream.window import Window
 from .checkpoint import Run
@@ -194,10 +194,9 @@ class Loop(TrainingLoop):
         super().__init__(directory, task, session)
         self.last_checkpoint = self.started
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
-        row_bytes = task.solver.layout.state_bytes
-        dual = directory.path / "dual"
-        self.slots = self.paged.slots if self.paged else chunk_slots(dual, task.dataset, row_bytes, None)
-        self.slots.identity = directory.identity
+        self.slots = directory.open_slots(
+            task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
+        )
         self.rows = _RowStates(self.slots, task.solver, task.dataset, task.plan.resident)
         self.stream: Stream | None = None
         self._restore_checkpoint()

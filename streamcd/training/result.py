@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,14 @@ from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES = 1, 2, 3
-REASONS = {0: "unfinished", BY_GAP: "gap", BY_VIOLATION: "violation", BY_MAX_PASSES: "max_passes"}
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING = 1, 2, 3, 4
+REASONS = {
+    0: "unfinished",
+    BY_GAP: "gap",
+    BY_VIOLATION: "violation",
+    BY_MAX_PASSES: "max_passes",
+    BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
+}
 """Reasons why a lane ended, by the number in its state."""
 
 
@@ -29,12 +36,15 @@ class Result:
     run: str  # the run directory
     primal_objective: float  # sum over lanes
     dual_objective: float  # sum over lanes
-    gap: float  # largest (primal - dual) / primal of a lane
+    gap: float  # largest (primal - dual) / primal of a lane, with what rounding may add to it
+    rounding: (
+        float  # largest bound on what rounding puts gap and primal objective off, relative to the latter
+    )
     violation: (
         float  # of the optimality conditions at the certified weights, the largest (LIBLINEAR's measure)
     )
     converged: bool  # all lanes are
-    stop_reason: str  # "gap", "violation" or "max_passes", of the lane that ended worst
+    stop_reason: str  # "gap", "violation", "max_passes" or "rounding", of the lane that ended worst
     passes: int  # training passes of the slowest lane
     seconds: float  # of all sessions of the run
     bytes_read: int  # from the files of the dataset and of the dual variables, in all sessions of the run
@@ -48,12 +58,40 @@ class Result:
         """Return the object that ``--json`` prints."""
         return asdict(self)
 
+    def describe_shortfall(self) -> str:
+        """Say in what the training has fallen short of its rule."""
+        if self.stop_reason == "rounding":
+            return (
+                f"not converged after {self.passes} passes: with what rounding may add, the relative gap is {self.gap:.2g}, "
+                "which more passes hardly change; scale the values ('convert --scale maxabs'), or give a smaller C or a "
+                "larger tolerance"
+            )
+        return f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}"
+
     @property
     def model(self) -> Any:
         """The trained model, loaded from the run."""
         from ..models.model import load_model
 
         return load_model(self.run)
+
+    def plot(self) -> Any:
+        """Draw the duality gap against passes and seconds.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Shown by a notebook as it is; ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        UsageError
+            Where matplotlib is not installed; names the extra.
+        """
+        from ..report.training_figures import gap_figure
+        from .history import read_history
+
+        return gap_figure(read_history(Path(self.run)), None)
 
 
 @dataclass
@@ -90,17 +128,27 @@ def relative_gaps(lanes: dict[str, np.ndarray]) -> np.ndarray:
     return np.divide(lanes["gap"], primal, out=np.zeros_like(primal), where=primal != 0)
 
 
+def _relative_rounding(lanes: dict[str, np.ndarray]) -> float:
+    """The larger of both roundings of a lane, relative to its primal objective; the largest of all lanes."""
+    primal = np.abs(lanes["primal"])
+    found = np.fmax(lanes["rounding"], lanes["primal_rounding"])
+    return float(np.divide(found, primal, out=np.zeros_like(primal), where=primal != 0).max())
+
+
 def make_result(
     run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: int, n_rows: int, scale: float = 1.0
 ) -> Result:
     """Sum up lanes; `scale` turns their objectives into the user's (`Problem.scale`)."""
-    kept = outcome.lanes | {name: scale * outcome.lanes[name] for name in ("primal", "dual", "gap")}
+    kept = outcome.lanes | {
+        name: scale * outcome.lanes[name] for name in ("primal", "dual", "gap", "rounding", "primal_rounding")
+    }
     gaps = relative_gaps(kept)
     return Result(
         run=run,
         primal_objective=float(kept["primal"].sum()),
         dual_objective=float(kept["dual"].sum()),
         gap=float(gaps.max()),
+        rounding=_relative_rounding(kept),
         violation=float(kept["violation"].max()),
         converged=bool(kept["converged"].all()),
         stop_reason=REASONS[int(kept["reason"].max())],

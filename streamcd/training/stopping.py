@@ -17,9 +17,13 @@ import numpy as np
 from ..core.errors import DatasetError, UsageError
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
-from .result import BY_GAP, BY_MAX_PASSES, BY_VIOLATION
+from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VIOLATION
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in rows that shrinking took out
+
+
+CERTIFIED = ("primal", "dual", "gap", "violation", "rounding", "primal_rounding")
+"""What a certificate says of each lane (`protocol.Solver.certificate`)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
     """Make the per-lane arrays of the rules."""
     numbers = {
         name: np.full(n_lanes, np.nan)
-        for name in ("estimate", "primal", "dual", "gap", "violation", "estimated_primal", "seen_violation")
+        for name in ("estimate", *CERTIFIED, "estimated_primal", "seen_violation")
     }
     return {
         **numbers,
@@ -71,10 +75,10 @@ def update_lane_phases(state: State, rule: StopRule, solver: Solver, data: str) 
     estimates = solver.conclude_pass(state, trained)
     if certified.size:
         _conclude_certificates(state, rule, solver)
-    for lane in trained.tolist():
-        _update_training_lane(state, rule, solver, lane, float(estimates[lane]))
-    for lane in certified:
-        solver.adopt_certified_w(state, int(lane))
+    if trained.size:
+        _update_training_lanes(state, rule, solver, trained, estimates)
+    if certified.size:
+        solver.adopt_certified_w(state, certified)
     _refuse_infinite(state, data)
 
 
@@ -104,8 +108,19 @@ def reopen(state: State, rule: StopRule) -> bool:
 def _satisfied(state: State, rule: StopRule) -> np.ndarray:
     lanes = state.lanes
     if rule.tol is not None:
-        return lanes["gap"] <= rule.tol * np.abs(lanes["primal"])
+        return _gap_reached(lanes, rule.tol)
     return lanes["converged"] & (lanes["seen_violation"] <= rule.eps)
+
+
+def _gap_reached(lanes: dict[str, np.ndarray], tol: float) -> np.ndarray:
+    """Tell of which lanes the gap is proven to be within the tolerance, however rounding put the primal objective off."""
+    least_primal = np.abs(lanes["primal"]) - np.nan_to_num(lanes["primal_rounding"])  # nan in an older run
+    return np.asarray(lanes["gap"] <= tol * least_primal)
+
+
+def _only_rounding(lanes: dict[str, np.ndarray], tol: float) -> np.ndarray:
+    """Tell of which lanes the gap would be within the tolerance if there were no rounding."""
+    return np.asarray(lanes["gap"] - lanes["rounding"] <= tol * np.abs(lanes["primal"]))
 
 
 def restore(state: State, lanes: np.ndarray) -> None:
@@ -123,11 +138,13 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
     lanes["phase"][starting] = TRAIN
     proof = solver.certificate(state)
     for lane in state.phase(CERTIFY):
-        for name in ("primal", "dual", "gap", "violation"):
+        for name in CERTIFIED:
             lanes[name][lane] = proof[name][lane]
-        gap_reached = rule.tol is not None and lanes["gap"][lane] <= rule.tol * abs(lanes["primal"][lane])
+        gap_reached = rule.tol is not None and bool(_gap_reached(lanes, rule.tol)[lane])
         if gap_reached:
             lanes["reason"][lane] = BY_GAP
+        elif rule.tol is not None and lanes["reason"][lane] and _only_rounding(lanes, rule.tol)[lane]:
+            lanes["reason"][lane] = BY_ROUNDING
         lanes["converged"][lane] = gap_reached or lanes["reason"][lane] == BY_VIOLATION
         if lanes["reason"][lane]:
             lanes["phase"][lane] = DONE
@@ -138,18 +155,25 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
             restore(state, np.array([lane]))
 
 
-def _update_training_lane(state: State, rule: StopRule, solver: Solver, lane: int, estimate: float) -> None:
-    lanes, totals = state.lanes, state.totals[lane]
-    lanes["passes"][lane] += 1
-    lanes["dual_sum"][lane] += totals[DUAL]
-    lanes["n_active"][lane] = int(totals[N_ACTIVE])
-    previous = lanes["estimate"][lane]
-    primal = solver.estimated_primal(state, lane, estimate)
-    lanes["estimate"][lane], lanes["estimated_primal"][lane] = estimate, primal
-    lanes["seen_violation"][lane] = solver.violation(state)[lane]
+def _update_training_lanes(
+    state: State, rule: StopRule, solver: Solver, trained: np.ndarray, estimates: np.ndarray
+) -> None:
+    lanes, totals = state.lanes, state.totals[trained]
+    lanes["passes"][trained] += 1
+    lanes["dual_sum"][trained] += totals[:, DUAL]
+    lanes["n_active"][trained] = totals[:, N_ACTIVE].astype(np.int64)
+    previous, was_shrunk = lanes["estimate"].copy(), lanes["shrunk"].copy()
+    lanes["estimate"][trained] = estimates[trained]
+    lanes["estimated_primal"][trained] = solver.estimated_primals(state, estimates)[trained]
+    lanes["seen_violation"][trained] = solver.violation(state)[trained]
+    lanes["shrunk"][trained] |= totals[:, N_SHRUNK] > 0
+    for lane in trained.tolist():
+        _update_phase(state, rule, lane, float(previous[lane]), bool(was_shrunk[lane]))
 
-    was_shrunk = bool(lanes["shrunk"][lane])
-    lanes["shrunk"][lane] = was_shrunk or totals[N_SHRUNK] > 0
+
+def _update_phase(state: State, rule: StopRule, lane: int, previous: float, was_shrunk: bool) -> None:
+    """Decide what a lane that has trained does next, given its estimate and whether rows were out before this read."""
+    lanes, primal = state.lanes, float(state.lanes["estimated_primal"][lane])
     if rule.tol is not None:
         expected = _expected_gap(lanes, lane, previous)
         if expected <= lanes["caution"][lane] * rule.tol * max(primal, 0.0):

@@ -145,11 +145,21 @@ def judge(
     inputs = [name for name in missing if not name.startswith(scenario.output)]
     if inputs:
         findings.append(Finding("lost", f"inputs are gone: {inputs}"))
-    left = [path.relative_to(place) for path in place.rglob("*") if _is_temporary(path)]
+    left = _temporaries(place)
     if left:
-        findings.append(Finding("left", ", ".join(map(str, left[:4]))))
+        ended = run_command(place, *scenario.recoveries[-1])
+        left = _temporaries(place)
+        if ended.is_ugly or contents(output) != scenario.expected:
+            findings.append(
+                Finding("lost", f"{ended}, repeated where there was {left or 'something temporary'}")
+            )
+    if left:
+        findings.append(Finding("left", ", ".join(left[:4])))
     return findings
 
 
-def _is_temporary(path: Path) -> bool:
-    return path.name.endswith((".partial", ".replaced", ".shared", ".tmp"))
+def _temporaries(place: Path) -> list[str]:
+    """Find what is there for work in progress only."""
+    endings = (".partial", ".replaced", ".shared", ".tmp")
+    found = (path for path in place.rglob("*") if path.name.endswith(endings) or ".streamcd-" in path.name)
+    return sorted(str(path.relative_to(place)) for path in found)

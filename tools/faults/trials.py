@@ -19,7 +19,7 @@ COLUMNS = {
     "wrong": "a false result without an error",
     "beyond": "memory beyond the budget",
     "ugly": "a traceback, a hang, an unknown exit status",
-    "left": "temporary files that stay",
+    "left": "temporary files that stay when the command is repeated",
 }
 
 

@@ -1,0 +1,234 @@
+"""A dataset in memory: rows given as arrays, behind the same interface of chunks as one on disk.
+
+Nothing is copied here but what has another type: chunks are views of the arrays. They are cut as on disk, so that windows
+mix the rows of more than one place where there is no room, or no need, for all of them in one window.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .chunked_table import starts_of
+from .column_layout import Columns
+from .dataset import Dataset
+from .parquet import NO_CRC, OpenParts
+
+CHUNK_BYTES = 1_000_000
+_ROW_BYTES = 32  # of a row beside its entries, when chunks are cut
+_FEATURE_BYTES = 16
+_INT32_MAX = 2**31 - 1
+_NOWHERE = Path("(arrays)")
+
+
+class ArrayParts(OpenParts):
+    """Tables of a single part whose columns are arrays.
+
+    `tables` gives the columns of each table, and `starts`, for each table, its rows in every chunk:
+    ``starts[chunk]:starts[chunk + 1]``.
+    """
+
+    def __init__(
+        self, tables: Mapping[str, Mapping[str, np.ndarray]], starts: Mapping[str, np.ndarray]
+    ) -> None:
+        self._tables, self._starts = tables, starts
+
+    def read(
+        self, name: str, group: int, columns: Sequence[str], verify: bool, crc: int = NO_CRC
+    ) -> list[np.ndarray]:
+        """Return columns of a chunk of a table, as views."""
+        start, stop = self._starts[name][group : group + 2].tolist()
+        return [self._tables[name][column][start:stop] for column in columns]
+
+    def extent(self, name: str, group: int, first_column: str) -> tuple[int, int]:
+        """Return an empty range: nothing is on disk."""
+        return 0, 0
+
+    def expect(self, name: str, group: int, first_column: str) -> None:
+        """Do nothing: all is in memory."""
+
+    def read_directly(self) -> None:
+        """Do nothing: there is no page cache between."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+class InMemoryDataset(Dataset):
+    """Rows of two or more classes in memory.
+
+    Parameters
+    ----------
+    rows : tuple of ndarray
+        ``indptr`` (int64), ``feature`` (integer, 0-based, each once a row) and ``value`` (float32 or float64): row ``r`` has
+        the entries ``indptr[r]:indptr[r + 1]``. Kept, not copied.
+    n_features : int
+    code : ndarray of integer, shape (rows,)
+        Number of each row's class.
+    n_classes : int
+        The labels are 0 … n_classes - 1.
+    weight : ndarray of float64, shape (rows,), optional
+    """
+
+    def __init__(
+        self,
+        rows: tuple[np.ndarray, np.ndarray, np.ndarray],
+        n_features: int,
+        code: np.ndarray,
+        n_classes: int,
+        weight: np.ndarray | None = None,
+    ) -> None:
+        self.rows, n_rows = rows, code.size
+        indptr, feature, value = rows
+        sizes = indptr * (feature.itemsize + value.itemsize) + _ROW_BYTES * np.arange(n_rows + 1)
+        row_start = _cut(sizes)
+        entry_start = indptr[row_start]
+        manifest = {
+            **_manifest(n_rows, feature, value),
+            "n_features": n_features,
+            "classes": np.arange(n_classes, dtype=np.float64),
+            "class_counts": np.bincount(code, minlength=n_classes),
+            "label_kind": "integer",
+            "weighted": weight is not None,
+            "index_base": 0,
+            "seed": 0,
+            "row_norms": _row_norms(indptr, value, row_start),
+        }
+        super().__init__(_NOWHERE, manifest, _chunk_table(self, np.diff(row_start), np.diff(entry_start)))
+        of_rows = {
+            "source": np.arange(n_rows),
+            "label": code.astype(np.float64),
+            "weight": np.ones(n_rows) if weight is None else weight,
+            "n_entries": np.diff(indptr),
+        }
+        tables = {"rows": of_rows, "entries": {"feature": feature, "value": value}}
+        self._parts = ArrayParts(tables, {"rows": row_start, "entries": entry_start})
+
+    def open_columns(self) -> Columns:
+        """Return the column layout, which is made at the first call."""
+        return self._columns
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return _InMemoryColumns(self)
+
+    def read_features(
+        self, columns: Sequence[str] | None = None, *, first_group: int = 0
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Compute statistics of the features that occur: ``n_entries`` and ``mean_square``."""
+        _, feature, value = self.rows
+        count = np.bincount(feature, minlength=self.n_features)
+        squares = np.bincount(feature, np.square(value, dtype=np.float64), self.n_features)
+        occurs = np.flatnonzero(count)
+        mean_square = squares[occurs] / max(self.n_rows, 1)
+        yield {"feature": occurs, "n_entries": count[occurs], "mean_square": mean_square}
+
+
+class _InMemoryColumns(Columns):
+    """The column layout of a dataset in memory; features are whole, each in one chunk."""
+
+    def __init__(self, dataset: InMemoryDataset) -> None:
+        from scipy.sparse import csr_array
+
+        indptr, feature, value = dataset.rows
+        indptr = indptr.astype(np.int32 if max(value.size, dataset.n_rows) <= _INT32_MAX else np.int64)
+        columns = csr_array((value, feature, indptr), shape=(dataset.n_rows, dataset.n_features)).tocsc()
+        n_entries = np.diff(columns.indptr.astype(np.int64))
+        occurs = np.flatnonzero(n_entries)
+        starts = starts_of(n_entries[occurs])
+        row = columns.indices.astype(dataset.row_dtype, copy=False)
+        sizes = starts * (row.itemsize + value.itemsize) + _FEATURE_BYTES * np.arange(occurs.size + 1)
+        item_start = _cut(sizes)
+        entry_start = starts[item_start]
+        manifest = {**_manifest(occurs.size, row, value), "n_features": occurs.size}
+        manifest |= {"row_dtype": row.dtype.name}
+        table = _chunk_table(self, np.diff(item_start), np.diff(entry_start))
+        table |= {
+            "first_feature": occurs[item_start[:-1]],
+            "n_features": np.diff(item_start),
+            "piece": np.zeros(item_start.size - 1, dtype=np.int64),
+        }
+        super().__init__(dataset, manifest, table)
+        index = {"feature": occurs, "n_entries": n_entries[occurs]}
+        tables = {"entries": {"row": row, "value": columns.data}, "index": index}
+        self._parts = ArrayParts(tables, {"entries": entry_start, "index": item_start})
+
+
+def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ``indptr``, ``feature`` and ``value`` of the rows of a dense or SciPy sparse matrix of numbers.
+
+    Of a CSR matrix without duplicates they are its own arrays where their types fit; float32 stays, other numbers become
+    float64, and features are int32 where that is wide enough.
+    """
+    if hasattr(X, "tocsr"):
+        X = X.tocsr()
+        if not X.has_canonical_format:
+            X = X.copy()
+            X.sum_duplicates()
+        indptr, feature, value = X.indptr.astype(np.int64, copy=False), X.indices, X.data
+    else:
+        X = np.ascontiguousarray(X)
+        present = X != 0
+        indptr = starts_of(np.count_nonzero(present, axis=1))
+        feature, value = np.nonzero(present)[1], X[present]
+    width = np.int32 if X.shape[1] <= _INT32_MAX else np.int64
+    number = np.float32 if value.dtype == np.float32 else np.float64
+    return indptr, feature.astype(width, copy=False), value.astype(number, copy=False)
+
+
+def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> dict[str, Any]:
+    """Return the manifest's ``row_norms``, summed up chunk by chunk."""
+    least, greatest, total, n_empty = np.inf, 0.0, 0.0, 0
+    for start, stop in itertools.pairwise(row_start.tolist()):
+        first = indptr[start]
+        squares = np.square(value[first : indptr[stop]], dtype=np.float64)
+        norms = squares_of_rows = np.zeros(0)
+        begins = indptr[start:stop][indptr[start:stop] < indptr[start + 1 : stop + 1]] - first
+        if begins.size:
+            squares_of_rows = np.add.reduceat(squares, begins)
+            norms = np.sqrt(squares_of_rows[squares_of_rows > 0])
+        least, greatest = min(least, norms.min(initial=np.inf)), max(greatest, norms.max(initial=0.0))
+        total += float(squares_of_rows.sum())
+        n_empty += stop - start - norms.size
+    mean_square = total / max(indptr.size - 1, 1)
+    return {
+        "min": float(least) if greatest > 0 else None,
+        "max": float(greatest),
+        "mean_square": mean_square if np.isfinite(mean_square) else None,
+        "n_empty": n_empty,
+    }
+
+
+def _cut(sizes: np.ndarray) -> np.ndarray:
+    """Cut items into chunks by `sizes`, the bytes up to each; returns the first item of each chunk, and their number."""
+    cuts = np.searchsorted(sizes, np.arange(CHUNK_BYTES, int(sizes[-1]), CHUNK_BYTES))
+    return np.unique(np.concatenate([[0], cuts, [sizes.size - 1]]))
+
+
+def _manifest(n_rows: int, index: np.ndarray, value: np.ndarray) -> dict[str, Any]:
+    """Return the fields of a manifest that both layouts have; no files are listed."""
+    names = {"rows": "rows", "entries": "entries", "index": "index"}
+    return {
+        "fingerprint": "",
+        "n_rows": n_rows,
+        "n_entries": value.size,
+        "index_dtype": index.dtype.name,
+        "value_dtype": value.dtype.name,
+        "parts": [names | {f"{table}_{kind}": 0 for table in names for kind in ("bytes", "checksum")}],
+    }
+
+
+def _chunk_table(table: Any, n_items: np.ndarray, n_entries: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what ``chunks.parquet`` holds on disk; no checksums."""
+    crc = {f"{name}_crc": np.full(n_entries.size, NO_CRC) for name in table.TABLES}
+    return {
+        "part": np.zeros(n_entries.size, dtype=np.int32),
+        "n_rows": n_items,
+        "n_entries": n_entries,
+        **crc,
+    }

@@ -1,0 +1,40 @@
+"""Sweeps over weights: all columns of an array at once, feature after feature, as they lie in memory."""
+
+from __future__ import annotations
+
+from .compile import kernel
+
+_BLOCK = 128  # features whose columns are summed up one after another: of some hundred columns they are in the cache
+
+
+@kernel
+def add_squares(w, other, sums):
+    """Add ``‖w_m‖²``, ``‖other_m‖²`` and ``‖w_m - other_m‖²`` of every column m to `sums`.
+
+    Parameters
+    ----------
+    w, other : ndarray of float64, shape (features, columns)
+    sums : ndarray of float64, shape (3, columns)
+        Added to, in blocks of features.
+    """
+    for start in range(0, w.shape[0], _BLOCK):
+        stop = min(start + _BLOCK, w.shape[0])
+        for m in range(w.shape[1]):
+            of_w = of_other = apart = 0.0
+            for j in range(start, stop):
+                u, v = w[j, m], other[j, m]
+                of_w += u * u
+                of_other += v * v
+                apart += (u - v) * (u - v)
+            sums[0, m] += of_w
+            sums[1, m] += of_other
+            sums[2, m] += apart
+
+
+@kernel
+def move_columns(source, target, columns):
+    """Move some columns of an array to another one of its shape, and leave zeros."""
+    for j in range(source.shape[0]):
+        for m in columns:
+            target[j, m] = source[j, m]
+            source[j, m] = 0.0

@@ -1,0 +1,106 @@
+"""Distributions of scores by class, gathered in one read: for ROC curves, calibration and histograms of decisions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..models.model import Model
+from .predict import DecidedRows, positive_scores
+
+N_BINS = 1 << 16
+"""Bins of scores: by sign, exponent and seven bits of the fraction, so that neighbours differ by less than 1 %."""
+
+CALIBRATION_BINS = 20
+MAX_CLASSES = 128
+"""Number of classes above which there are no curves: a table for 128 takes 134 MB."""
+
+
+class Calibration(NamedTuple):
+    """Rows by predicted probability, in equal bins of it; all arrays have shape (CALIBRATION_BINS,)."""
+
+    n_rows: np.ndarray
+    predicted: np.ndarray  # sum of the probabilities
+    hits: np.ndarray  # rows that were of the class
+
+
+class ScoreCurves:
+    """Tables of scores by class and by truth, filled block by block.
+
+    For two classes the scores are those of the positive one; for several, each class's against all others, and the
+    probabilities are those of the predicted class. Rows with labels that the model does not know are left out.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.classes = [1] if model.n_classes == 2 else list(range(model.n_classes))
+        self.counts = np.zeros((len(self.classes), 2, N_BINS), dtype=np.int64)
+        zeros = np.zeros(CALIBRATION_BINS)
+        self.calibration = Calibration(zeros, zeros.copy(), zeros.copy()) if model.has_probabilities else None
+
+    @staticmethod
+    def table_bytes(model: Model) -> int:
+        """Memory that the tables take."""
+        return (1 if model.n_classes == 2 else model.n_classes) * 2 * N_BINS * 8
+
+    def add(self, rows: DecidedRows) -> None:
+        """Count a block of rows."""
+        model = self.model
+        place = np.minimum(np.searchsorted(model.classes, rows.label), model.n_classes - 1)
+        known = model.classes[place] == rows.label
+        place, decisions = place[known], rows.decisions[known]
+        scores = (
+            positive_scores(model, decisions)[:, None] if model.n_classes == 2 else model.scores(decisions)
+        )
+        for number, which in enumerate(self.classes):
+            truth = (place == which).astype(np.int64)
+            cell = truth * N_BINS + _bins(scores[:, number])
+            self.counts[number] += np.bincount(cell, minlength=2 * N_BINS).reshape(2, N_BINS)
+        if self.calibration is not None:
+            self._add_probabilities(np.exp(model.log_probabilities(decisions)), place)
+
+    def _add_probabilities(self, probabilities: np.ndarray, place: np.ndarray) -> None:
+        which = np.ones(place.size, dtype=np.int64)
+        if self.model.n_classes > 2:
+            which = probabilities.argmax(axis=1)
+        assert self.calibration is not None
+        predicted = probabilities[np.arange(place.size), which]
+        cell = np.minimum((predicted * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+        for total, weights in zip(self.calibration, (None, predicted, place == which), strict=True):
+            total += np.bincount(cell, weights, CALIBRATION_BINS)
+
+    def roc(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """False and true positive rates of the class `number` of `classes`, from (0, 0) to (1, 1)."""
+        above = self.counts[number][:, ::-1].cumsum(axis=1)
+        changed = np.flatnonzero(np.diff(above.sum(axis=0), prepend=0))
+        rates = above[:, changed] / np.maximum(above[:, -1:], 1)
+        false, true = (np.concatenate([[0.0], rate]) for rate in rates)
+        return false, true
+
+    def histogram(self, number: int, n_bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
+        """Edges, and shares of the rows of others and of the class between them; all but the outermost 1 % of rows."""
+        counts = self.counts[number]
+        values = _bin_values()
+        share = counts.sum(axis=0).cumsum() / max(counts.sum(), 1)
+        least, most = values[np.searchsorted(share, [0.005, 0.995]).clip(max=N_BINS - 1)]
+        edges = np.linspace(least, most if most > least else least + 1.0, n_bins + 1)
+        shares = [np.histogram(values, edges, weights=count)[0] / max(count.sum(), 1) for count in counts]
+        return edges, np.array(shares)
+
+
+def _bins(scores: np.ndarray) -> np.ndarray:
+    """Number scores so that larger ones are in later bins: by the upper half of a single-precision number."""
+    bits = scores.astype(np.float32).view(np.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    numbers: np.ndarray = (ordered >> 16).astype(np.int64) + N_BINS // 2
+    return numbers
+
+
+def _bin_values() -> np.ndarray:
+    """Scores in the middle of every bin; infinite ones at the ends, which no finite score reaches."""
+    ordered = ((np.arange(N_BINS) - N_BINS // 2).astype(np.int32) << 16) + (1 << 15)
+    with np.errstate(invalid="ignore"):  # there are bins of what is not a number
+        values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32).astype(np.float64)
+    largest = float(np.finfo(np.float32).max)
+    return np.nan_to_num(values, nan=largest, posinf=largest, neginf=-largest)

@@ -1,0 +1,77 @@
+"""One self-contained page of HTML: headings, tables, pictures inside."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff;
+       max-width: 1080px; margin: 2em auto; padding: 0 1.5em }
+h1 { font-size: 1.6em; margin-bottom: 0 } h2 { font-size: 1.15em; margin-top: 2em;
+     border-bottom: 1px solid #d8dde5; padding-bottom: .2em }
+.lead { color: #556070; margin-top: .2em }
+figure { margin: 1em 0 } img { max-width: 100%; height: auto }
+figcaption { color: #556070; font-size: .9em }
+table { border-collapse: collapse; margin: .8em 0; font-variant-numeric: tabular-nums }
+th, td { text-align: left; padding: .2em 1.4em .2em 0; vertical-align: top; border-bottom: 1px solid #eceff3 }
+th { font-weight: 600; color: #3b4656 } td:first-child { white-space: nowrap }
+.wide { overflow-x: auto }
+code { background: #f3f5f8; padding: .1em .3em; border-radius: 3px }
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image in PNG format with a caption, which is also its text for who cannot see it."""
+
+    name: str
+    png: bytes
+    caption: str
+
+
+@dataclass
+class Section:
+    """A part of the page: text, tables of cells (the first row is the head), pictures."""
+
+    title: str
+    text: str = ""
+    tables: list[Sequence[Sequence[str]]] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+
+def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """Make the page; all text is escaped, all pictures are inside."""
+    parts = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{_STYLE}</style></head><body>",
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>',
+    ]
+    for section in sections:
+        parts.append(f"<section><h2>{escape(section.title)}</h2>")
+        if section.text:
+            parts.append(f"<p>{escape(section.text)}</p>")
+        parts += [_table(table) for table in section.tables]
+        parts += [_figure(picture) for picture in section.pictures]
+        parts.append("</section>")
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    lines = [_cells("th", head), *(_cells("td", row) for row in body)]
+    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
+
+
+def _cells(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
+def _figure(picture: Picture) -> str:
+    data = base64.b64encode(picture.png).decode()
+    caption = escape(picture.caption)
+    return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'

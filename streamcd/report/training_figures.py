@@ -1,0 +1,144 @@
+"""How a training went: gap, objective, kappa, active rows, bytes and seconds, from the records of its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .drawing import COLORS, new_figure, note, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Records = Sequence[Mapping[str, Any]]
+Histories = Mapping[str, Records]
+"""Records of logs, oldest first, by the name of the log (see `training.history.read_history`)."""
+
+
+@styled
+def gap_figure(histories: Histories, tol: float | None) -> Figure:
+    """Draw the relative gap against passes and against seconds: estimates as lines, certificates as dots."""
+    figure, panels = new_figure(columns=2)
+    for axes, across in zip(panels, ("passes", "elapsed"), strict=True):
+        for color, (name, records) in zip(_colors(histories), histories.items(), strict=True):
+            _draw_gaps(axes, records, across, color, name)
+        if tol is not None:
+            axes.axhline(tol, color="#888888", linestyle="--", linewidth=1, label=f"tolerance {tol:g}")
+        _logarithmic(axes)
+        axes.set_xlim(left=0)
+        axes.set_xlabel({"passes": "passes", "elapsed": "seconds"}[across])
+    panels[0].set_ylabel("relative duality gap")
+    panels[0].legend()
+    panels[0].set_title("Gap against passes")
+    panels[1].set_title("Gap against time")
+    return figure
+
+
+def _draw_gaps(axes: Axes, records: Records, across: str, color: str, name: str) -> None:
+    estimates = [
+        (record[across], record["gap_estimate"] / record["objective_estimate"])
+        for record in records
+        if record["kind"] == "train" and record["gap_estimate"] and record["objective_estimate"]
+    ]
+    certified = [
+        (record[across], record["gap"] / record["primal"])
+        for record in records
+        if record["kind"] == "certify" and record["gap"] is not None and record["primal"]
+    ]
+    label = f"{name}: " if name else ""
+    axes.plot(*_points(estimates), color=color, label=f"{label}estimate")
+    axes.plot(*_points(certified), "o", color=color, markersize=5, label=f"{label}certificate")
+
+
+@styled
+def objective_figure(histories: Histories) -> Figure:
+    """Draw the objective against passes with its certified bounds, and kappa where training was accelerated."""
+    figure, (left, right) = new_figure(columns=2)
+    for color, (name, records) in zip(_colors(histories), histories.items(), strict=True):
+        train = [record for record in records if record["kind"] == "train"]
+        bounds = [
+            record for record in records if record["kind"] == "certify" and record["primal"] is not None
+        ]
+        passes = [record["passes"] for record in bounds]
+        estimates = [
+            (record["passes"], record["objective_estimate"])
+            for record in train
+            if record["objective_estimate"]
+        ]
+        left.plot(*_points(estimates), color=color, label=name or "estimate")
+        left.plot(
+            passes, [record["primal"] for record in bounds], "v", color=color, markersize=5, label="primal"
+        )
+        left.plot(passes, [record["dual"] for record in bounds], "^", color=color, markersize=5, label="dual")
+        _draw_kappa(right, train, color)
+    _logarithmic(left)
+    left.set_title("Objective (sum over lanes)")
+    left.set_xlabel("passes")
+    left.legend()
+    right.set_title("κ of the outer proximal point")
+    right.set_xlabel("passes")
+    if right.lines:
+        _logarithmic(right)
+    else:
+        note(right, "trained without acceleration")
+    return figure
+
+
+def _draw_kappa(axes: Axes, train: Records, color: str) -> None:
+    ranges = [(record["passes"], *record["kappa"]) for record in train if record.get("kappa")]
+    if ranges:
+        passes, least, most = zip(*ranges, strict=True)
+        axes.plot(passes, most, color=color)
+        axes.fill_between(passes, least, most, color=color, alpha=0.2)
+
+
+@styled
+def work_figure(histories: Histories) -> Figure:
+    """Draw active rows and bytes read against passes, and the seconds of every stage."""
+    figure, (rows, read, stages) = new_figure(columns=3, height=3.0)
+    for color, (name, records) in zip(_colors(histories), histories.items(), strict=True):
+        train = [record for record in records if record["kind"] == "train"]
+        active = [(record["passes"], record["active_rows"]) for record in train]
+        rows.plot(*_points(active), color=color, label=name or None)
+        megabytes = accumulate(record["bytes_read"] / 1e6 for record in records)
+        read.plot([record["passes"] for record in records], list(megabytes), color=color)
+    for axes, title in ((rows, "Active rows (sum over lanes)"), (read, "Read so far, MB")):
+        axes.set_title(title)
+        axes.set_xlabel("passes")
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,g}")
+    _draw_stages(stages, [record for records in histories.values() for record in records])
+    return figure
+
+
+def _draw_stages(axes: Axes, records: Records) -> None:
+    """Show what the time of the reads was spent on; reading ahead goes on beside all else, so it is no part of the sum."""
+    totals: dict[str, float] = {}
+    for record in records:
+        for stage, seconds in record["seconds"].items():
+            if isinstance(seconds, int | float):
+                totals[stage] = totals.get(stage, 0.0) + seconds
+    beside = {"reading (beside)": totals.pop("read")} if "read" in totals else {}
+    rest = totals.pop("total") - sum(totals.values())
+    stages = {**beside, "other": rest, **dict(sorted(totals.items(), key=lambda item: item[1]))}
+    axes.barh(list(stages), list(stages.values()), color=COLORS[0])
+    axes.set_title("Seconds by stage")
+    axes.grid(visible=False, axis="y")
+
+
+def _colors(histories: Histories) -> list[str]:
+    return [COLORS[number % len(COLORS)] for number in range(len(histories))]
+
+
+def _points(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Scale the y axis by powers of ten, where there is a positive number to show."""
+    if any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
+        axes.set_yscale("log")

@@ -1,0 +1,280 @@
+"""Reports: a run as a page of tables and pictures, and an evaluation as a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.atomic_files import begins_with, check_output, replacing, write_file
+from ..core.errors import StreamcdError
+from ..core.memory_budget import format_size
+from ..core.progress import Listener
+from ..dataset.dataset import Dataset
+from ..models.model import Model, load_model, models_of_path
+from ..prediction.curves import ScoreCurves
+from ..prediction.evaluate import evaluate_with_curves
+from ..report.drawing import image, image_format
+from ..report.evaluation_figures import Curve, Decisions, Reliability, evaluation_figure, weights_figure
+from ..report.page import Picture, Section, render_page
+from ..report.training_figures import Histories, gap_figure, objective_figure, work_figure
+from ..training.history import read_history
+from .config import RunConfig, read_config
+
+MAX_LOGS = 10
+"""Logs of groups of lanes that are drawn; of more, the first ones."""
+
+_MAX_LANES = 40  # in the table
+_N_WEIGHTS = 20
+_PAGE = rb"<!doctype html>"
+_IMAGES = {"png": rb"\x89PNG", "svg": rb"<\?xml", "pdf": rb"%PDF"}
+
+
+def write_report(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    data: Dataset | str | os.PathLike[str] | None = None,
+    C: float | None = None,
+    images: str | os.PathLike[str] | None = None,
+    memory: int | str = "1GB",
+    force: bool = False,
+    listener: Listener | None = None,
+) -> None:
+    """Write what is known of a run into one self-contained page.
+
+    Parameters
+    ----------
+    run : path
+        Of `train` or `tune`, finished or not.
+    out : path
+        Of the page, HTML with the pictures inside.
+    data : Dataset or path, optional
+        Data on which the model is evaluated, as `evaluate` takes it: confusion, ROC curves, calibration.
+    C : float, optional
+        Which model of a path over C is evaluated and has its weights shown.
+    images : path, optional
+        A directory, made where it is not there, for the pictures as PNG files too.
+    memory : int or str
+        Bound on the process's resident memory while `data` is evaluated.
+    force : bool
+        Replace a page that is there.
+    listener : Listener, optional
+
+    Raises
+    ------
+    CheckpointError
+        Where `run` is not a run.
+    UsageError
+        Where matplotlib is not installed, or `out` exists and `force` is not given.
+    """
+    run, page_path = Path(run), Path(out)
+    check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=force)
+    config, histories = read_config(run), _few(read_history(run))
+    sections = [_configuration(config), _training(histories, config)]
+    model = _model(run, C)
+    if model is None:
+        sections.append(Section("Model", "There is none yet: training has not ended."))
+    else:
+        if data is not None:
+            sections.append(_evaluation(data, model, memory, listener or Listener()))
+        sections += [_lanes(model), _weights(model), _provenance(model)]
+    pictures = [picture for section in sections for picture in section.pictures]
+    lead = f"{config.options.loss} by the {config.options.method} method, on {config.dataset}"
+    write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
+    if images is not None:
+        _write_images(Path(images), pictures)
+
+
+def plot_evaluation(
+    data: Dataset | str | os.PathLike[str],
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    C: float | None = None,
+    memory: int | str = "1GB",
+    workers: int = 1,
+    force: bool = False,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Evaluate as `evaluate` does, returning the same, and draw confusion, ROC curves and calibration into a file.
+
+    The end of its name, .png, .svg or .pdf, says in which format. Parameters and errors: see `evaluate`, `write_report`.
+    """
+    path = Path(out)
+    form = image_format(path)
+    check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
+    loaded = load_model(model, C)
+    result, curves = evaluate_with_curves(data, loaded, memory=memory, workers=workers, listener=listener)
+    write_file(path, image(_evaluation_figure(loaded, result, curves), form))
+    return result
+
+
+def _few(histories: Histories) -> Histories:
+    return dict(list(histories.items())[:MAX_LOGS])
+
+
+def _model(run: Path, C: float | None) -> Model | None:
+    """Load the run's model: of a path, and without C, the one of the largest C."""
+    try:
+        path = models_of_path(run)
+        return load_model(run, C if C is not None or not path else max(path))
+    except StreamcdError:
+        if C is not None:
+            raise
+        return None
+
+
+def _write_images(directory: Path, pictures: list[Picture]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        with replacing(directory / f"{picture.name}.png") as partial:
+            partial.write_bytes(picture.png)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sections
+
+
+def _configuration(config: RunConfig) -> Section:
+    options = asdict(config.options)
+    rows = [("dataset", config.dataset), ("fingerprint", config.fingerprint)]
+    rows += [(name, _text(value)) for name, value in options.items() if value not in (None, False)]
+    rows += [
+        ("memory", format_size(config.memory)),
+        *((name, _text(value)) for name, value in _rule(config).items()),
+    ]
+    return Section("Configuration", tables=[[("option", "value"), *rows]])
+
+
+def _rule(config: RunConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config.rule).items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _training(histories: Histories, config: RunConfig) -> Section:
+    begun = {name: records for name, records in histories.items() if records}
+    if not begun:
+        return Section("Training", "No read of the data has ended yet.")
+    last = [records[-1] for records in begun.values()]
+    gaps = [
+        record["gap"] / record["primal"] for record in last if record["gap"] is not None and record["primal"]
+    ]
+    n_bytes = sum(record["bytes_read"] for records in begun.values() for record in records)
+    rows = [
+        ("passes", f"{max(record['passes'] for record in last):,}"),
+        ("lanes still open", f"{sum(record['open_lanes'] for record in last):,}"),
+        ("relative gap, last certificate", f"{max(gaps):.3g}" if gaps else "none yet"),
+        ("seconds", f"{sum(record['elapsed'] for record in last):.4g}"),
+        ("read", format_size(n_bytes)),
+    ]
+    pictures = [
+        Picture(
+            "gap",
+            image(gap_figure(begun, _rule(config).get("tol"))),
+            "The certified and estimated duality gap.",
+        ),
+        Picture("objective", image(objective_figure(begun)), "The objective between its bounds, and κ."),
+        Picture(
+            "work", image(work_figure(begun)), "Rows that still move, bytes read, and where the time went."
+        ),
+    ]
+    return Section("Training", tables=[[("figure", "value"), *rows]], pictures=pictures)
+
+
+def _lanes(model: Model) -> Section:
+    found = model.certificate
+    passes = found.get("passes", [])
+    rows = [(name.replace("_", " "), _text(value)) for name, value in found.items() if name != "passes"]
+    if passes:
+        rows.append(
+            (
+                "passes of the vectors",
+                _text(passes[:_MAX_LANES]) + (", …" if len(passes) > _MAX_LANES else ""),
+            )
+        )
+    return Section("Certificate of the model", tables=[[("figure", "value"), *rows]])
+
+
+def _weights(model: Model) -> Section:
+    vectors, features, weights = largest_weights(model, _N_WEIGHTS)
+    labels = model.label_texts()
+    several = not model.is_binary
+    named = [
+        f"feature {feature + model.index_base}"
+        + (f" ({_vector_name(model, labels, vector)})" if several else "")
+        for vector, feature in zip(vectors.tolist(), features.tolist(), strict=True)
+    ]
+    positive = f"Positive weights speak for {labels[-1]}." if model.is_binary else ""
+    text = f"{model.n_features:,} features, {model.n_vectors:,} vectors. {positive}"
+    picture = Picture(
+        "weights", image(weights_figure(named, weights.tolist())), "Weights of the largest magnitude."
+    )
+    return Section("Largest weights", text, pictures=[picture])
+
+
+def _vector_name(model: Model, labels: list[str], vector: int) -> str:
+    one_each = model.n_vectors == model.n_classes
+    return labels[vector] if one_each else f"vector {vector}"
+
+
+def largest_weights(model: Model, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Find the weights of the largest magnitude, not zero, over all vectors: vectors, 0-based features, values."""
+    flat = np.abs(model.weights).ravel()
+    count = min(most, int(np.count_nonzero(flat)))
+    chosen = np.argpartition(flat, flat.size - count)[flat.size - count :] if count else np.zeros(0, np.int64)
+    chosen = chosen[np.lexsort((chosen, -flat[chosen]))]
+    features, vectors = np.divmod(chosen, model.n_vectors)
+    return vectors, features, model.weights[features, vectors]
+
+
+def _provenance(model: Model) -> Section:
+    rows = [("dataset's fingerprint", model.fingerprint), *model.versions.items()]
+    return Section("Provenance", tables=[[("of", "is"), *rows]])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation
+
+
+def _evaluation(
+    data: Dataset | str | os.PathLike[str], model: Model, memory: int | str, listener: Listener
+) -> Section:
+    result, curves = evaluate_with_curves(data, model, memory=memory, listener=listener)
+    name = data.path if isinstance(data, Dataset) else data
+    rows = [
+        (key.replace("_", " "), _text(value))
+        for key, value in result.items()
+        if isinstance(value, int | float)
+    ]
+    picture = Picture(
+        "evaluation", image(_evaluation_figure(model, result, curves)), f"Predictions on {name}."
+    )
+    return Section(f"Evaluation on {name}", tables=[[("figure", "value"), *rows]], pictures=[picture])
+
+
+def _evaluation_figure(model: Model, result: Mapping[str, Any], curves: ScoreCurves | None) -> Any:
+    labels = model.label_texts()
+    drawn, decisions, reliability = [], None, None
+    if curves is not None:
+        own = [labels[which] for which in curves.classes]
+        drawn = [Curve(label, *curves.roc(number)) for number, label in enumerate(own)]
+        if model.n_classes == 2:
+            edges, (others, mine) = curves.histogram(0)
+            decisions = Decisions(own[0], edges, others, mine)
+        if curves.calibration is not None:
+            filled = curves.calibration.n_rows > 0
+            count, predicted, hits = (total[filled] for total in curves.calibration)
+            reliability = Reliability(predicted / count, hits / count, count)
+    confusion = result.get("confusion")
+    table = None if confusion is None else np.array(confusion)
+    return evaluation_figure(result.get("labels", labels), table, drawn, reliability, decisions)

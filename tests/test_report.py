@@ -1,0 +1,133 @@
+"""Reports and pictures of runs and evaluations."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_datasets import multiclass, random_rows, write_dataset
+
+from streamcd import StreamcdError, evaluate, load_model, train, tune, write_report
+from streamcd.prediction.curves import ScoreCurves
+from streamcd.prediction.evaluate import evaluate_with_curves
+from streamcd.report.page import Section, render_page
+from streamcd.runs.report import largest_weights, plot_evaluation
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    data = write_dataset(folder / "data", random_rows(300, 12, seed=3))
+    train(data, folder / "run", loss="log_loss", tol=1e-4)
+    return folder / "run"
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_page_has_all_pictures_inside_and_asks_nothing_of_the_network(run: Path, tmp_path: Path) -> None:
+    write_report(run, tmp_path / "r.html", data=run.parent / "data", images=tmp_path / "png")
+    page, tags = (tmp_path / "r.html").read_text(), _Tags()
+    tags.feed(page)
+    assert not tags.open
+    assert len(tags.sources) == 5
+    assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
+    assert sorted(path.name for path in (tmp_path / "png").iterdir()) == [
+        f"{name}.png" for name in ("evaluation", "gap", "objective", "weights", "work")
+    ]
+    assert "accuracy" in page
+    assert re.search(r"converged</td><td>True", page)
+
+
+def test_the_same_run_gives_the_same_page(run: Path, tmp_path: Path) -> None:
+    for name in ("a.html", "b.html"):
+        write_report(run, tmp_path / name)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(80, 8, seed=1))
+    tune(data, tmp_path / "run", C=[0.1, 1.0], cv=2, max_passes=30)
+    write_report(tmp_path / "run", tmp_path / "r.html")
+    assert "Largest weights" in (tmp_path / "r.html").read_text()
+
+
+def test_text_of_others_is_escaped() -> None:
+    page = render_page("<script>", "&", [Section("<b>", tables=[[("a", "<i>")]])])
+    assert "<script>" not in page
+    assert "<td>" not in page
+    assert "&lt;i&gt;" in page
+
+
+def test_a_file_that_is_no_page_is_kept(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious.html").write_text("mine")
+    with pytest.raises(StreamcdError, match="is not a page"):
+        write_report(run, tmp_path / "precious.html", force=True)
+    write_report(run, tmp_path / "r.html")
+    with pytest.raises(StreamcdError, match="--force"):
+        write_report(run, tmp_path / "r.html")
+    write_report(run, tmp_path / "r.html", force=True)
+
+
+@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
+def test_an_evaluation_is_drawn_in_the_format_of_the_name(run: Path, tmp_path: Path, form: str) -> None:
+    out = tmp_path / f"e.{form}"
+    data = run.parent / "data"
+    assert plot_evaluation(data, run, out) == evaluate(data, run)
+    assert {"png": b"PNG", "svg": b"<svg", "pdf": b"%PDF"}[form] in out.read_bytes()[:1000]
+    with pytest.raises(StreamcdError, match=r"ends in \.png, \.svg or \.pdf"):
+        plot_evaluation(data, run, tmp_path / "e.gif")
+
+
+def test_the_area_under_a_curve_is_the_exact_one_but_for_its_bins(run: Path) -> None:
+    result, curves = evaluate_with_curves(run.parent / "data", load_model(run))
+    assert curves is not None
+    false, true = curves.roc(0)
+    assert np.trapezoid(true, false) == pytest.approx(result["auc"], abs=2e-3)
+    assert (false[0], true[0], false[-1], true[-1]) == (0.0, 0.0, 1.0, 1.0)
+    assert (np.diff(false) >= 0).all()
+    assert (np.diff(true) >= 0).all()
+
+
+def test_calibration_counts_every_row_once(run: Path) -> None:
+    result, curves = evaluate_with_curves(run.parent / "data", load_model(run))
+    assert curves is not None
+    assert curves.calibration is not None
+    assert curves.calibration.n_rows.sum() == result["n_rows"]
+    confusion = np.array(result["confusion"])
+    assert curves.calibration.hits.sum() == confusion[1].sum()
+
+
+def test_several_classes_get_a_curve_each(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", multiclass())
+    train(data, tmp_path / "run", max_passes=30)
+    model = load_model(tmp_path / "run")
+    _, curves = evaluate_with_curves(data, model)
+    assert curves is not None
+    assert len(curves.classes) == model.n_classes
+    assert ScoreCurves.table_bytes(model) == curves.counts.nbytes
+    vectors, features, weights = largest_weights(model, 5)
+    assert np.array_equal(weights, model.weights[features, vectors])
+    assert np.abs(weights).min() >= np.sort(np.abs(model.weights).ravel())[-5]
+
+
+def test_a_result_draws_its_gaps(run: Path) -> None:
+    from streamcd import resume
+
+    figure = resume(run).plot()
+    assert len(figure.axes) == 2
