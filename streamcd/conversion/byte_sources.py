@@ -130,9 +130,7 @@ def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm te
     """Refuse sources without a row."""
     if not n_rows:
         names = ", ".join(display_name(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
-        raise DataError(
-            f"{names}: expected {what}, found none; check that this is the file meant"
-        )
+        raise DataError(f"{names}: expected {what}, found none; check that this is the file meant")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -209,7 +207,7 @@ def read_head(part: ByteRange, n_bytes: int, decoder_bytes: int = DECODER_BYTES)
     with _open(part) as raw:
         found = raw.peek(n_bytes)
     whole = io.BytesIO(found)
-    file = _decompressed(_Counted(whole), True, decoder_bytes)  # type: ignore[arg-type]
+    file = _decompressed(_Counted(whole), True, decoder_bytes)
     text, size = bytearray(n_bytes), 0
     with suppress(EOFError, lzma.LZMAError, OSError), memoryview(text) as room:  # it is cut off
         while size < n_bytes and (more := file.readinto(room[size : size + (1 << 14)])):

@@ -13,6 +13,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.scaling import Scaling
 from ..models.encoding import Encoding
+from .table_rows import TableOptions
 
 _LEAST_DECODER_BYTES = 10 << 20
 
@@ -52,6 +53,7 @@ class Like:
 class Options:
     """Options of a conversion, checked."""
 
+    columns: TableOptions
     dest: Path
     memory_bytes: int
     seed: int

@@ -29,7 +29,7 @@ from .libsvm import BLOCK_BYTES
 from .pipeline import Conversion
 from .sources import Source
 from .staging import staging_directory
-from .table_rows import TableOptions, checked_options
+from .table_rows import checked_options
 
 MAX_FEATURES = 1 << 62
 _LEAST_BYTES = 16_000_000
@@ -81,8 +81,8 @@ def convert(
     weight_column : str, optional
         The table's column of weights of rows.
     features : str or sequence of str, optional
-        Columns that become features, as ``"a,b"`` or in a list; by default all others. ``"INDICES:VALUES"`` names two columns
-        of lists, which are rows of sparse entries.
+        Columns that become features, as ``"a,b"`` or in a list; by default all others. ``"INDICES:VALUES"`` names two
+        columns of lists, which are rows of sparse entries.
     drop : str or sequence of str, optional
         Columns that are left out.
     hash : int, optional
@@ -136,9 +136,9 @@ def convert(
         Where the disk is full, or another conversion writes the same dataset.
     """
     scale, normalize = checked_names(scale, normalize)
-    columns = checked_options(label, weight_column, features, drop, hash, missing)
     paths, roots = expand(sources)
     options = Options(
+        columns=checked_options(label, weight_column, features, drop, hash, missing),
         dest=Path(dest),
         memory_bytes=parse_size(memory),
         seed=int(seed),
@@ -162,9 +162,9 @@ def convert(
     if options.workers > 1 and total_bytes(paths) is None:
         listener.warning("standard input and pipes are read by one process: converting with --workers 1")
         options = replace(options, workers=1)
-    plan = _plan(options, has_map=options.compact or bool(columns.label) or options.like is not None)
-    source = open_source(paths, roots, format, _reading(options, plan), columns)
-    _check_source(options, source, columns)
+    plan = _plan(options)
+    source = open_source(paths, roots, format, _reading(options, plan), options.columns)
+    _check_source(options, source)
     with (
         staging_directory(options.dest, options.force) as work,
         open_pool(options.workers, listener, Conversion.__module__) as pool,
@@ -214,7 +214,14 @@ def _load_like(path: Path) -> Like:
         scaling, encoding = found.scaling, found.encoding
     names = tuple(found.class_names or ())
     return Like(
-        str(path), found.index_base, found.n_features, found.classes, found.label_kind, scaling, encoding, names
+        str(path),
+        found.index_base,
+        found.n_features,
+        found.classes,
+        found.label_kind,
+        scaling,
+        encoding,
+        names,
     )
 
 
@@ -235,16 +242,16 @@ def _reading(options: Options, plan: Plan) -> Reading:
     )
 
 
-def _check_source(options: Options, source: Source, columns: TableOptions) -> None:
+def _check_source(options: Options, source: Source) -> None:
     """Refuse options that do not fit the source."""
     if options.like is not None and source.encoding is not None:
         if options.like.encoding is None:
             raise UsageError(
                 f"--like {options.like.name}: its data came from no table; convert its own table first, or give --label here"
             )
-        if columns.given:
+        if options.columns.given:
             raise UsageError(
-                f"{', '.join(columns.given)} and --like exclude each other: --like takes the columns from there"
+                f"{', '.join(options.columns.given)} and --like exclude each other: --like takes the columns from there"
             )
     if source.weighted and options.weights is not None:
         raise UsageError("--weights and --weight-column exclude each other: give the weights once")
@@ -306,7 +313,7 @@ def _has_content(path: Path) -> bool:
     return not path.is_dir() or any(path.iterdir())
 
 
-def _plan(options: Options, *, has_map: bool) -> Plan:
+def _plan(options: Options) -> Plan:
     """Divide the memory: each share is a fraction of what the interpreter and the writer leave over."""
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
@@ -323,7 +330,7 @@ def _plan(options: Options, *, has_map: bool) -> Plan:
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
     block_bytes = min(max(left // 80, 1 << 16), most)
-    in_map = left // 4 if has_map else 0
+    in_map = left // 4 if options.compact or options.columns.label or options.like else 0
     return Plan(
         block_bytes=block_bytes,
         max_line_bytes=max(left // 24, block_bytes),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,13 @@ _MAGIC = (
     (b"PK\x05\x06", "npz"),
     (b"\x93NUMPY", "npy"),
 )
-_FOREIGN = ((b"\x89HDF", "HDF5"), (b"SQLite format", "SQLite"), (b"ORC", "ORC"), (b"Obj\x01", "Avro"), (b"%PDF", "PDF"))
+_FOREIGN = (
+    (b"\x89HDF", "HDF5"),
+    (b"SQLite format", "SQLite"),
+    (b"ORC", "ORC"),
+    (b"Obj\x01", "Avro"),
+    (b"%PDF", "PDF"),
+)
 _HEAD_BYTES = 1 << 16
 _DELIMITERS = ",;\t|"
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
@@ -75,7 +81,7 @@ def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths, roots = [], {}
-    for source in map(os.fspath, given):
+    for source in (os.fspath(source) for source in given):
         found = _partition_files(source) if os.path.isdir(source) else []
         roots.update(dict.fromkeys(found, source))
         paths += found or [source]
@@ -151,9 +157,7 @@ def open_source(
         return _open_libsvm(paths, head, reading, options)
     if format in _TABLES:
         return _open_table(_table_reader(paths, roots, format, head, reading), reading, options, paths[0])
-    from .matrix_files import open_matrices  # zip and npy: only where they are met
-
-    return open_matrices(paths, format, reading, options)
+    raise UsageError(f"{format} is not read yet")
 
 
 def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
@@ -186,7 +190,9 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
         return CsvReader(paths, delimiter_of(text) or ",", *sizes, head)
     for path in paths:
         if not os.path.isfile(path) or is_compressed(path):
-            raise UsageError(f"{display_name(path)}: expected a plain {format} file, found another; decompress it first")
+            raise UsageError(
+                f"{display_name(path)}: expected a plain {format} file, found another; decompress it first"
+            )
     if format == "arrow":
         return ArrowReader(paths, reading.batch_bytes)
     partitions = {path: partitions_of(path, root) for path, root in roots.items()}
@@ -206,9 +212,9 @@ def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str)
     for column in encoding.columns:
         if column.kind == "number":
             wanted[column.name] = "number"
-    for column in (encoding.label, encoding.weight):
-        if column and column in types:
-            wanted[column] = types[column]
+    for name in (encoding.label, encoding.weight):
+        if name and name in types:
+            wanted[name] = types[name]
     if encoding.label in wanted and (reading.class_names or reading.of_numbers):
         wanted[encoding.label] = "string" if reading.class_names else "number"
     return TableSource(
@@ -234,8 +240,3 @@ def check_columns(encoding: Encoding, types: dict[str, str], needs_label: bool, 
             f"{name}: expected the columns of the data trained on, found no {', '.join(map(repr, missing[:5]))}"
             f"{', …' if len(missing) > 5 else ''}; add what is missing"
         )
-
-
-def reading_like(reading: Reading, **known: Any) -> Reading:
-    """The same reading, with what another dataset or a model gives."""
-    return replace(reading, **known)

@@ -1,7 +1,7 @@
 """Features of the entries that parsers give: indices less their base, or renumbered, or the codes of strings.
 
-Each task numbers the strings that it meets, categories and names of classes, as they come. When all is parsed they are sorted,
-and a map for each task turns its codes into features when its rows are written.
+Each task numbers the strings that it meets, categories and names of classes, as they come. When all is parsed they are
+sorted, and a map for each task turns its codes into features when its rows are written.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def _merge_categories(directory: Path, encoding: Encoding, memory_bytes: int) ->
     if _MERGE_FACTOR * n_bytes > memory_bytes:
         n_strings = sum(strings.size for strings, _ in tasks)
         raise UsageError(
-            f"the dictionaries of categories, {n_strings:,} strings, need {format_size(_MERGE_FACTOR * n_bytes)} to be sorted, "
-            f"{format_size(memory_bytes)} of --memory are left for it; hash them into 2^B features with --hash B (20, say), "
-            f"or give about {format_size(4 * _MERGE_FACTOR * n_bytes + RESERVED_BYTES)}"
+            f"the dictionaries of categories, {n_strings:,} strings, need {format_size(_MERGE_FACTOR * n_bytes)} to be "
+            f"sorted, {format_size(memory_bytes)} of --memory are left for it; hash them into 2^B features with --hash B "
+            f"(20, say), or give about {format_size(4 * _MERGE_FACTOR * n_bytes + RESERVED_BYTES)}"
         )
     n_static = int(encoding.without_counts().first_features()[-1])
     static = encoding.without_counts()
@@ -122,7 +122,9 @@ def _taken(strings: Strings, rows: np.ndarray) -> Strings:
 def _static_features(encoding: Encoding, n_static: int) -> np.ndarray:
     """The features of the codes of numbers and indicators."""
     features, widths = [], encoding.without_counts().widths()
-    for first, column, width in zip(encoding.first_features().tolist(), encoding.columns, widths, strict=False):
+    for first, column, width in zip(
+        encoding.first_features().tolist(), encoding.columns, widths, strict=False
+    ):
         skipped = column.n_categories
         features += [first + skipped + k for k in range(width)]
     assert len(features) == n_static
@@ -209,7 +211,7 @@ class Numberer:
         if numbering.dictionaries is not None:
             names = ("starts", "map", "label-starts", "labels")
             paths = [numbering.dictionaries / f"{name}.npy" for name in names]
-            self._maps = [np.load(path, mmap_mode="r") if path.exists() else None for path in paths]
+            self._maps = {path.stem: np.load(path, mmap_mode="r") for path in paths if path.exists()}
 
     def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
         """Rows whose indices are 0-based features, and whose labels are numbers."""
@@ -217,11 +219,11 @@ class Numberer:
 
         numbering = self._numbering
         if numbering.maps_labels:
-            starts, places = self._maps[2:]
+            starts, places = self._maps["label-starts"], self._maps["labels"]
             task = np.searchsorted(self._first_rows, rows.source_row, side="right") - 1
             rows = replace(rows, label=places[starts[task] + rows.label.astype(np.int64)].astype(np.float64))
         if numbering.maps_features:
-            starts, features = self._maps[:2]
+            starts, features = self._maps["starts"], self._maps["map"]
             index = np.empty(rows.n_entries, index_dtype)
             arrays = (self._first_rows, starts, features, numbering.sparse_start)
             renumber(rows.indptr, rows.index, rows.source_row, *arrays, index)

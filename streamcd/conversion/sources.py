@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from ..models.encoding import Encoding
 from .byte_sources import ByteRange, expected_text_bytes, share_out, total_bytes
-from .rows import RowBatch
 from .numbering import TaskDictionary
+from .rows import RowBatch
+
 
 class Piece(Protocol):
     """A part of a source that can be read on its own."""
@@ -31,22 +32,43 @@ class Counted(NamedTuple):
 
 
 class Source(Protocol):
-    """A source of rows; processes share it, unless it is in memory.
+    """A source of rows; processes share it, unless it is in memory."""
 
-    `encoding` is that of a table, else None; `names_labels` where labels are names, which `class_names` lists as far as they
-    are known; `weighted` where rows come with weights; `of_indices` where features are numbered by indices in the data;
-    `grows` where strings that are met make features.
-    """
+    @property
+    def paths(self) -> list[str]:
+        """Files that are read."""
 
-    paths: list[str]
-    what: str  # in messages
-    in_memory: bool
-    encoding: Encoding | None
-    names_labels: bool
-    class_names: list[str]
-    weighted: bool
-    of_indices: bool
-    grows: bool
+    @property
+    def what(self) -> str:
+        """Rows, in messages."""
+
+    @property
+    def in_memory(self) -> bool:
+        """True where this process alone can read it."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How the columns of a table become features."""
+
+    @property
+    def grows(self) -> bool:
+        """True where strings that are met make features."""
+
+    @property
+    def names_labels(self) -> bool:
+        """True where labels are names."""
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of classes, as far as they are known before."""
+
+    @property
+    def weighted(self) -> bool:
+        """True where rows come with weights."""
+
+    @property
+    def of_indices(self) -> bool:
+        """True where features are numbered by indices in the data."""
 
     @property
     def total_bytes(self) -> int | None:
@@ -70,23 +92,30 @@ class Source(Protocol):
         """Make batches of the rows of pieces; strings are numbered by `dictionary`, or by the encoding."""
 
 
-@dataclass(frozen=True)
-class FileSource:
-    """The common part of sources in files: none of these has a table's properties until it says so."""
+class IndexedSource:
+    """The common part of sources whose features are numbered by indices, and whose labels are numbers."""
 
-    paths: list[str]
-
-    what = "rows"
     in_memory = False
-    encoding: Encoding | None = None
+    encoding = None
+    grows = False
     names_labels = False
     weighted = False
     of_indices = True
-    grows = False
 
     @property
     def class_names(self) -> list[str]:
         return []
+
+
+@dataclass(frozen=True)
+class LibsvmSource(IndexedSource):
+    """libsvm text."""
+
+    paths: list[str]
+    form: Any  # a `libsvm.LibsvmFormat`
+    head: bytes = b""  # of standard input, read already
+
+    what = "rows of libsvm text"
 
     @property
     def total_bytes(self) -> int | None:
@@ -96,23 +125,10 @@ class FileSource:
         return expected_text_bytes(pieces)
 
     def whole(self) -> list[Any]:
-        return [ByteRange(path) for path in self.paths]
+        return [ByteRange(path, head=self.head if path == "-" else b"") for path in self.paths]
 
     def pieces(self, n_tasks: int) -> list[Any]:
         return share_out(self.paths, n_tasks)
-
-
-@dataclass(frozen=True)
-class LibsvmSource(FileSource):
-    """libsvm text."""
-
-    form: Any = None  # a `libsvm.LibsvmFormat`
-    head: bytes = b""  # of standard input, read already
-
-    what = "rows of libsvm text"
-
-    def whole(self) -> list[Any]:
-        return [ByteRange(path, head=self.head if path == "-" else b"") for path in self.paths]
 
     def count(self, piece: ByteRange) -> Counted:
         from .libsvm import count_rows  # the parser's kernels: only where there is text
@@ -125,4 +141,3 @@ class LibsvmSource(FileSource):
         from .libsvm import iterate_batches
 
         return iterate_batches(pieces, self.form, first_row, first_line)
-

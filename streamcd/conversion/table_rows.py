@@ -103,7 +103,9 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
     columns = tuple(_column(column, types, options, name) for column in kept)
     ordered = sorted(columns, key=lambda column: column.kind == "sparse")
     if sum(column.kind == "sparse" for column in columns) > 1:
-        raise UsageError("--features: expected one pair INDICES:VALUES at most, found several; join their lists")
+        raise UsageError(
+            "--features: expected one pair INDICES:VALUES at most, found several; join their lists"
+        )
     if not columns:
         raise UsageError(f"{name}: expected columns of features, found none besides {options.label!r}")
     bits = options.bits if any(column.kind == "hashed" for column in columns) else 0
@@ -179,8 +181,8 @@ class TableSource:
     """Rows of tables.
 
     `table_types` says what the columns hold that are read. With `grows`, categories are numbered as they come; else they are
-    the encoding's. Without `needs_label` a label may be missing, or its column: it is NaN. Indices of a sparse column are less
-    than `width_end`.
+    the encoding's. Without `needs_label` a label may be missing, or its column: it is NaN. Indices of a sparse column are
+    less than `width_end`.
     """
 
     reader: TableReader
@@ -256,12 +258,15 @@ class TableSource:
                 n_rows = found.indptr.size - 1
                 mine = slice(found.start, found.start + n_rows)
                 start = first_row + counts.n_rows
-                counts.n_rows, counts.n_entries = counts.n_rows + n_rows, counts.n_entries + found.index.size
+                counts.n_rows, counts.n_entries = (
+                    counts.n_rows + n_rows,
+                    counts.n_entries + found.feature.size,
+                )
                 _take_counts(counts, encoder, batch, self.of_indices)
                 counts.n_decimal_labels = labels.n_decimal
                 source_row = np.arange(start, start + n_rows)
                 weights = None if weight is None else weight[mine]
-                rows = Rows(source_row, label[mine], weights, found.indptr, found.index, found.value)
+                rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
                 yield RowBatch(rows, batch.bytes_read, counts)
 
 
@@ -325,7 +330,9 @@ class _Labels:
         codes = self._table.number(0, strings, valid, adds, self._name)
         label = codes.astype(np.float64)
         label[codes == kernels.MISSING] = np.nan
-        label[codes == kernels.UNKNOWN] = len(self._source.class_names)  # one number for all that are not known
+        label[codes == kernels.UNKNOWN] = len(
+            self._source.class_names
+        )  # one number for all that are not known
         return label
 
 
@@ -344,4 +351,3 @@ def _weights(name: str, batch: TableBatch) -> np.ndarray:
             f"found {array[row].as_py()}; correct the row"
         )
     return weight
-

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote
 
@@ -100,8 +101,15 @@ class CsvReader:
         names, start = self._header(self.paths[0])
         if not text[start : end or len(text)].strip():
             return dict.fromkeys(names, "nothing")
-        options = csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=True, quoted_strings_can_be_null=False)
-        table = self._read(pa.py_buffer(text[start : end or len(text)]), names, options, _at_lines(display_name(self.paths[0]), 1))
+        options = csv.ConvertOptions(
+            null_values=_NULLS, strings_can_be_null=True, quoted_strings_can_be_null=False
+        )
+        table = self._read(
+            pa.py_buffer(text[start : end or len(text)]),
+            names,
+            options,
+            _at_lines(display_name(self.paths[0]), 1),
+        )
         return {name: type_name(table.schema.field(name).type) for name in names}
 
     def _header(self, path: str) -> tuple[list[str], int]:
@@ -116,7 +124,9 @@ class CsvReader:
             end += 1
         name = display_name(path)
         if end == first:
-            raise DataError(f"{name}: expected a line of column names, found none; check that this is the file meant")
+            raise DataError(
+                f"{name}: expected a line of column names, found none; check that this is the file meant"
+            )
         names = csv.read_csv(
             io.BytesIO(text[first:end] + b"\n"),
             csv.ReadOptions(use_threads=False, autogenerate_column_names=True),
@@ -186,8 +196,8 @@ class CsvReader:
             if ragged:
                 row = ragged[0]
                 raise DataError(
-                    f"{message((row.number or 1) - 1)}: expected {row.expected_columns} columns, found {row.actual_columns}: "
-                    f"{row.text[:60]!r}; correct the line"
+                    f"{message((row.number or 1) - 1)}: expected {row.expected_columns} columns, found "
+                    f"{row.actual_columns}: {row.text[:60]!r}; correct the line"
                 ) from None
             raise DataError(_conversion_complaint(str(error), options, message)) from None
 
@@ -322,7 +332,9 @@ class ParquetReader:
             before = sum(metadata.row_group(group).num_rows for group in range(groups.start))
             for columns in self._read(piece.path, groups, types):
                 yield TableBatch(
-                    self._with_partitions(piece.path, columns, types), read_before, _at_rows(piece.path, before)
+                    self._with_partitions(piece.path, columns, types),
+                    read_before,
+                    _at_rows(piece.path, before),
                 )
                 before += columns.num_rows
             read_before += piece.n_bytes
@@ -433,10 +445,7 @@ class ArrowReader:
                 continue
             n_ranges = min(n_tasks, max(n_batches, 1))
             ends = [n_batches * k // n_ranges for k in range(n_ranges + 1)]
-            found += [
-                GroupRange(path, start, stop, size // n_ranges)
-                for start, stop in zip(ends[:-1], ends[1:], strict=True)
-            ]
+            found += [GroupRange(path, start, stop, size // n_ranges) for start, stop in pairwise(ends)]
         return found
 
     def count(self, piece: GroupRange) -> Counted:
@@ -465,7 +474,9 @@ class ArrowReader:
                     names = [name for name in types if name in batch.schema.names]
                     columns = batch.select(names)
                     row_bytes = max(batch.nbytes / max(batch.num_rows, 1), 8.0)
-                    rows = int(min(max(self.memory_bytes / 8 / row_bytes, _LEAST_BATCH_ROWS), _MOST_BATCH_ROWS))
+                    rows = int(
+                        min(max(self.memory_bytes / 8 / row_bytes, _LEAST_BATCH_ROWS), _MOST_BATCH_ROWS)
+                    )
                     for start in range(0, columns.num_rows, rows):
                         part = columns.slice(start, rows)
                         yield TableBatch(part, read_before, _at_rows(piece.path, before + start))

@@ -62,7 +62,12 @@ def type_name(type_: pa.DataType) -> str:
         "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
         "boolean": (pa.types.is_boolean,),
         "time": (pa.types.is_temporal,),
-        "list": (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view),
+        "list": (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+            pa.types.is_list_view,
+        ),
         "nothing": (pa.types.is_null,),
     }
     return next((kind for kind, tests in kinds.items() if any(is_it(type_) for is_it in tests)), str(type_))

@@ -161,8 +161,9 @@ class DatasetWriter:
     def write_encoding(self, encoding: Any) -> None:
         """Record how the columns of a table became features (a `models.encoding.Encoding`), and write its categories."""
         self._encoding["encoding"] = encoding.record()
-        path = encoding.save(self.path)
-        if path is not None:
+        if encoding.has_categories:
+            path = self.path / "categories.parquet"
+            encoding.save(path)
             self._encoding["categories"] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
     def write_scaling(self, scaling: Scaling) -> None:

@@ -39,10 +39,10 @@ def _hash_bytes(column, data, start, stop):
 
 @inlined
 def _same_bytes(data, start, arena, first, length):
-    for k in range(length):
-        if data[start + k] != arena[first + k]:
-            return False
-    return True
+    k = 0
+    while k < length and data[start + k] == arena[first + k]:
+        k += 1
+    return k == length
 
 
 @kernel
@@ -202,8 +202,8 @@ def table_rows(n_rows, values, codes, kinds, lines, features, indicators, bits, 
     codes : (strings, rows) int64
         Columns of codes of strings, or of their hashes.
     kinds, lines, features, indicators : (columns,) int64
-        Of every column, hashed ones last: its kind; its line in `values` or `codes`; of a number the entry's code, of a hashed
-        column that of the first bucket; the code of a missing value's entry, or `NO_INDICATOR`, or `REFUSED`.
+        Of every column, hashed ones last: its kind; its line in `values` or `codes`; of a number the entry's code, of a
+        hashed column that of the first bucket; the code of a missing value's entry, or `NO_INDICATOR`, or `REFUSED`.
     bits : int
         2^bits buckets take hashed strings, an entry 1 or -1 by the hash's sign each; those of one bucket are added up.
     indptr, index, value : (rows + 1,) int64, (entries,) int64, (entries,) float
@@ -291,8 +291,18 @@ def _without_zeros(start, end, index, value):
 
 
 @kernel
+def are_sorted(starts, index):
+    """Tell if the indices of every row ``starts[r]:starts[r + 1]`` do not descend."""
+    for row in range(starts.size - 1):
+        for k in range(starts[row] + 1, starts[row + 1]):
+            if index[k] < index[k - 1]:
+                return False
+    return True
+
+
+@kernel
 def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indptr, index, value, state):
-    """Copy sparse rows whose entries come in any order: sorted, repeated indices added up, zeros counted and left out.
+    """Copy sparse rows whose indices do not descend: repeated ones are added up, zeros counted and left out.
 
     Parameters
     ----------
@@ -314,17 +324,10 @@ def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indp
     entry = 0
     for row in range(starts.size - 1):
         first, stop = starts[row], starts[row + 1]
-        ascending = True
-        for k in range(first + 1, stop):
-            ascending &= given_index[k] > given_index[k - 1]
-        order = np.empty(0, np.int64)
-        if not ascending:
-            order = np.argsort(given_index[first:stop], kind="mergesort")
         last, total = np.int64(-1), 0.0
         for k in range(first, stop):
-            at = k if ascending else first + order[k - first]
-            i, number = np.int64(given_index[at]), np.float64(given_value[at])
-            state[ROW], state[COLUMN] = row, at
+            i, number = np.int64(given_index[k]), np.float64(given_value[k])
+            state[ROW], state[COLUMN] = row, k
             if i < least:
                 return NEGATIVE_INDEX
             if i > LARGEST_INDEX:
@@ -342,10 +345,7 @@ def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indp
                 continue
             total = total + number if i == last else number
             last = i
-            following = i + 1
-            if k + 1 < stop:
-                following = np.int64(given_index[k + 1 if ascending else first + order[k + 1 - first]])
-            if following == i:
+            if k + 1 < stop and given_index[k + 1] == i:
                 continue
             index[entry], value[entry] = i, total
             if np.isinf(value[entry]):

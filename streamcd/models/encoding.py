@@ -25,7 +25,7 @@ CATEGORIES_FILE = "categories.parquet"
 MISSING = ("error", "zero", "indicator")
 
 
-class Column(Structure, frozen=True):
+class Column(Structure):
     """A column that becomes features; a sparse one has its numbers in another, `values`."""
 
     name: str
@@ -72,11 +72,15 @@ class Encoding:
     @classmethod
     def from_record(cls, record: EncodingRecord, categories: Strings | None) -> Encoding:
         """Make an encoding of what is stored of it."""
-        return cls(tuple(record.columns), record.missing, record.bits, record.label, record.weight, categories)
+        return cls(
+            tuple(record.columns), record.missing, record.bits, record.label, record.weight, categories
+        )
 
     def record(self) -> dict[str, Any]:
         """What is stored of it in JSON."""
-        columns = [{name: getattr(column, name) for name in Column.__struct_fields__} for column in self.columns]
+        columns = [
+            {name: getattr(column, name) for name in Column.__struct_fields__} for column in self.columns
+        ]
         return {
             "columns": columns,
             "missing": self.missing,
@@ -127,13 +131,11 @@ class Encoding:
 
     def without_counts(self) -> Encoding:
         """The encoding before categories are known."""
-        columns = tuple(
-            Column(column.name, column.kind, column.values) for column in self.columns
-        )
+        columns = tuple(Column(column.name, column.kind, column.values) for column in self.columns)
         return replace(self, columns=columns, categories=None)
 
     def feature_names(self, features: np.ndarray) -> Iterator[str]:
-        """The names of some features: ``column``, ``column=category``, ``column is missing``, ``hash n``, ``column[index]``."""
+        """Name features: ``column``, ``column=category``, ``column is missing``, ``hash n``, ``column[index]``."""
         starts, n_before = self.first_features(), self._categories_before()
         numbers = np.searchsorted(starts, features, side="right") - 1
         for feature, number in zip(features.tolist(), numbers.tolist(), strict=True):
@@ -176,15 +178,12 @@ class Encoding:
         """Memory of the categories, and of the table by which they are looked up."""
         return 0 if self.categories is None else 2 * self.categories.nbytes + 44 * self.categories.size
 
-    def save(self, directory: Path) -> Path | None:
-        """Write the categories; returns the file, None where there are none."""
+    def save(self, path: Path) -> None:
+        """Write the categories."""
         from ..dataset.arrow_columns import write_strings  # pyarrow: not for a bare import
 
-        if not self.has_categories or self.categories is None:
-            return None
-        path = directory / CATEGORIES_FILE
+        assert self.categories is not None
         write_strings(path, "category", self.categories, column=self.category_columns())
-        return path
 
 
 def read_encoding(directory: Path, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
@@ -200,3 +199,11 @@ def read_encoding(directory: Path, record: EncodingRecord | Mapping[str, Any] | 
     if encoding.has_categories:
         encoding = replace(encoding, categories=read_strings(directory / CATEGORIES_FILE, "category"))
     return encoding
+
+
+def first_feature_names(dataset: Any, most: int) -> list[str] | None:
+    """The names of a dataset's first features; None where its data came from no table."""
+    encoding = read_encoding(dataset.path, dataset.manifest.get("encoding"))
+    if encoding is None:
+        return None
+    return list(encoding.feature_names(np.arange(min(most, dataset.n_features))))

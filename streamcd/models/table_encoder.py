@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,7 +99,7 @@ class EncodedRows(NamedTuple):
 
     start: int
     indptr: np.ndarray
-    index: np.ndarray
+    feature: np.ndarray
     value: np.ndarray
 
 
@@ -115,9 +116,9 @@ class _Layout(NamedTuple):
 class TableEncoder:
     """Encodes batches of a table one after the other.
 
-    With `table`, categories are numbered by it as they come, after the codes of numbers and indicators; else they are those of
-    the encoding, codes are features, and categories that are not among them are counted in ``state[UNSEEN]``.
-    Indices of a sparse column are from `sparse_least` on, below `sparse_end`; those beyond are ignored and counted, or refused.
+    With `table`, categories are numbered by it as they come, after the codes of numbers and indicators; else they are those
+    of the encoding, codes are features, and categories that are not among them are counted in ``state[UNSEEN]``.
+    Indices of a sparse column are from `sparse_least` on, below `sparse_end`; those beyond are counted, or refused.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class TableEncoder:
 
     def _enter_categories(self, categories: Strings) -> None:
         ends = np.cumsum([0, *(column.n_categories for column in self.encoding.columns)]).tolist()
-        for number, (start, stop) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        for number, (start, stop) in enumerate(pairwise(ends)):
             if stop > start:
                 self._table.number(number, categories.slice(start, stop), np.empty(0, np.bool_), True, "")
 
@@ -160,7 +161,11 @@ class TableEncoder:
     @property
     def n_codes(self) -> int:
         """Codes in use so far, those of a sparse column left out."""
-        return self.n_static + self.encoding.n_buckets + self._table.size if self._grows else self.encoding.sparse_start
+        return (
+            self.n_static + self.encoding.n_buckets + self._table.size
+            if self._grows
+            else self.encoding.sparse_start
+        )
 
     @property
     def sparse_start(self) -> int:
@@ -176,7 +181,9 @@ class TableEncoder:
         starts = encoding.first_features()
         chosen = [(k, column) for k, column in enumerate(encoding.columns) if column.kind != "sparse"]
         chosen.sort(key=lambda item: item[1].kind == "hashed")
-        lines, features, indicators = [], [], []
+        lines: list[int] = []
+        features: list[int] = []
+        indicators: list[int] = []
         for k, column in chosen:
             same = [other.kind == "number" for _, other in chosen[: len(lines)]]
             is_number = column.kind == "number"
@@ -303,6 +310,7 @@ class TableEncoder:
                 f"{self.message(start + row)}: expected lists of one length in {column.name!r} and {column.values!r}, "
                 f"found {int(np.diff(starts)[row])} and {int(np.diff(ends)[row])} elements; correct the row"
             )
+        index, value = sorted_rows(starts, index, value)
         room = self._room(block.num_rows, index.size)
         status = kernels.sparse_rows(starts, index, value, *self._sparse, *room, self.state)
         if status != kernels.OK:
@@ -335,6 +343,15 @@ class TableEncoder:
         )
 
 
+def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same rows, ``starts[r]:starts[r + 1]``, with ascending indices."""
+    if kernels.are_sorted(starts, index):
+        return index, value
+    row = np.repeat(np.arange(starts.size - 1), np.diff(starts))
+    order = np.lexsort((index[: row.size], row))
+    return index[order], value[order]
+
+
 def describe_refusal(status: int, found: Any, value_dtype: np.dtype, least: int = 0, end: int = 0) -> str:
     """Say what a kernel of `kernels.tables` refused, and what to do."""
     smaller = value_dtype == np.float32
@@ -343,7 +360,7 @@ def describe_refusal(status: int, found: Any, value_dtype: np.dtype, least: int 
         kernels.NULL_VALUE: "expected a value, found none; give --missing zero (or indicator), or correct the row",
         kernels.INFINITE: f"expected a finite value, found {found}; correct or remove the row",
         kernels.OUT_OF_RANGE: f"expected a number that is finite in {value_dtype}, found {found}; {advice}",
-        kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {found}; give the --index-base, or correct the row",
+        kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {found}; give --index-base, or correct the row",
         kernels.HUGE_INDEX: f"expected indices up to 2^62, found {found}; renumber the features",
         kernels.BEYOND_WIDTH: f"expected indices up to {end - 1} (the number of features given), found {found}; "
         "give a larger --n-features",
@@ -366,4 +383,3 @@ class Collisions:
         """Take in those of other rows."""
         self.add(other.seen)
         self.collided |= other.collided
-
