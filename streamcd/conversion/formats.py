@@ -44,7 +44,7 @@ _FOREIGN = (
     (b"Obj\x01", "Avro"),
     (b"%PDF", "PDF"),
 )
-_HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
@@ -101,13 +101,14 @@ def _partition_files(root: str) -> list[str]:
 
 
 def recognise(path: str) -> tuple[str, bytes]:
-    """Tell a file's format by its first bytes; returns these too where they cannot be read again."""
-    try:
-        head, text = read_head(ByteRange(path), _HEAD_BYTES)
-    except OSError as error:
-        error.filename = error.filename or path
-        raise
-    kept = b"" if os.path.isfile(path) else head
+    """Tell a file's format by its first bytes; returns these too of standard input, which cannot be read again.
+
+    Of a pipe, which can be opened but once, nothing is looked at: libsvm text is expected.
+    """
+    if path != STANDARD_INPUT and not os.path.isfile(path):
+        return "libsvm", b""
+    head, text = read_head(ByteRange(path), _HEAD_BYTES)
+    kept = head if path == STANDARD_INPUT else b""
     for magic, name in _FOREIGN:
         if head.startswith(magic):
             raise DataError(
@@ -140,7 +141,7 @@ def open_source(
     head = b""
     if format == "auto":
         found = {path: recognise(path) for path in paths}
-        format, head = found[paths[0]]
+        format, head = found[paths[0]][0], found.get(STANDARD_INPUT, ("", b""))[1]
         for path, (other, _) in found.items():
             if other != format:
                 raise UsageError(
@@ -149,9 +150,9 @@ def open_source(
                 )
         if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
             format = "csv"  # a table of one column
-    elif paths[0] == STANDARD_INPUT:
-        head, _ = read_head(ByteRange(paths[0]), _HEAD_BYTES)
-    if paths[0] == STANDARD_INPUT and format not in ("libsvm", "csv"):
+    elif STANDARD_INPUT in paths:
+        head, _ = read_head(ByteRange(STANDARD_INPUT), _HEAD_BYTES)
+    if STANDARD_INPUT in paths and format not in ("libsvm", "csv"):
         raise UsageError(f"expected text on standard input, found {format}; name a file")
     if format == "libsvm":
         return _open_libsvm(paths, head, reading, options)
@@ -187,7 +188,8 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
     from .tables import ArrowReader, CsvReader, ParquetReader, partitions_of
 
     if format == "csv":
-        text = read_head(ByteRange(paths[0], head=head), _HEAD_BYTES)[1]
+        first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
+        text = read_head(first, _HEAD_BYTES)[1]
         sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
         return CsvReader(paths, delimiter_of(text) or ",", *sizes, head)
     for path in paths:
