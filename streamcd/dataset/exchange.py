@@ -27,7 +27,9 @@ def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarra
     indptr = rows["indptr"]
     if rows["feature"].dtype == np.int32 and dataset.n_entries < 2**31:
         indptr = indptr.astype(np.int32)  # both of one type, or SciPy converts the larger one
-    return csr_array((rows["value"], rows["feature"], indptr), shape=shape), _labels(dataset, rows["label"])
+    return csr_array((rows["value"], rows["feature"], indptr), shape=shape), source_labels(
+        dataset, rows["label"]
+    )
 
 
 def to_arrow(dataset: Dataset, memory: int | str | None) -> pa.Table:
@@ -112,7 +114,7 @@ def _gather(dataset: Dataset, chunks: range) -> dict[str, np.ndarray]:
     return rows
 
 
-def _labels(dataset: Dataset, label: np.ndarray) -> np.ndarray:
+def source_labels(dataset: Dataset, label: np.ndarray) -> np.ndarray:
     """Labels as in the source: names, integers or decimal numbers."""
     classes = dataset.info()["classes"]
     if dataset.classes is None:
@@ -123,7 +125,7 @@ def _labels(dataset: Dataset, label: np.ndarray) -> np.ndarray:
 def _table(dataset: Dataset, rows: dict[str, np.ndarray]) -> pa.Table:
     columns = {
         "source": pa.array(rows["source"]),
-        "label": pa.array(_labels(dataset, rows["label"])),
+        "label": pa.array(source_labels(dataset, rows["label"])),
         "weight": pa.array(rows["weight"]),
         "feature": pa.LargeListArray.from_arrays(rows["indptr"], rows["feature"]),
         "value": pa.LargeListArray.from_arrays(rows["indptr"], rows["value"]),
