@@ -26,6 +26,9 @@ from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 
 STANDARD_INPUT = "-"
+BLOCK_BYTES = 8 << 20
+"""Bytes of text that are parsed at a time, at most."""
+
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
 """Of ranges that several processes read."""
 

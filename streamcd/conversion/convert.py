@@ -22,12 +22,12 @@ from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import checked_names
 from ..models.encoding import read_encoding
-from .byte_sources import total_bytes
+from .byte_sources import BLOCK_BYTES, total_bytes
 from .conversion_options import Like, Options, Plan
-from .formats import Reading, expand, open_source
+from .formats import expand, open_source
 from .in_memory import is_files, open_data
 from .pipeline import Conversion
-from .sources import BLOCK_BYTES, Source
+from .sources import Reading, Source
 from .staging import staging_directory
 from .table_rows import checked_options
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ import numpy as np
 
 from ..core.errors import DataError, UsageError
 from .byte_sources import (
-    DECODER_BYTES,
     STANDARD_INPUT,
     ByteRange,
     display_name,
@@ -21,7 +19,7 @@ from .byte_sources import (
     is_compressed,
     read_head,
 )
-from .sources import LibsvmSource, Source
+from .sources import LibsvmSource, Reading, Source
 
 if TYPE_CHECKING:
     from ..models.encoding import Encoding
@@ -47,31 +45,6 @@ _FOREIGN = (
 _HEAD_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How sources are read, whatever their format."""
-
-    value_dtype: Any
-    block_bytes: int
-    max_line_bytes: int | None = None
-    decoder_bytes: int = DECODER_BYTES
-    batch_bytes: int = 64 << 20  # of tables, decoded
-    index_base: int | None = None
-    n_features: int | None = None
-    ignore_beyond: bool = False
-    needs_label: bool = True
-    encoding: Encoding | None = None  # given by another dataset or a model
-    class_names: tuple[str, ...] = ()
-    of_numbers: bool = False  # labels are numbers elsewhere
-
-    @property
-    def width_end(self) -> int:
-        """The first index that is too large."""
-        if self.n_features is None:
-            return (1 << 62) + 1
-        return self.n_features + (1 if self.index_base is None else self.index_base)
 
 
 def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..conversion.byte_sources import (
+    BLOCK_BYTES,
     ByteRange,
     check_rows,
     expand_sources,
@@ -21,9 +22,9 @@ from ..conversion.byte_sources import (
     range_starts,
     total_bytes,
 )
-from ..conversion.formats import Reading, expand, open_source
+from ..conversion.formats import expand, open_source
 from ..conversion.rows import Counts
-from ..conversion.sources import BLOCK_BYTES, Source, counted_pieces
+from ..conversion.sources import Reading, Source, counted_pieces
 from ..conversion.table_rows import TableOptions
 from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
