@@ -35,6 +35,7 @@ from .options import (
     output_options,
     refused_option,
     round_options,
+    threads_option,
     training_options,
     worker_options,
     workers_option,
@@ -329,6 +330,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
+@threads_option
 @worker_options
 @output_options
 def resume(

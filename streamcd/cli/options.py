@@ -269,6 +269,13 @@ convert_options = together(
     force_option("dataset"),
 )
 
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads that share reading, certificates and lanes.  [default: one a core]  No bit of a result depends on it.",
+)
+
 training_options = together(
     click.option(
         "--loss",
@@ -371,6 +378,7 @@ training_options = together(
         default="60s",
         help="Time between checkpoints, from which 'resume' goes on.",
     ),
+    threads_option,
     force_option("run"),
 )
 

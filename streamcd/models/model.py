@@ -336,6 +336,12 @@ class Model:
         fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
         return fields
 
+    @property
+    def score_code_bytes(self) -> int:
+        """Bytes of `score_code`, where scores are made with it."""
+        is_needed = not (self.loss == "twin" or self.is_binary or self._one_vector_per_class)
+        return 8 * self.code.size if is_needed else 0
+
     def score_code(self) -> np.ndarray:
         """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
         if self.is_binary:

@@ -83,8 +83,11 @@ class Decisions:
         self.scratch = scratch or Path(tempfile.gettempdir())
         self.n_ignored = self.n_unseen = 0
         scales = model.scaling.scales
-        encoded = 0 if model.encoding is None else model.encoding.nbytes
-        needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes) + encoded}
+        model_bytes = model.weights.nbytes + (0 if scales is None else scales.nbytes)
+        model_bytes += 0 if model.encoding is None else model.encoding.nbytes
+        needs = {
+            "the model": model_bytes + 2 * model.score_code_bytes
+        }  # it has its own of one byte, and one in between
         # decisions, scores, probabilities and what is made of them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
@@ -105,10 +108,10 @@ class Decisions:
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self._workers, self._share = _usable_workers(data, workers, listener), 0
         if self._workers > 1:
-            each = sum(needs.values()) + RESERVED_BYTES
-            self._share = each + memory_per_worker(
-                budget, self._workers, needs, {"model": needs["the model"]}
-            )
+            theirs, own = dict(needs), {"model": needs["the model"]}
+            own["footer of the predictions"] = theirs.pop("the footer of the predictions", 0)
+            each = sum(theirs.values()) + RESERVED_BYTES
+            self._share = each + memory_per_worker(budget, self._workers, theirs, own)
         self._text_block = 1 << 16
         self._decoder_bytes = needs.get("decompression", 0)
         if self._decoder_bytes:

@@ -318,7 +318,8 @@ class ResolvedRun:
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     """Make the run that the configuration of a directory records; refused where it is none on this dataset."""
     try:
-        run = ResolvedRun(config, dataset, config.options.make_problem(dataset))
+        memory = config.memory if config.rounds is None else None  # else it is a worker's
+        run = ResolvedRun(config, dataset, config.options.make_problem(dataset, memory))
         n_blocks = run.problem.n_lanes // lanes_together(run.problem)
         if config.n_groups > n_blocks:
             raise UsageError(f"n_groups: expected at most {n_blocks}, found {config.n_groups}")

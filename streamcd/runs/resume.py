@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.progress import Listener
+from ..core.threads import make_threads
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Result
@@ -35,6 +36,7 @@ def resume(
     checkpoint_every: float | None = None,
     client: Any = None,
     local_workers: int = 0,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -52,7 +54,7 @@ def resume(
     local_workers : int
         So many workers of `client` are on this machine. Where the run was begun with such workers, the memory that it was
         given for all is shared out anew; else every worker has what each had before.
-    listener, stop_requested : optional
+    threads, listener, stop_requested : optional
         As in `train`.
 
     Returns
@@ -64,7 +66,7 @@ def resume(
     CheckpointError
         Where the run, or the dataset it was made with, is damaged, missing or changed.
     """
-    session = Session(listener or Listener(), stop_requested, client)
+    session = Session(listener or Listener(), stop_requested, client, make_threads(threads))
     path = Path(run)
     with checkpoint.open_run(path) as directory:
         config = read_config(path)

@@ -14,6 +14,7 @@ from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, peak_memory_bytes
 from ..core.progress import Listener
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
@@ -70,6 +71,7 @@ def train(
     local_passes: int | None = None,
     worker_timeout: float | None = None,
     local_workers: int = 0,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -131,6 +133,9 @@ def train(
         Seconds without a sign of a worker, after which others take over its shards; needs `client`.
     local_workers : int
         So many workers of `client` are on this machine and share `memory` with this process; 0: it bounds each of them.
+    threads : int, optional
+        Threads of this process that share the reading, certificates and lanes; all processors by default. No bit of the
+        result depends on their number, and `memory` has room for what reading by several takes.
     listener : Listener, optional
     stop_requested : callable, optional
         See `loop.StopRequested`.
@@ -145,7 +150,7 @@ def train(
     Interrupted
         Where `stop_requested` said so; a checkpoint was saved.
     """
-    session = Session(listener or Listener(), stop_requested, client)
+    session = Session(listener or Listener(), stop_requested, client, make_threads(threads))
     listener = session.listener
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if method == "auto" and start_from is None and client is None:

@@ -18,6 +18,7 @@ from ..core.code_matrices import has_vector_per_class
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, Progress
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import rows as rows_kernels
 from ..models.model import plane_distances
@@ -71,6 +72,7 @@ def tune(
     seed: int = 0,
     checkpoint_every: float = 60.0,
     force: bool = False,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> TuneResult:
@@ -89,7 +91,7 @@ def tune(
         As in `train.train`.
     ridge, slack, memory, seed, checkpoint_every, force
         As in `train.train`.
-    listener, stop_requested
+    threads, listener, stop_requested
         As in `train.train`.
 
     Returns
@@ -102,7 +104,7 @@ def tune(
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")
-    session = Session(listener or Listener(), stop_requested)
+    session = Session(listener or Listener(), stop_requested, threads=make_threads(threads))
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     problem = ProblemOptions.asked(
         loss=loss,
@@ -266,4 +268,6 @@ def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) ->
         return (decisions[:, 0] > 0).astype(np.int64)
     if has_vector_per_class(problem.code):
         return decisions.argmax(axis=1)
-    return (decisions @ problem.code.T.astype(np.float64)).argmax(axis=1)
+    # a class at a time: the whole code as float64 may be larger than all else
+    scores = np.stack([decisions @ row.astype(np.float64) for row in problem.code], axis=1)
+    return np.asarray(scores.argmax(axis=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ..core.errors import CheckpointError, Interrupted
 from ..core.progress import Listener, Progress
 from ..core.randomness import random_key
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..solvers import acceleration
 from ..solvers.problem import Problem
@@ -37,6 +38,7 @@ class Session:
     listener: Listener
     stop_requested: StopRequested | None
     client: Any = None  # of the workers; None where this process trains
+    threads: Threads = field(default_factory=Threads)  # of this process
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class Loop(TrainingLoop):
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)  # before `new_state`
         super().__init__(directory, task, session)
+        self.threads = task.solver.threads = session.threads
         self.last_checkpoint = self.started
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
         self.slots = directory.open_slots(
@@ -207,7 +210,8 @@ class Loop(TrainingLoop):
         started = time.monotonic()
         task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
-        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
+        numbers = {"n_folds": folds, "n_threads": self.threads.count}
+        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **numbers) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
@@ -215,6 +219,7 @@ class Loop(TrainingLoop):
             self._checkpoint()
 
     def _close(self) -> None:
+        self.threads.close()
         self.slots.close()
 
     def _read(self, stream: Stream) -> None:

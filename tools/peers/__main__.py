@@ -44,7 +44,9 @@ def installed() -> list[str]:
 @click.option(
     "--cold", is_flag=True, help="Drop the files from the page cache before every load and training."
 )
-@click.option("--max-seconds", default=120.0, show_default=True, help="Of a contestant's first round.")
+@click.option(
+    "--max-seconds", default=120.0, show_default=True, help="Processor time of a contestant's first round."
+)
 @click.option("--records", default="races.jsonl", show_default=True, type=click.Path(path_type=Path))
 @click.option(
     "--docs", type=click.Path(path_type=Path), help="A Markdown page with a marked section to replace."

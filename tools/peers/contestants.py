@@ -282,7 +282,8 @@ class _VowpalWabbit(_Peer):
 
     def load(self) -> None:
         super().load()
-        self._folder = Path(tempfile.mkdtemp(dir=self.task.arrays))
+        self._scratch = tempfile.TemporaryDirectory(dir=self.task.dataset.parent)
+        self._folder = Path(self._scratch.name)
         positive = self.label == self.label.max()
         indptr, index, value = self.rows.indptr, self.rows.indices, self.rows.data
         with open(self._folder / "rows.vw", "w") as stream:
