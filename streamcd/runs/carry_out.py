@@ -133,9 +133,13 @@ def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> 
 def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
     """Sum up the outcome of all lanes of a run."""
     problem, dataset = run.problem, run.dataset
-    return make_result(
+    result = make_result(
         str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
     )
+    if dataset.class_names is not None:
+        for lane in result.lanes:
+            lane["label"] = None if lane["label"] is None else dataset.class_names[int(lane["label"])]
+    return result
 
 
 def _tell_omegas(result: Result, listener: Listener) -> None:

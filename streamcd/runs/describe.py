@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import read_metadata
+from ..models.encoding import read_encoding
 from ..models.model import MODEL, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
@@ -142,7 +143,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     dict
         ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``largest_weights``: list of ``{feature,
-        index (as in the source), vector (its label, or number), weight}``; ``next``, a command.
+        index (as in the source), name (of a table's; else None), vector (its label, or number), weight}``; ``next``, a command.
 
     Raises
     ------
@@ -153,12 +154,14 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     _, found = read_metadata(path / "model.json", MODEL)
     weights = np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False)
     integers = found.label_kind == "integer"
-    labels = [int(label) if integers else label for label in found.classes]
+    labels: list[Any] = found.class_names or [int(label) if integers else label for label in found.classes]
+    encoding = read_encoding(path, found.encoding)
     one_each = weights.shape[1] == len(labels)
     largest = [
         {
             "feature": feature,
             "index": feature + found.index_base,
+            "name": None if encoding is None else next(iter(encoding.feature_names(np.array([feature])))),
             "vector": labels[vector] if one_each else labels[-1] if len(labels) == 2 else vector,
             "weight": weight,
         }
