@@ -143,7 +143,8 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     dict
         ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``largest_weights``: list of ``{feature,
-        index (as in the source), name (of a table's; else None), vector (its label, or number), weight}``; ``next``, a command.
+        index (as in the source), name (of a table's; else None), vector (its label, or number), weight}``; ``next``, a
+        command.
 
     Raises
     ------
