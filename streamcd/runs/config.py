@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -307,6 +308,9 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     return run
 
 
+_BLAS_THREADS = "blas_threads"
+
+
 def versions() -> dict[str, str]:
     """Versions and processor, on which the last digits depend."""
     import llvmlite
@@ -323,7 +327,24 @@ def versions() -> dict[str, str]:
         "llvmlite": llvmlite.__version__,
         "pyarrow": pyarrow.__version__,
         "processor": llvmlite.binding.get_host_cpu_name(),
+        _BLAS_THREADS: _blas_threads(),
     }
+
+
+def differs(config: RunConfig) -> bool:
+    """Tell whether a run was begun with other versions, or, where an inverse is computed, other threads of BLAS."""
+    begun, now = dict(config.versions), versions()
+    if config.options.method != "sor" or _BLAS_THREADS not in begun:  # not in older runs
+        begun.pop(_BLAS_THREADS, None)
+        now.pop(_BLAS_THREADS)
+    return begun != now
+
+
+def _blas_threads() -> str:
+    """The number of threads that OpenBLAS takes, on which the last digits of an inverse depend."""
+    given = (os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
+    n_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return next((number for number in given if number), str(n_processors))
 
 
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:

@@ -14,11 +14,11 @@ from ..training.result import Result
 from .config import (
     RunConfig,
     check_workers,
+    differs,
     make_rule,
     read_config,
     reopen,
     same_dataset,
-    versions,
     write_config,
 )
 from .interrupts import stops_when_interrupted
@@ -77,7 +77,7 @@ def resume(
         check_workers(path, config, client)
         dataset = same_dataset(config)
         config = _changed(config, max_passes, tol, checkpoint_every)
-        if config.versions != versions():
+        if differs(config):
             session.listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
