@@ -74,14 +74,16 @@ def cli() -> None:
 def convert(
     sources: tuple[str, ...], dataset: str, columns: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Convert libsvm text to a dataset: a directory of Parquet files in random row order.
+    """Convert libsvm text, CSV, Parquet, Arrow or matrices to a dataset: a directory of Parquet files in random row order.
 
-    SRC are files, directories, globs, or - for standard input; gzip, bzip2, xz and Zstandard are recognised by content.
+    SRC are files, directories, globs, or - for standard input; formats, and gzip, bzip2, xz and Zstandard of text, are
+    recognised by content.
 
     \b
     Example:
       streamcd convert 'day_*.txt.gz' data --memory 2GB
       streamcd convert counts.txt data --normalize l2
+      streamcd convert people.csv data --label income --drop id --missing indicator
       streamcd convert test.txt test --like data
     """
     from ..conversion.convert import convert as convert_text

@@ -50,15 +50,23 @@ def _seconds(text: str) -> float:
     return float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
 
 
-def _class_weight(text: str) -> str | dict[float, float]:
+def _class_weight(text: str) -> str | dict[float | str, float]:
     """``balanced``, or ``LABEL=WEIGHT,…``."""
     if text == "balanced":
         return text
-    pairs = [pair.split("=") for pair in text.split(",")]
-    weights = {float(label): float(weight) for label, weight in pairs}
+    pairs = [pair.rsplit("=", 1) for pair in text.split(",")]
+    weights = {_label(label): float(weight) for label, weight in pairs}
     if len(weights) != len(pairs):
         raise click.BadParameter(f"expected each label once, found {text!r}.")
     return weights
+
+
+def _label(text: str) -> float | str:
+    """A label: a number where it is one, else a name."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def read_code(path: str) -> list[list[int]]:
@@ -175,12 +183,29 @@ model_options = together(
 )
 
 convert_options = together(
-    click.option(
+    _choice(
         "--format",
-        type=click.Choice(["auto", "libsvm"]),
-        default="auto",
-        expose_value=False,
-        help="What SRC holds.",
+        "auto libsvm csv parquet arrow npz npy",
+        "What SRC holds; auto tells by the content. csv: text with a line of names and any delimiter.",
+    ),
+    click.option("--label", metavar="COL", help="Column of labels, numbers or strings; tables need it."),
+    click.option("--weight-column", metavar="COL", help="Column of weights of rows."),
+    click.option(
+        "--features",
+        metavar="COL,…",
+        help="Columns that become features; all others by default. INDICES:VALUES are two columns of lists: sparse rows.",
+    ),
+    click.option("--drop", metavar="COL,…", help="Columns to leave out."),
+    click.option(
+        "--hash",
+        type=int,
+        metavar="BITS",
+        help="Hash strings into 2^BITS features (MurmurHash3, signed) in place of a feature for each category.",
+    ),
+    _choice(
+        "--missing",
+        "error zero indicator",
+        "Missing values: refused, without an entry, or an entry 1 of a feature of their own.",
     ),
     memory_option,
     workers_option,

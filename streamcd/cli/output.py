@@ -17,11 +17,13 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..conversion.staging import leftovers
     from ..dataset.column_layout import has_columns
     from ..dataset.diagnostics import advice, feature_rms
+    from ..models.encoding import first_feature_names
     from ..runs.method_choice import choose_method
 
     method, reason = choose_method(unpenalized_bias=False)
     return {
         **dataset.info(),
+        "feature_names": first_feature_names(dataset, 10),
         "feature_rms": feature_rms(dataset),
         "advice": [*advice(dataset), *leftovers(dataset.path)],
         "columns": has_columns(dataset),
@@ -44,16 +46,24 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
         classes = ", ".join(pairs[:10]) + (f", … {len(pairs)} in all" if len(pairs) > 10 else "")
     return [
         ("rows", f"{info['n_rows']:,}"),
-        ("features", f"{info['n_features']:,} (indices from {info['index_base']} on)"),
+        ("features", f"{info['n_features']:,} {_where_from(info)}"),
         ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
         ("classes", classes),
         ("on disk", _size_on_disk(info)),
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
         *_scaling_rows(info),
         ("fingerprint", info["fingerprint"]),
+        *([("data digest", info["data_digest"])] if info["data_digest"] else []),
         ("column layout", "yes" if info["columns"] else "no"),
         ("method", f"{info['method']}: {info['method_because']}"),
     ]
+
+
+def _where_from(info: dict[str, Any]) -> str:
+    """Say how features are numbered, or the names of the first."""
+    if info["feature_names"]:
+        return f"({', '.join(info['feature_names'])}{', …' if info['n_features'] > len(info['feature_names']) else ''})"
+    return f"(indices from {info['index_base']} on)"
 
 
 def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
@@ -132,7 +142,8 @@ def _print_scores(result: Any) -> None:
 
 
 def _lane_cells(lane: dict[str, Any]) -> list[str]:
-    label = "" if lane["label"] is None else f"{lane['label']:.17g}"
+    label = lane["label"]
+    label = "" if label is None else label if isinstance(label, str) else f"{label:.17g}"
     return [
         f"{lane['C']:g}",
         label,

@@ -25,7 +25,12 @@ from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`read_order.chunk_order`)."""
 
-_LISTED = {"chunks.parquet": "chunks", "features.parquet": "features", "scaling.parquet": "scales"}
+_LISTED = {
+    "chunks.parquet": "chunks",
+    "features.parquet": "features",
+    "scaling.parquet": "scales",
+    "categories.parquet": "categories",
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -82,6 +87,10 @@ class DatasetManifest(Structure):
     scaling: ScalingRecord | None = None
     row_norms: dict[str, float | None] | None = None
     compact: bool = False
+    class_names: list[str] | None = None
+    encoding: dict[str, Any] | None = None
+    categories: FileRecord | None = None
+    data_digest: str = ""
 
     def __post_init__(self) -> None:
         sizes = [None if counted is None else len(counted) for counted in (self.classes, self.class_counts)]

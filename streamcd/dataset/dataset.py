@@ -33,6 +33,8 @@ class Dataset(RowTable):
         Whether rows carry weights other than 1.
     index_base : int
         What the input's indices started at; features here start at 0.
+    class_names : list of str or None
+        Names of the classes, which are then numbered from 0; None where labels are numbers.
     fingerprint : str
     chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
         The part and the row group in it that hold a chunk.
@@ -46,6 +48,7 @@ class Dataset(RowTable):
         self.weighted: bool = manifest["weighted"]
         self.index_base: int = manifest["index_base"]
         self.seed: int = manifest["seed"]
+        self.class_names: list[str] | None = manifest.get("class_names")
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -150,7 +153,7 @@ class Dataset(RowTable):
             "n_rows": self.n_rows,
             "n_features": self.n_features,
             "n_entries": self.n_entries,
-            "classes": None if self.classes is None else labels_as_numbers(self.classes, self.label_kind),
+            "classes": self._listed_classes(),
             "class_counts": None if self.class_counts is None else self.class_counts.tolist(),
             "density": self.n_entries / cells if cells else 0.0,
             "n_shards": self.n_shards,
@@ -166,7 +169,14 @@ class Dataset(RowTable):
             "normalize": self.scaling.normalize,
             "row_norms": self.manifest.get("row_norms"),
             "fingerprint": self.fingerprint,
+            "data_digest": self.manifest.get("data_digest"),
         }
+
+    def _listed_classes(self) -> list[Any] | None:
+        """The classes as in the source: names, integers or decimal numbers."""
+        if self.classes is None or self.class_names is None:
+            return None if self.classes is None else labels_as_numbers(self.classes, self.label_kind)
+        return [self.class_names[int(number)] for number in self.classes]
 
     def verify(
         self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None

@@ -94,9 +94,11 @@ def has_column(path: Path, name: str) -> bool:
 def read_groups(
     path: Path, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Read columns (all by default) of a file's row groups, one after another, their checksums verified or not."""
+    """Read columns (of numbers all, by default) of a file's row groups, one after another; checksums are verified or not."""
     # without pre-buffering, a copy less of what is in the page cache
     with reading(path), pq.ParquetFile(path, page_checksum_verification=verify, pre_buffer=False) as reader:
+        if columns is None:
+            columns = [field.name for field in reader.schema_arrow if pa.types.is_primitive(field.type)]
         for group in range(first_group, reader.num_row_groups):
             table = reader.read_row_group(group, columns=columns, use_threads=False)
             yield {name: column_values(table.column(name)) for name in table.column_names}

@@ -30,8 +30,27 @@ MAX_FOLDS = 100
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `SharedRounds.worker_timeout`."""
 
-ClassWeight = str | tuple[tuple[float, float], ...] | None
-"""``"balanced"``, or pairs of a label and the factor of its rows."""
+ClassWeight = str | tuple[tuple[float | str, float], ...] | None
+"""``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
+
+
+def _weights_by_number(
+    weights: tuple[tuple[float | str, float], ...], dataset: Dataset
+) -> dict[float, float]:
+    """Factors of classes by their numbers; `UsageError` of a name that the data does not have, or has no names."""
+    names = dataset.class_names
+    texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
+    found = {}
+    for label, factor in weights:
+        if names is None and not isinstance(label, str):
+            found[label] = factor
+            continue
+        text = label if isinstance(label, str) else f"{label:g}"
+        if text not in texts:
+            has = "numbers as labels" if names is None else "the labels " + ", ".join(names[:10])
+            raise UsageError(f"class weight for label {text}: no such label; the data has {has}")
+        found[texts[text]] = factor
+    return found
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,7 @@ class ProblemOptions:
         method: str,
         C: float | Sequence[float],
         bias: float,
-        class_weight: Mapping[float, float] | str | None,
+        class_weight: Mapping[Any, float] | str | None,
         code: np.ndarray | Sequence[Sequence[int]] | None,
         seed: int,
         ridge: float | None,
@@ -84,7 +103,10 @@ class ProblemOptions:
         if isinstance(class_weight, str):
             pairs = class_weight
         elif class_weight is not None:
-            pairs = tuple((float(label), float(weight)) for label, weight in class_weight.items())
+            pairs = tuple(
+                (label if isinstance(label, str) else float(label), float(weight))
+                for label, weight in class_weight.items()
+            )
         return cls(
             loss=loss,
             method="dual" if method == "auto" else method,
@@ -112,7 +134,7 @@ class ProblemOptions:
             n_features=dataset.n_features,
             C=self.C,
             bias=self.bias,
-            class_weight=dict(weights) if isinstance(weights, tuple) else weights,
+            class_weight=_weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
             code=None if self.code is None else np.array(self.code, dtype=np.int8),
             folds=self.folds,
             free_bias=self.unpenalized_bias,

@@ -55,7 +55,7 @@ def train(
     tol: float | None = None,
     eps: float | None = None,
     max_passes: int = 1000,
-    class_weight: Mapping[float, float] | str | None = None,
+    class_weight: Mapping[Any, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
     omega: float | str = 1.0,
     acceleration: float | str = "auto",
@@ -315,15 +315,24 @@ def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> 
 
 def _result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
     problem, dataset = run.problem, run.dataset
-    return make_result(
+    result = make_result(
         str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
     )
+    if dataset.class_names is not None:
+        for lane in result.lanes:
+            lane["label"] = None if lane["label"] is None else dataset.class_names[int(lane["label"])]
+    return result
+
+
+def _label_of(lane: Mapping[str, Any]) -> str:
+    label = lane["label"]
+    return "" if label is None else f"{label if isinstance(label, str) else format(label, 'g')}, "
 
 
 def _tell_omegas(result: Result, listener: Listener) -> None:
     """Tell which omega every lane was trained with, and why."""
     for lane in result.lanes[:20]:
-        name = f"omega of the lane {'' if lane['label'] is None else format(lane['label'], 'g') + ', '}C = {lane['C']:g}"
+        name = f"omega of the lane {_label_of(lane)}C = {lane['C']:g}"
         trial = lane["omega_trial"]
         gains = "too few passes for a trial"
         if trial:

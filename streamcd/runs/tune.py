@@ -62,7 +62,7 @@ def tune(
     tol: float | None = None,
     eps: float | None = None,
     max_passes: int = 1000,
-    class_weight: Mapping[float, float] | str | None = None,
+    class_weight: Mapping[Any, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
     omega: float | str = 1.0,
     acceleration: float | str = "auto",

@@ -79,6 +79,7 @@ class _Streamcd(Contestant):
     def fit(self, setting: float) -> None:
         task = self.task
         options: dict[str, Any] = {"acceleration": self.acceleration, "memory": task.memory, "force": True}
+        options["threads"] = task.threads
         self._result = self._package.train(
             task.dataset, self._run, loss=task.loss, C=task.C, tol=setting, **options
         )
