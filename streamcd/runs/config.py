@@ -331,6 +331,9 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     return run
 
 
+_BLAS_THREADS = "blas_threads"
+
+
 def versions() -> dict[str, str]:
     """Versions and processor, on which the last digits depend."""
     import llvmlite
@@ -347,6 +350,7 @@ def versions() -> dict[str, str]:
         "llvmlite": llvmlite.__version__,
         "pyarrow": pyarrow.__version__,
         "processor": llvmlite.binding.get_host_cpu_name(),
+        _BLAS_THREADS: _blas_threads(),
     }
 
 
@@ -368,6 +372,22 @@ def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
 
 def _same_training(found: RunConfig, config: RunConfig) -> bool:
     return all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
+
+
+def differs(config: RunConfig) -> bool:
+    """Tell whether a run was begun with other versions, or, where an inverse is computed, other threads of BLAS."""
+    begun, now = dict(config.versions), versions()
+    if config.options.method != "sor" or _BLAS_THREADS not in begun:  # not in older runs
+        begun.pop(_BLAS_THREADS, None)
+        now.pop(_BLAS_THREADS)
+    return begun != now
+
+
+def _blas_threads() -> str:
+    """The number of threads that OpenBLAS takes, on which the last digits of an inverse depend."""
+    given = (os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
+    n_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return next((number for number in given if number), str(n_processors))
 
 
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:

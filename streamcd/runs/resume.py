@@ -16,11 +16,11 @@ from .carry_out import carry_out
 from .config import (
     RunConfig,
     check_workers,
+    differs,
     make_rule,
     read_config,
     reopen,
     same_dataset,
-    versions,
     write_config,
 )
 from .early_warnings import warn_early
@@ -107,7 +107,7 @@ def go_on(
         check_workers(path, config, on_workers=bool(on_workers))
         config = change(config)
         data = same_dataset(config)
-        if config.versions != versions():
+        if differs(config):
             listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"

@@ -42,8 +42,10 @@ SHAPES = (
         (
             f"{CONVERT} --scale standard",
             "convert data.txt two --scale maxabs --normalize l2",
-            "convert data.txt three --scale standard --workers 2",
         ),
+    ),
+    Shape(
+        "very wide, two workers", 20_000, 10_000_000, 2, 1500, (f"{CONVERT} --scale standard --workers 2",)
     ),
     Shape("tall", 200_000, 30, 2, 330, (CONVERT, TRAIN, PREDICT)),
     Shape("many classes", 3000, 500, 1000, 400, (CONVERT, TRAIN)),
