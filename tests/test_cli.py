@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
 from streamcd.cli.options import LIBLINEAR_TYPES, LOSSES
+from streamcd.cli.program import SECTIONS
 from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.progress import Listener, Progress
 from streamcd.models.liblinear import LIBLINEAR_SOLVERS
@@ -94,6 +96,31 @@ def test_every_command_takes_json(command):
     assert "--json" in {option for parameter in cli.commands[command].params for option in parameter.opts}
 
 
+def test_help_lists_every_command_by_task_in_whole_sentences():
+    assert sorted(name for names in SECTIONS.values() for name in names) == COMMANDS
+    text = run("--help").stdout
+    assert "..." not in text.split("Data:")[1]
+    for title in SECTIONS:
+        assert f"\n{title}:\n" in text
+    sentences = re.split(r"\n  (?=\w)", text.split("Data:")[1])
+    assert all(sentence.split("\n\n")[0].rstrip().endswith(".") for sentence in sentences[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("streamcd tr", "plain,train"), ("streamcd train --los", "plain,--loss")]
+)
+def test_the_shell_completes_commands_and_options(words, expected):
+    environment = {
+        **SUBPROCESS_ENVIRONMENT,
+        "_STREAMCD_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    command = [sys.executable, "-c", "from streamcd.cli.commands import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.splitlines() == [expected]
+
+
 def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
     """Of the registry, of the problem, and of LIBLINEAR's text format."""
     assert set(LOSSES) == set(LOSS_CODES)
@@ -157,10 +184,11 @@ def test_the_whole_way_in_json(text, tmp_path, small_problem):
         "train", tmp_path / "data", tmp_path / "run", "--loss", "hinge", "-C", "0.5", "--tol", "1e-8"
     )
     keys = (
-        "primal_objective dual_objective gap violation converged stop_reason passes seconds bytes_read "
+        "primal_objective dual_objective gap violation converged stop_reason passes seconds kernel_seconds bytes_read "
         "peak_memory_bytes n_features n_rows n_lanes lanes"
     )
     assert set(keys.split()) <= set(trained)
+    assert 0 < trained["kernel_seconds"] < trained["seconds"]
     assert trained["converged"] is True
     assert trained["gap"] <= 1e-8
     assert run_json("resume", tmp_path / "run")["primal_objective"] == trained["primal_objective"]
@@ -593,8 +621,45 @@ def test_a_run_given_for_a_dataset_is_called_one(small_problem, tmp_path):
     (tmp_path / "text").write_text(libsvm_text(*small_problem("random")))
     assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
     assert run("train", tmp_path / "data", tmp_path / "run", "--max-passes", 2).exit_code == 0
-    assert "is a run, not a dataset" in refused("info", tmp_path / "run")
+    assert "is a run, not a dataset" in refused("columns", tmp_path / "run")
     tuned = run(
         "tune", tmp_path / "data", tmp_path / "tuned", "-C", "1,100", "--max-passes", 2, "--tol", 1e-9
     )
     assert "10 of 10 models of folds are not converged after 2 passes" in tuned.stderr
+
+
+def test_info_describes_runs_and_models(data, trained, tmp_path):
+    run("train", data, tmp_path / "short", "--max-passes", 1, "--tol", 1e-9, "--loss", "hinge")
+    done, short = run_json("info", trained), run_json("info", tmp_path / "short")
+    assert (done["state"], short["state"], short["stop_reason"]) == (
+        "converged",
+        "not converged",
+        "max_passes",
+    )
+    assert done["gap"] <= 1e-6
+    assert done["passes"] == run_json("resume", trained)["passes"]
+    assert (short["options"]["loss"], short["passes"]) == ("hinge", 1)
+    assert short["next"] == f"streamcd resume {tmp_path / 'short'} --max-passes 2"
+    model = run_json("info", trained / "model")
+    assert model == done["model"]
+    weights = load_model(trained).weights[:, 0]
+    assert [found["weight"] for found in model["largest_weights"]] == weights[np.argsort(-np.abs(weights))][
+        :10
+    ].tolist()
+    assert model["largest_weights"][0]["index"] == np.abs(weights).argmax() + 1
+    (tmp_path / "short" / "state.npz").unlink()
+    (tmp_path / "short" / "log.jsonl").unlink()
+    (tmp_path / "short" / "model" / "model.json").unlink()
+    begun = run_json("info", tmp_path / "short")
+    assert (begun["state"], begun["next"]) == ("interrupted", f"streamcd resume {tmp_path / 'short'}")
+    text = run("info", trained).stdout
+    assert "largest weights" in text
+    assert f"streamcd evaluate {data} {trained}" in text
+    path = run_json("info", data)
+    assert path["n_rows"] == 80
+
+
+def test_info_of_a_search_tells_the_part_in_work(data, tmp_path):
+    run("tune", data, tmp_path / "search", "-C", "0.1,1")
+    found = run_json("info", tmp_path / "search")
+    assert (found["kind"], found["state"], found["lanes"]) == ("search", "converged", 1)

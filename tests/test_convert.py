@@ -315,7 +315,7 @@ def test_compact_renumbers_and_keeps_the_map(tmp_path: Path, with_plan: Callable
     assert dataset.index_dtype == np.int32
     assert all_rows(dataset)[0].toarray().tolist() == [[1, 0, 2, 0], [0, 3, 4, 5]]
     (features,) = dataset.read_features()
-    assert features["original"].tolist() == [7, 9, 2**50, 2**62]
+    assert features["index"].tolist() == [7, 9, 2**50, 2**62]
     assert dataset.verify() == []
     with_plan(map_bytes=10)
     with pytest.raises(UsageError, match="--compact: 4 distinct features so far need 96 B"):

@@ -75,6 +75,12 @@ def documented_things() -> dict[str, Any]:
 
 
 THINGS = documented_things()
+FIELDS = {
+    f"{name}.{field.name}"
+    for name, thing in THINGS.items()
+    if dataclasses.is_dataclass(thing)
+    for field in dataclasses.fields(thing)
+}
 OUTSIDE = ("pyarrow.", "matplotlib.", "distributed.", "numpy.", "scipy.", "pandas.", "np.")
 
 
@@ -85,7 +91,9 @@ def test_docstrings_point_to_public_things_only(name):
     allowed = words_of(thing) | words_of(owner) | {other.split(".")[-1] for other in THINGS}
     text = re.sub(r"``.*?``", "", inspect.getdoc(thing) or "", flags=re.DOTALL)
     for word in re.findall(r"`([A-Za-z_][\w.]*)`", text):
-        known = word in allowed or word.removeprefix("streamcd.") in THINGS or word.startswith(OUTSIDE)
+        known = (
+            word in allowed | FIELDS or word.removeprefix("streamcd.") in THINGS or word.startswith(OUTSIDE)
+        )
         assert known, f"streamcd.{name} points to {word}"
 
 

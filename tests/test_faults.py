@@ -9,8 +9,10 @@ import pytest
 
 from streamcd.core.atomic_files import write_file
 from tools.faults.__main__ import KINDS, main
+from tools.faults.budgets import least_memory
 from tools.faults.certificates import false_claims
 from tools.faults.commands import contents, run_command
+from tools.faults.damage import DAMAGES, damage
 from tools.faults.injection import HOWS, FaultyFiles
 from tools.faults.text import mutated
 from tools.faults.trials import Finding, Row, run_attack, table
@@ -85,11 +87,11 @@ def test_the_table_is_markdown_and_counts_trials_not_findings() -> None:
 def test_false_certificates_are_noticed() -> None:
     rows = [(1, 1.0), (-1, -1.0)]
     fine = {"primal_objective": 0.5, "dual_objective": 0.5, "converged": True}
-    assert false_claims(fine, "hinge", 1.0, rows, 1.0, 1e-9) == []
-    assert len(false_claims({**fine, "dual_objective": 0.51}, "hinge", 1.0, rows, 1.0, 1e-9)) == 1
-    assert len(false_claims({**fine, "primal_objective": 0.6}, "hinge", 1.0, rows, 1.0, 1e-9)) == 1
+    assert false_claims(fine, "hinge", 1.0, rows, [1.0], 1e-9) == []
+    assert len(false_claims({**fine, "dual_objective": 0.51}, "hinge", 1.0, rows, [1.0], 1e-9)) == 1
+    assert len(false_claims({**fine, "primal_objective": 0.6}, "hinge", 1.0, rows, [1.0], 1e-9)) == 1
     far = {"primal_objective": 1.125, "dual_objective": 0.5, "converged": True}
-    assert len(false_claims(far, "hinge", 1.0, rows, 0.5, 1e-9)) == 1
+    assert len(false_claims(far, "hinge", 1.0, rows, [0.5], 1e-9)) == 1
 
 
 def test_a_command_in_a_child_ends_with_status_output_and_operations(tmp_path: Path) -> None:
@@ -101,6 +103,13 @@ def test_a_command_in_a_child_ends_with_status_output_and_operations(tmp_path: P
     assert run_command(tmp_path, "info", "nothing").status == 2
 
 
+def test_damage_always_changes_the_file(tmp_path: Path) -> None:
+    for how in DAMAGES:
+        (tmp_path / "file").write_bytes(bytes(100))
+        damage(tmp_path / "file", how, random.Random(1))
+        assert how == "gone" or (tmp_path / "file").read_bytes() != bytes(100)
+
+
 def test_texts_are_drawn_by_the_seed() -> None:
     assert [mutated(random.Random(3)) for _ in range(2)] == [mutated(random.Random(3))] * 2
 
@@ -109,3 +118,10 @@ def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixt
     output = tmp_path / "table.md"
     assert main(["--kind", "text", "--count", "1", "--jobs", "1", "--output", str(output)]) == 0
     assert "| text | 1 | 0 | 0 | 0 | 0 | 0 |" in output.read_text()
+
+
+def test_the_least_memory_is_read_from_a_refusal() -> None:
+    assert least_memory("300 MB interpreter and libraries + 26 MB blocks = 326 MB needed; give more") == 328
+    assert least_memory("= 1.2 GB needed; give a larger --memory") == 1206
+    assert least_memory("9 MB of --memory are left for them; give about 540 MB, or less") == 543
+    assert least_memory("done") == 0

@@ -155,7 +155,7 @@ def test_a_stream_gets_the_labels_one_a_line(small_problem, made_dataset, libsvm
     expected = [f"{label:g}" for label in model.labels(plain_decisions(model, x))]
     for data in (made_dataset(x, y), libsvm_file(x, y)):
         text = io.StringIO()
-        assert predict(data, model, text) == {"n_rows": y.size, "n_ignored": 0}
+        assert predict(data, model, text) == {"n_rows": y.size, "n_ignored": 0, "n_unseen": 0}
         assert text.getvalue().splitlines() == expected
 
 
@@ -397,10 +397,25 @@ def test_evaluation_agrees_with_plain_numpy_and_scikit_learn(
         if model.n_classes == 2:
             score = h[:, 0] if h.shape[1] == 1 else h[:, 1] - h[:, 0]
             assert found["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(y, score), abs=1e-12)
+            positive = y == model.classes[1]
+            average = sklearn.metrics.average_precision_score(positive, score)
+            assert found["average_precision"] == pytest.approx(average, abs=1e-12)
+        by_class = sklearn.metrics.precision_recall_fscore_support(y, predicted, zero_division=np.nan)
+        for key, expected in zip(("precision", "recall", "f1", "n_rows"), by_class, strict=True):
+            ours = [np.nan if row[key] is None else row[key] for row in found["per_class"]]
+            np.testing.assert_allclose(ours, expected, rtol=1e-12)
         assert ("log_loss" in found) == (loss == "log_loss")
         if loss == "log_loss" and model.n_classes > 1 and name != "unscaled":  # where scikit-learn clips
             expected = sklearn.metrics.log_loss(y, np.exp(model.log_probabilities(h)), labels=model.classes)
             assert found["log_loss"] == pytest.approx(expected, rel=1e-10)
+            own = np.exp(model.log_probabilities(h)) - (y[:, None] == model.classes)
+            brier = np.mean(own[:, 1] ** 2 if model.n_classes == 2 else (own**2).sum(axis=1))
+            assert found["brier_score"] == pytest.approx(brier, rel=1e-10)
+            if model.n_classes == 2:
+                theirs = sklearn.metrics.brier_score_loss(
+                    y, np.exp(model.log_probabilities(h))[:, 1], pos_label=y.max()
+                )
+                assert brier == pytest.approx(theirs, rel=1e-10)
 
 
 def test_rows_count_by_their_weights_in_the_objective_only(small_problem, made_dataset):
@@ -464,12 +479,14 @@ def test_the_area_under_the_curve_is_exact_whatever_the_memory(n_distinct, memor
     with RocArea(memory_bytes) as area:
         for block in np.array_split(np.arange(20_000), 11):
             area.add(score[block], positive[block])
-        found = area.value()
-    assert found == pytest.approx(sklearn.metrics.roc_auc_score(positive, score), abs=1e-13)
+        found = area.areas()
+    assert found is not None
+    assert found[0] == pytest.approx(sklearn.metrics.roc_auc_score(positive, score), abs=1e-13)
+    assert found[1] == pytest.approx(sklearn.metrics.average_precision_score(positive, score), abs=1e-12)
 
 
 def test_the_area_of_one_class_is_none():
     with RocArea(1000) as area:
-        assert area.value() is None
+        assert area.areas() is None
         area.add(np.arange(3.0), np.ones(3, dtype=bool))
-        assert area.value() is None
+        assert area.areas() is None

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from .._version import __version__
-from ..core.errors import ConvergenceWarning, DatasetError, UsageError
+from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import format_size
 from ..runs.interrupts import stop_requests
 from . import console
@@ -30,11 +30,13 @@ from .options import (
     cut_options,
     force_option,
     json_option,
+    max_seconds_option,
     memory_option,
     model_options,
     output_options,
     refused_option,
     round_options,
+    threads_option,
     training_options,
     weight_notes,
     worker_options,
@@ -44,11 +46,13 @@ from .output import (
     describe_dataset,
     print_columns,
     print_dataset,
+    print_description,
     print_evaluation,
     print_result,
     warn_unconverged,
 )
 from .program import Program
+from .verification import find_problems, print_problems
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -63,25 +67,32 @@ def cli() -> None:
       streamcd convert train.libsvm.gz data
       streamcd train data run --memory 1GB
       streamcd evaluate test.libsvm.gz run
+
+    Completion in bash (zsh and fish likewise):
+
+    \b
+      eval "$(_STREAMCD_COMPLETE=bash_source streamcd)"
     """
 
 
 @cli.command()
-@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
-@click.argument("dataset", metavar="DATASET")
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
+@click.argument("dataset", metavar="DATASET", type=click.Path())
 @convert_options
 @output_options
 def convert(
     sources: tuple[str, ...], dataset: str, columns: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Convert libsvm text to a dataset: a directory of Parquet files in random row order.
+    """Convert libsvm text, CSV, Parquet, Arrow or matrices to a dataset: a directory of Parquet files in random row order.
 
-    SRC are files, directories, globs, or - for standard input; gzip, bzip2, xz and Zstandard are recognised by content.
+    SRC are files, directories, globs, or - for standard input; formats, and gzip, bzip2, xz and Zstandard of text, are
+    recognised by content.
 
     \b
     Example:
       streamcd convert 'day_*.txt.gz' data --memory 2GB
       streamcd convert counts.txt data --normalize l2
+      streamcd convert people.csv data --label income --drop id --missing indicator
       streamcd convert test.txt test --like data
     """
     from ..conversion.convert import convert as convert_text
@@ -98,7 +109,7 @@ def convert(
 
 
 @cli.command()
-@click.argument("dataset")
+@click.argument("dataset", type=click.Path())
 @memory_option
 @workers_option
 @cut_options("a Parquet file of the layout", "a row group")
@@ -121,22 +132,32 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("dataset")
+@click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @json_option
-def info(dataset: str, as_json: bool) -> None:
-    """Describe a dataset without reading its data.
+def info(path: str, as_json: bool) -> None:
+    """Describe a dataset, a run or a model, without reading data.
+
+    Of a run: what was asked, how far it is, the last gap, the largest weights, and the command to go on with.
 
     \b
     Example:
       streamcd info data
+      streamcd info run
     """
-    from ..dataset.dataset import open_dataset
+    from ..runs.describe import describe_model, describe_run, kind_of_directory
 
-    print_dataset(dataset, describe_dataset(open_dataset(dataset)), as_json)
+    kind = kind_of_directory(path)
+    if kind == "dataset":
+        from ..dataset.dataset import open_dataset
+
+        print_dataset(path, describe_dataset(open_dataset(path)), as_json)
+    else:
+        found = describe_run(path) if kind == "run" else describe_model(path)
+        print_description(path, found, as_json)
 
 
 @cli.command()
-@click.argument("path", metavar="DATASET|RUN|MODEL")
+@click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @memory_option
 @click.option("--workers", type=int, default=1, help="Processes that share the work on a dataset.")
 @output_options
@@ -150,49 +171,12 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
       streamcd verify data
     """
     with console.Console(quiet) as listener:
-        problems, advice = _find_problems(path, listener, **options)
+        problems, advice = find_problems(path, listener, **options)
     console.show(
-        {"ok": not problems, "problems": problems}, as_json, lambda: _print_problems(path, problems, advice)
+        {"ok": not problems, "problems": problems}, as_json, lambda: print_problems(path, problems, advice)
     )
     if problems:
         sys.exit(2)
-
-
-def _find_problems(
-    path: str, listener: console.Console, *, memory: str, workers: int
-) -> tuple[list[str], str]:
-    """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
-    from ..core.process_pool import checked_workers as checked_processes
-    from ..dataset.dataset import open_dataset
-    from ..models.model import is_model, verify_model
-
-    checked_processes(workers)
-    if os.path.exists(os.path.join(path, "config.json")):
-        from ..runs.verify import verify_run
-
-        return verify_run(path, listener, memory=memory), "or train again with --force"
-    if is_model(path):
-        return verify_model(path, memory=memory), "or train, or import, the model again"
-    advice = (
-        "convert the data again, or make the column layout again ('streamcd columns --force') where only its files are "
-        "named"
-    )
-    try:
-        # files that are missing are problems to list, not a reason to stop
-        return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory), advice
-    except DatasetError as error:
-        if not os.path.exists(path):
-            raise
-        return [str(error)], advice
-
-
-def _print_problems(path: str, problems: list[str], advice: str) -> None:
-    for problem in problems:
-        console.print_error(problem)
-    if problems:
-        click.echo(f"{len(problems)} found: restore the files named above from a copy, {advice}", err=True)
-    else:
-        click.echo(f"{path}: all checksums and invariants hold")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -227,8 +211,8 @@ def _carry_out(
 
 
 @cli.command()
-@click.argument("dataset")
-@click.argument("run")
+@click.argument("dataset", type=click.Path())
+@click.argument("run", type=click.Path())
 @training_options
 @click.option(
     "--unpenalized-bias",
@@ -271,6 +255,7 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None,
       streamcd train data run --loss hinge -C 0.1 --memory 1GB
       streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
       streamcd train /shared/data /shared/run --scheduler tcp://host:8786
+      streamcd train data run --resume --max-seconds 55m    # in a batch job, again and again
     """
     if folds is not None:
         costs = ",".join(f"{cost:g}" for cost in options["C"])
@@ -291,8 +276,8 @@ _TUNE_ALONE = (
 
 
 @cli.command()
-@click.argument("dataset")
-@click.argument("run")
+@click.argument("dataset", type=click.Path())
+@click.argument("run", type=click.Path())
 @training_options
 @costs_option("The costs to try, separated by commas: 0.01,0.1,1,10.", required=True)
 @click.option("-v", "--cv", "cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
@@ -316,7 +301,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", type=click.Path())
 @click.option(
     "--max-passes",
     type=int,
@@ -325,12 +310,14 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
+@max_seconds_option
 @click.option(
     "--dataset",
     type=click.Path(exists=True, file_okay=False),
     metavar="PATH",
     help="The dataset's directory, where it was moved since the run was begun.",
 )
+@threads_option
 @worker_options
 @output_options
 def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
@@ -355,8 +342,8 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("data", metavar="DATASET|FILE")
-@click.argument("model", metavar="RUN|MODEL")
+@click.argument("data", metavar="DATASET|FILE", type=click.Path())
+@click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @model_options
 @workers_option
 @click.option(
@@ -389,7 +376,7 @@ def evaluate(
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", type=click.Path())
 @click.option("-o", "out", required=True, metavar="OUT.html", help="The page, with its pictures inside.")
 @click.option("--data", metavar="DATASET|FILE", help="Evaluate the model on it: confusion, ROC, calibration.")
 @click.option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
@@ -411,8 +398,8 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 
 
 @cli.command()
-@click.argument("data", metavar="DATASET|FILE")
-@click.argument("model", metavar="RUN|MODEL")
+@click.argument("data", metavar="DATASET|FILE", type=click.Path())
+@click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @click.option(
     "-o",
     "out",
@@ -469,8 +456,8 @@ def predict(
 
 
 @cli.command()
-@click.argument("source", metavar="RUN|MODEL|DATASET")
-@click.argument("file")
+@click.argument("source", metavar="RUN|MODEL|DATASET", type=click.Path())
+@click.argument("file", type=click.Path())
 @click.option(
     "--format",
     "target_format",
@@ -526,7 +513,7 @@ def export(
 
 @cli.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @force_option("model")
 @json_option
 def import_model(file: str, model: str, force: bool, as_json: bool) -> None:

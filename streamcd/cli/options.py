@@ -55,15 +55,23 @@ def _seconds(text: str) -> float:
     return float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
 
 
-def _class_weight(text: str) -> str | dict[float, float]:
+def _class_weight(text: str) -> str | dict[float | str, float]:
     """``balanced``, or ``LABEL=WEIGHT,…``."""
     if text == "balanced":
         return text
-    pairs = [pair.split("=") for pair in text.split(",")]
-    weights = {float(label): float(weight) for label, weight in pairs}
+    pairs = [pair.rsplit("=", 1) for pair in text.split(",")]
+    weights = {_label(label): float(weight) for label, weight in pairs}
     if len(weights) != len(pairs):
         raise click.BadParameter(f"expected each label once, found {text!r}.")
     return weights
+
+
+def _label(text: str) -> float | str:
+    """A label: a number where it is one, else a name."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def read_code(path: str) -> list[list[int]]:
@@ -185,12 +193,29 @@ model_options = together(
 )
 
 convert_options = together(
-    click.option(
+    _choice(
         "--format",
-        type=click.Choice(["auto", "libsvm"]),
-        default="auto",
-        expose_value=False,
-        help="What SRC holds.",
+        "auto libsvm csv parquet arrow npz npy",
+        "What SRC holds; auto tells by the content. csv: text with a line of names and any delimiter.",
+    ),
+    click.option("--label", metavar="COL", help="Column of labels, numbers or strings; tables need it."),
+    click.option("--weight-column", metavar="COL", help="Column of weights of rows."),
+    click.option(
+        "--features",
+        metavar="COL,…",
+        help="Columns that become features; all others by default. INDICES:VALUES are two columns of lists: sparse rows.",
+    ),
+    click.option("--drop", metavar="COL,…", help="Columns to leave out."),
+    click.option(
+        "--hash",
+        type=int,
+        metavar="BITS",
+        help="Hash strings into 2^BITS features (MurmurHash3, signed) in place of a feature for each category.",
+    ),
+    _choice(
+        "--missing",
+        "error zero indicator",
+        "Missing values: refused, without an entry, or an entry 1 of a feature of their own.",
     ),
     memory_option,
     workers_option,
@@ -254,6 +279,21 @@ convert_options = together(
     force_option("dataset"),
 )
 
+max_seconds_option = click.option(
+    "--max-seconds",
+    type=SECONDS,
+    metavar="TIME",
+    help="Stop after this time with a checkpoint and exit status 0 (stop_reason time), for batch queues; looked at "
+    "between windows.",
+)
+
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads that share reading, certificates and lanes.  [default: one a core]  No bit of a result depends on it.",
+)
+
 training_options = together(
     click.option(
         "--loss",
@@ -287,8 +327,9 @@ training_options = together(
         metavar="auto|none|KAPPA",
         help="Outer proximal point around the passes of --method dual, by which badly conditioned problems (large C, long "
         "rows) take a tenth of them or fewer; it takes one more array of the weights' size, and training goes on without "
-        "where that does not fit in --memory. auto finds its strength kappa while training. With -e, another --omega than "
-        "1, several workers and the other methods training is plain.",
+        "where that does not fit in --memory. auto finds its strength kappa while training. By primal and online a pass "
+        "begins beyond the point where the last one ended, as far as a line search says, which takes one more array of "
+        "rows' scores too and has no KAPPA. By dual with -e, with another --omega than 1, and by sor training is plain.",
     ),
     click.option(
         "--ridge",
@@ -329,7 +370,8 @@ training_options = together(
         metavar="EPS",
         help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
         "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
-        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖. Trains without acceleration.",
+        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖. By dual it trains without acceleration; by "
+        "primal and online with it, w being the end of a pass.",
     ),
     click.option("--max-passes", type=int, default=1000, help="Passes over the data at most."),
     click.option(
@@ -365,6 +407,14 @@ training_options = together(
         default="60s",
         help="Time between checkpoints, from which 'resume' goes on.",
     ),
+    max_seconds_option,
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with RUN where it holds this training already, else begin it: the same command for every job of a "
+        "queue.",
+    ),
+    threads_option,
     force_option("run"),
 )
 

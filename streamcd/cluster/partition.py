@@ -20,7 +20,17 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError
 from ..core.randomness import random_key
 from ..dataset.dataset import Dataset, open_dataset
-from ..kernels.primitives import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
+from ..kernels.primitives import (
+    ALPHA,
+    ALPHA_CURVATURE,
+    ALPHA_SQUARE,
+    DUAL,
+    GAP,
+    LOG_LOSS,
+    LOSS,
+    N_STEPS,
+    N_VISITED,
+)
 from ..solvers.problem import LOSSES, Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..solvers.registry import make_solver
@@ -61,6 +71,9 @@ million features, windows read from disk under 520 MB, two workers reached 392 a
 459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
 """
 
+_OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
+"""Totals that are those of the last local pass."""
+
 _SAVE_BYTES = 1 << 24  # of numpy's buffer, through which it writes arrays to a file, and of dask's frames
 
 Report = Callable[[int], None]
@@ -79,6 +92,7 @@ class WorkerSpec:
     seed: int
     memory: int  # budget of a worker, bytes
     identity: Identity | None = None  # of the run
+    acceleration: float | str = "none"  # as `registry.make_solver` takes it
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,6 @@ class RoundRequest:
     n_passes: int  # reads, each with a number of its own; a partition alone makes one, whatever this says
     lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
     shard_key: np.uint64  # shards are assigned by it; the key of the last round leaves them where they are
-    n_workers: int | None = None  # that take part; None for all
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases."""
@@ -142,9 +155,13 @@ def paired_layout(layout: RowLayout) -> RowLayout:
 
 
 def model_bytes(solver: Solver) -> int:
-    """Compute the memory of w and its copies, of which `Solver.state_bytes` counts two, and of tables of classes."""
+    """Compute the memory of w and its copies, of what acceleration keeps beside it, and of tables of classes.
+
+    `Solver.state_bytes` counts w twice. Only the coordinating process holds centres.
+    """
     tables = TABLE_COPIES * solver.problem.full_table_bytes
-    return solver.state_bytes // 2 * WEIGHT_COPIES + tables + saving_bytes(solver)
+    w_bytes = 8 * (solver.problem.n_features + 1) * solver.layout.n_flags
+    return solver.state_bytes + (WEIGHT_COPIES - 2) * w_bytes + tables + saving_bytes(solver)
 
 
 def saving_bytes(solver: Solver) -> int:
@@ -175,20 +192,23 @@ class Partition:
 
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
         self.whole = whole = dataset or open_same(spec)  # also for the next partition of the same run
-        self.spec, self.shards, self._folder = spec, shards, Path(spec.folder)
-        self.alone = len(shards) == whole.n_shards
+        self.spec, self._folder = spec, Path(spec.folder)
         self.wanted: str | None = None  # the round that may go on; others end at their next window
         self._n_rows = np.diff(whole.row_start)
-        self._chunks = np.flatnonzero(np.isin(whole.chunk_part, shards))
-        self._dataset = whole.select_parts(shards)
         self._problem = _writable(spec.problem)
-        self._solver = solver = make_solver(self._problem, spec.method, self._dataset)
+        options: dict[str, Any] = {"acceleration": spec.acceleration}
+        self._solver = solver = make_solver(self._problem, spec.method, whole, **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
-        self._scaled_solver = make_solver(self._scaled_problem, spec.method, self._dataset)
+        self._scaled_solver = make_solver(self._scaled_problem, spec.method, whole, **options)
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
         weights = {"weights": model_bytes(solver)}
-        self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
+        self._dataset, self._chunks = whole, np.arange(whole.n_chunks)
+        self.plan = make_plan(whole, spec.memory, self._layout, weights)
+        self.has_room_for_all = self.plan.resident  # then other shards can be assigned to it
+        if not self.has_room_for_all:
+            self._dataset, self._chunks = whole.select_parts(shards), self._chunks_of(shards)
+            self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
         n_folds = self._problem.n_folds
         self._stream = Stream(self._dataset, self.plan, self._layout, spec.seed, n_folds=n_folds)
         self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
@@ -200,6 +220,16 @@ class Partition:
             ""
         )  # what an attempt wrote: the first slot of every chunk
         self._slot_bytes_read = 0
+        self.assign(shards)
+
+    def assign(self, shards: list[int]) -> None:
+        """Take these shards from now on, of which those had before are still in memory; where there is room for all."""
+        self.shards, self.alone = shards, len(shards) == self.whole.n_shards
+        self._own = self._chunks_of(shards) if self.has_room_for_all else np.arange(self._chunks.size)
+        self._stream.restrict(self._own)
+
+    def _chunks_of(self, shards: list[int]) -> np.ndarray:
+        return np.flatnonzero(np.isin(self.whole.chunk_part, shards))
 
     def run(self, request: RoundRequest, w: np.ndarray, report: Report | None = None) -> RoundResponse:
         """Make the local passes of a round from the common `w`, which is not changed."""
@@ -232,7 +262,7 @@ class Partition:
         """Sum `block_steps.log_slopes` over the rows at a step, after `run`."""
         total = np.zeros((self._n_lanes, 3))
         width, arena = self._width, self._arena
-        for local, chunk in enumerate(self._chunks.tolist()):
+        for local, chunk in zip(self._own.tolist(), self._chunks[self._own].tolist(), strict=True):
             n_rows = int(self._n_rows[chunk])
             if arena is not None and self._holds[local] == request.token:
                 start = int(self._dataset.row_start[local])
@@ -264,14 +294,15 @@ class Partition:
 
     def _conclude_pass(self, local: _LocalRound, number: int, last: bool) -> None:
         totals = local.state.totals
-        totals[:, [GAP, LOSS, DUAL]] /= local.sigma_prime[:, None]
+        totals[:, [GAP, LOSS, DUAL, ALPHA]] /= local.sigma_prime[:, None]
+        totals[:, [ALPHA_CURVATURE, ALPHA_SQUARE]] /= local.sigma_prime[:, None] ** 2
         local.dual_change += totals[:, DUAL]
         if number == 0:
             local.totals = totals.copy()
             phase = local.state.lanes["phase"]
             local.state.lanes["phase"] = np.where(np.isin(phase, (START, CERTIFY)), DONE, phase)
         elif last:
-            local.totals[:, [N_STEPS, N_VISITED]] = totals[:, [N_STEPS, N_VISITED]]
+            local.totals[:, _OF_LAST_PASS] = totals[:, _OF_LAST_PASS]
         totals[:] = new_totals(self._n_lanes)
 
     def _response(self, local: _LocalRound, w: np.ndarray) -> RoundResponse:
@@ -386,6 +417,8 @@ def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndar
     local = {name: np.array(array) for name, array in lanes.items()}
     if not alone:
         local["high"][:], local["low"][:], local["restore"][:] = np.inf, -np.inf, True
+        if "moves" in local:  # so that every pass counts all of the rows' alpha
+            local["moves"][:] = 0
     return local
 
 

@@ -14,7 +14,8 @@ import queue
 import re
 import sys
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 
 STANDARD_INPUT = "-"
+BLOCK_BYTES = 8 << 20
+"""Bytes of text that are parsed at a time, at most."""
+
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
 """Of ranges that several processes read."""
 
@@ -125,6 +129,13 @@ def total_bytes(paths: Sequence[str]) -> int | None:
     return sum(os.path.getsize(path) for path in paths)
 
 
+def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm text") -> None:
+    """Refuse sources without a row."""
+    if not n_rows:
+        names = ", ".join(display_name(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
+        raise DataError(f"{names}: expected {what}, found none; check that this is the file meant")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One source
 
@@ -136,6 +147,7 @@ class ByteRange:
     path: str
     start: int = 0
     stop: int | None = None
+    head: bytes = b""  # read already, of what can be read but once
 
     @property
     def n_bytes(self) -> int:
@@ -146,10 +158,10 @@ class ByteRange:
 class _Counted(io.RawIOBase):
     """A file that counts what is read, up to `n_bytes`, and gives back its first bytes after they were looked at."""
 
-    def __init__(self, file: Any, n_bytes: int | None = None) -> None:
+    def __init__(self, file: Any, n_bytes: int | None = None, head: bytes = b"") -> None:
         self._file = file
         self._limit = n_bytes
-        self._head = b""
+        self._head = head
         self.n_bytes = 0
 
     def readable(self) -> bool:
@@ -181,7 +193,7 @@ class _Counted(io.RawIOBase):
 def _open(part: ByteRange) -> _Counted:
     if part.path == STANDARD_INPUT:
         # closing the copy leaves the process's own standard input alone
-        return _Counted(open(os.dup(sys.stdin.fileno()), "rb", buffering=0))
+        return _Counted(open(os.dup(sys.stdin.fileno()), "rb", buffering=0), head=part.head)
     file = open(part.path, "rb", buffering=0)  # noqa: SIM115 - closed with what counts it
     if part.stop is None:
         return _Counted(file)
@@ -191,6 +203,21 @@ def _open(part: ByteRange) -> _Counted:
 
 def _codec(head: bytes) -> str | None:
     return next((codec for magic, codec in _MAGIC if head.startswith(magic)), None)
+
+
+def read_head(part: ByteRange, n_bytes: int, decoder_bytes: int = DECODER_BYTES) -> tuple[bytes, bytes]:
+    """Read the first bytes of a file: as they are, and decompressed up to `n_bytes` of them."""
+    found = part.head
+    if not found:
+        with _open(part) as raw:
+            found = raw.peek(n_bytes)
+    whole = io.BytesIO(found)
+    file = _decompressed(_Counted(whole), True, decoder_bytes)
+    text, size = bytearray(n_bytes), 0
+    with suppress(EOFError, lzma.LZMAError, OSError), memoryview(text) as room:  # it is cut off
+        while size < n_bytes and (more := file.readinto(room[size : size + (1 << 14)])):
+            size += more
+    return found, bytes(text[:size])
 
 
 def is_compressed(path: str) -> bool:
@@ -327,14 +354,25 @@ def _fill(file: Any, view: memoryview, name: str) -> int:
 # ---------------------------------------------------------------------------------------------------------------------
 # Blocks of lines, read ahead
 
+LastEnd = Callable[[bytearray, int], int]
+
+
+def _last_line_end(buffer: bytearray, size: int) -> int:
+    return buffer.rfind(b"\n", 0, size) + 1
+
 
 class _Reader:
     """The thread that fills buffers; its life is one call of `read_blocks`."""
 
     def __init__(
-        self, ranges: Sequence[ByteRange], block_bytes: int, max_line_bytes: int, decoder_bytes: int
+        self,
+        ranges: Sequence[ByteRange],
+        block_bytes: int,
+        max_line_bytes: int,
+        decoder_bytes: int,
+        last_end: LastEnd,
     ) -> None:
-        self._ranges, self._decoder_bytes = ranges, decoder_bytes
+        self._ranges, self._decoder_bytes, self._last_end = ranges, decoder_bytes, last_end
         self._max_line_bytes = max_line_bytes
         self.free: queue.Queue[bytearray | None] = queue.Queue()
         self.filled: queue.Queue[ByteBlock | BaseException | None] = queue.Queue()
@@ -380,7 +418,7 @@ class _Reader:
             if not more and size and buffer[size - 1] != 0x0A:
                 buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
                 size += 1
-            stop = buffer.rfind(b"\n", 0, size) + 1
+            stop = self._last_end(buffer, size) if more else size
             tail = bytes(memoryview(buffer)[stop:size])
             start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
             self.filled.put(ByteBlock(buffer, start, stop, name, first, self._bytes_before + raw.n_bytes))
@@ -394,7 +432,7 @@ class _Reader:
             room = len(buffer) - PADDING
             with memoryview(buffer) as view:
                 size += _fill(file, view[size:room], name)
-            if size < room or buffer.rfind(b"\n", 0, size) >= 0:
+            if size < room or self._last_end(buffer, size):
                 return buffer, size
             if room >= self._max_line_bytes:
                 raise DataError(
@@ -415,14 +453,20 @@ def read_blocks(
     block_bytes: int,
     max_line_bytes: int | None = None,
     decoder_bytes: int = DECODER_BYTES,
+    last_end: LastEnd = _last_line_end,
 ) -> Generator[ByteBlock, None, None]:
     """Read ranges one after the other in blocks of whole lines; a source without a byte gives one block without text.
 
     Three blocks of `block_bytes` are in memory, besides what decompression takes; a block may grow for a line of up to
     `max_line_bytes` (by default 64 blocks, or 1 GB if that is more), and a decoder of xz take up to `decoder_bytes`.
+    `last_end` finds where the last whole line of a buffer's first bytes ends, 0 where none does.
     """
     reader = _Reader(
-        ranges, block_bytes, max_line_bytes or max(64 * block_bytes, 1_000_000_000), decoder_bytes
+        ranges,
+        block_bytes,
+        max_line_bytes or max(64 * block_bytes, 1_000_000_000),
+        decoder_bytes,
+        last_end,
     )
     reader.thread.start()
     try:

@@ -1,4 +1,4 @@
-"""libsvm text to a dataset, shuffled, in bounded memory.
+"""Text, tables and matrices to a dataset, shuffled, in bounded memory.
 
 The result depends on the source, the seed and the format options alone: not on the memory, nor on how the source is split
 into files, as long as these come in the same order.
@@ -21,10 +21,15 @@ from ..core.process_pool import checked_workers, memory_per_worker, open_pool
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import checked_names
-from .byte_sources import expand_sources, total_bytes
-from .libsvm import BLOCK_BYTES
-from .pipeline import Conversion, Like, Options, Plan, Stamp
+from ..models.encoding import read_encoding
+from .byte_sources import BLOCK_BYTES, total_bytes
+from .conversion_options import Like, Options, Plan
+from .formats import expand, open_source
+from .in_memory import is_files, open_data
+from .pipeline import Conversion
+from .sources import Reading, Source
 from .staging import staging_directory
+from .table_rows import checked_options
 
 MAX_FEATURES = 1 << 62
 _LEAST_BYTES = 16_000_000
@@ -34,9 +39,16 @@ _BLOCK_BYTES_OF_SEVERAL = 1 << 20
 
 @ends_progress
 def convert(
-    sources: str | Path | Sequence[str | Path],
+    sources: Any,
     dest: str | Path,
     *,
+    format: str = "auto",
+    label: str | None = None,
+    weight_column: str | None = None,
+    features: str | Sequence[str] | None = None,
+    drop: str | Sequence[str] | None = None,
+    hash: int | None = None,
+    missing: str = "error",
     memory: str | int = "1GB",
     seed: int = 0,
     dtype: str | np.dtype | type = "float32",
@@ -55,14 +67,31 @@ def convert(
     workers: int = 1,
     listener: Listener | None = None,
 ) -> Dataset:
-    """Convert libsvm text to a dataset.
+    """Convert text, tables or arrays to a dataset.
 
     Parameters
     ----------
-    sources : path or sequence of paths
-        Files, directories, globs, ``"-"`` for standard input; plain or compressed.
+    sources : path, sequence of paths, or data
+        Files, directories, globs, ``"-"`` for standard input; text plain or compressed. Or ``(X, y)`` or ``(X, y, weights)``
+        of NumPy arrays, SciPy matrices or dask arrays; a frame, which is all with ``__arrow_c_stream__`` (pandas, Polars,
+        DuckDB, Arrow) and dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
     dest : path
         The dataset's directory. It appears when it is complete.
+    format : {"auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy"}
+        What the sources hold; ``"auto"`` tells by their content.
+    label : str, optional
+        The table's column of labels, numbers or strings; tables need it.
+    weight_column : str, optional
+        The table's column of weights of rows.
+    features : str or sequence of str, optional
+        Columns that become features, as ``"a,b"`` or in a list; by default all others. ``"INDICES:VALUES"`` names two
+        columns of lists, which are rows of sparse entries.
+    drop : str or sequence of str, optional
+        Columns that are left out.
+    hash : int, optional
+        Hash strings into 2^hash features, as scikit-learn's FeatureHasher does, in place of a feature for each category.
+    missing : {"error", "zero", "indicator"}
+        Missing values are refused, have no entry, or have an entry 1 of a feature of their own.
     memory : size
         Bound on the process's peak resident memory. The result does not depend on it.
     seed : int
@@ -116,10 +145,11 @@ def convert(
     8000
     """
     scale, normalize = checked_names(scale, normalize)
-    paths = expand_sources(sources)
+    from_files = is_files(sources)
+    paths, roots = expand(sources) if from_files else ([], {})
     options = Options(
-        paths=paths,
-        stamps=[Stamp.of(path) for path in paths],
+        columns=checked_options(label, weight_column, features, drop, hash, missing),
+        in_memory=not from_files,
         dest=Path(dest),
         memory_bytes=parse_size(memory),
         seed=int(seed),
@@ -138,17 +168,23 @@ def convert(
         normalize=normalize,
         workers=checked_workers(workers),
     )
-    _check(options)
+    _check(options, paths)
     listener = listener or Listener()
-    if options.workers > 1 and total_bytes(options.paths) is None:
+    if from_files and options.workers > 1 and total_bytes(paths) is None:
         listener.warning("standard input and pipes are read by one process: converting with --workers 1")
         options = replace(options, workers=1)
     plan = _plan(options)
+    reading = _reading(options, plan)
+    if from_files:
+        source = open_source(paths, roots, format, reading, options.columns)
+    else:
+        source = open_data(sources, reading, options.columns)
+    _check_source(options, source)
     with (
         staging_directory(options.dest, options.force) as work,
         open_pool(options.workers, listener, Conversion.__module__) as pool,
     ):
-        Conversion(options, plan, work, pool).run()
+        Conversion(options, plan, source, work, pool).run()
     return open_dataset(options.dest)
 
 
@@ -185,16 +221,68 @@ def _load_like(path: Path) -> Like:
                 f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
             )
         found: Any = dataset
-        scaling = dataset.read_scaling()
+        scaling, encoding = dataset.read_scaling(), read_encoding(path, dataset.manifest.get("encoding"))
     else:
         from ..models.model import load_model  # needed for this only
 
         found = load_model(path)
-        scaling = found.scaling
-    return Like(str(path), found.index_base, found.n_features, found.classes, found.label_kind, scaling)
+        scaling, encoding = found.scaling, found.encoding
+    names = tuple(found.class_names or ())
+    return Like(
+        str(path),
+        found.index_base,
+        found.n_features,
+        found.classes,
+        found.label_kind,
+        scaling,
+        encoding,
+        names,
+    )
 
 
-def _check(options: Options) -> None:
+def _reading(options: Options, plan: Plan) -> Reading:
+    like = options.like
+    return Reading(
+        options.value_dtype,
+        plan.block_bytes,
+        plan.max_line_bytes,
+        plan.decoder_bytes,
+        batch_bytes=plan.statistics_bytes // 2,  # those are made later
+        index_base=like.index_base if like else options.index_base,
+        n_features=like.n_features if like else options.n_features,
+        ignore_beyond=like is not None,
+        encoding=like.encoding if like else None,
+        class_names=like.class_names if like else (),
+        of_numbers=like is not None and not like.class_names,
+    )
+
+
+def _check_source(options: Options, source: Source) -> None:
+    """Refuse options that do not fit the source."""
+    if options.like is not None and source.encoding is not None:
+        if options.like.encoding is None:
+            raise UsageError(
+                f"--like {options.like.name}: its data came from no table; convert its own table first, or give --label here"
+            )
+        if options.columns.given:
+            raise UsageError(
+                f"{', '.join(options.columns.given)} and --like exclude each other: --like takes the columns from there"
+            )
+    if source.weighted and options.weights is not None:
+        raise UsageError("--weights and --weight-column exclude each other: give the weights once")
+    if options.like is None and not source.of_indices:
+        given = {
+            "--index-base": options.index_base is not None,
+            "--n-features": options.n_features is not None,
+            "--compact": options.compact,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise UsageError(
+                f"{name} is for features numbered by indices: those of a table are its columns; leave it out"
+            )
+
+
+def _check(options: Options, paths: list[str]) -> None:
     if options.compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected --compression lz4, zstd or none, found {options.compression!r}")
     if options.like is not None:
@@ -215,19 +303,19 @@ def _check(options: Options) -> None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
-    _check_place(options)
+    _check_place(options, paths)
     if not options.dest.absolute().parent.is_dir():
         raise UsageError(f"no such directory: {options.dest.absolute().parent}; make it first")
 
 
-def _check_place(options: Options) -> None:
+def _check_place(options: Options, paths: list[str]) -> None:
     """Refuse to replace anything but a dataset, and to replace a dataset without `force`."""
     dest = options.dest
     if not os.path.lexists(dest):
         return
     if _has_content(dest) and not (dest / "manifest.json").exists():
         raise UsageError(f"{dest} exists and is not a dataset; name another place")
-    inputs = [*options.paths, options.weights, None if options.like is None else options.like.name]
+    inputs = [*paths, options.weights, None if options.like is None else options.like.name]
     for path in inputs:
         if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
             raise UsageError(f"{dest} holds the input {path}; name another place")
@@ -257,7 +345,7 @@ def _plan(options: Options) -> Plan:
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
     block_bytes = min(max(left // 80, 1 << 16), most)
-    in_map = left // 4 if options.compact else 0
+    in_map = left // 4 if options.has_map else 0
     return Plan(
         block_bytes=block_bytes,
         max_line_bytes=max(left // 24, block_bytes),

@@ -117,7 +117,8 @@ def _lines(dataset: Dataset, listener: Listener) -> Iterator[tuple[np.ndarray, b
     original = None
     if dataset.manifest.get("compact"):
         original = (
-            np.concatenate([piece["original"] for piece in dataset.read_features()]) - dataset.index_base
+            np.concatenate([piece.get("original", piece.get("index")) for piece in dataset.read_features()])
+            - dataset.index_base
         )
     for chunk in range(dataset.n_chunks):
         data = dataset.read(chunk)

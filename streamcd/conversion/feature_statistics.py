@@ -281,6 +281,12 @@ class LabelCounts:
         if len(self.counts) > MAX_CLASSES:
             self.counts = None
 
+    def renumbered(self, numbers: np.ndarray) -> LabelCounts:
+        """The same counts, of labels that are codes, by the numbers that the codes stand for."""
+        if self.counts is None:
+            return self
+        return LabelCounts({float(numbers[int(code)]): count for code, count in self.counts.items()})
+
     def manifest(self, known: np.ndarray | None = None) -> dict[str, Any]:
         """The manifest's ``classes`` and ``class_counts``; classes that are known besides are listed too."""
         if self.counts is None:

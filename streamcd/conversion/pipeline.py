@@ -6,31 +6,30 @@ rows. None of it depends on which worker does what. One worker alone takes all o
 another, and keeps the rows in memory if they fit. For several, the rows of every range are counted first, so that each knows
 how many come before its own.
 
-A source is a list of byte ranges and a function that makes batches of rows of some of them (`Parsing.parse`).
+A source (`sources.Source`) gives pieces of itself, and batches of the rows of some of them.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError, UsageError
-from ..core.memory_budget import RESERVED_BYTES, format_size
-from ..core.process_pool import TASKS_PER_WORKER, Pool, Tell, in_shares
+from ..core.errors import DataError
+from ..core.process_pool import TASKS_PER_WORKER, InProcess, Pool, in_shares
 from ..dataset.scaling import Scaling
 from ..dataset.writer import DatasetWriter, PartWriter
-from .byte_sources import ByteRange, display_name, expected_text_bytes, range_starts, share_out, total_bytes
+from ..kernels.tables import SPARSE_CODES
+from .byte_sources import check_rows, display_name, range_starts
 from .chunking import cut_chunks, cut_shards
-from .external_shuffle import MAX_BITS, HeldRows, RunFormat, RunReader, RunWriter
+from .conversion_options import Options, Plan, Stamp
+from .external_shuffle import MAX_BITS, HeldRows, RunFormat, RunReader
 from .feature_statistics import (
     STATISTICS_BYTES,
-    DistinctFeatures,
     FeatureColumns,
     LabelCounts,
     in_groups,
@@ -40,8 +39,10 @@ from .feature_statistics import (
     saved_columns,
     scatter_statistics,
 )
-from .libsvm import LibsvmFormat, check_rows, copy_weights, count_rows, iterate_batches
-from .rows import Counts, RowBatch, Rows
+from .libsvm import copy_weights
+from .numbering import Merged, Numbering, label_maps, merge_dictionaries, read_merged
+from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task
+from .rows import Counts
 from .shard_writing import (
     Shape,
     Shard,
@@ -53,202 +54,17 @@ from .shard_writing import (
     save_scales,
     write_shards,
 )
+from .sources import Source, counted_pieces
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
-_LEAST_DECODER_BYTES = 10 << 20
 _MAX_RANGES = 8
 """Above this number of passes for ranges of a fixed width, entries are scattered to files first."""
 
 
-class Stamp(NamedTuple):
-    """Properties of a file that tell when it was changed."""
-
-    device: int
-    inode: int
-    n_bytes: int
-    modified: int
-
-    @classmethod
-    def of(cls, path: str) -> Stamp | None:
-        """None for what is no plain file, or not there."""
-        if not os.path.isfile(path):
-            return None
-        found = os.stat(path)
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-@dataclass(frozen=True)
-class Like:
-    """Properties of the training side that a conversion takes over."""
-
-    name: str
-    index_base: int
-    n_features: int
-    classes: np.ndarray | None
-    label_kind: str
-    scaling: Scaling
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a conversion, checked."""
-
-    paths: list[str]
-    stamps: list[Stamp | None]  # of each, before it is read; None for what is no plain file
-    dest: Path
-    memory_bytes: int
-    seed: int
-    value_dtype: np.dtype
-    index_base: int | None
-    n_features: int | None
-    like: Like | None
-    shuffle: bool
-    shard_bytes: int
-    chunk_bytes: int
-    compact: bool
-    compression: str
-    force: bool
-    weights: str | None
-    scale: str
-    normalize: str
-    workers: int
-
-    @property
-    def scaling(self) -> Scaling:
-        """The scaling asked for; without the divisors, unless they are given."""
-        return self.like.scaling if self.like else Scaling(self.scale, self.normalize)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Shares of the memory of a worker."""
-
-    block_bytes: int
-    max_line_bytes: int
-    sort_bytes: int
-    statistics_bytes: int
-    map_bytes: int
-
-    @property
-    def decoder_bytes(self) -> int:
-        """Memory to decompress with: that of the statistics, which are made later; at least what xz -6 takes."""
-        return max(self.statistics_bytes, _LEAST_DECODER_BYTES)
-
-    def check_scales(self, n_features: int) -> None:
-        """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""
-        needed = 8 * n_features
-        if needed > self.sort_bytes:
-            raise UsageError(
-                f"--scale: the scales of {n_features:,} features need {format_size(needed)}, {format_size(self.sort_bytes)} "
-                f"of --memory are left for them; give about {format_size(3 * needed + RESERVED_BYTES)}, use --normalize l2 "
-                "instead, or --compact where few of the features occur"
-            )
-
-    def sums_bytes(self, rows_held: bool) -> int:
-        """Memory for the sums of features while shards are written: no text is read any more, and less is sorted."""
-        return self.statistics_bytes if rows_held else 3 * self.statistics_bytes - self.map_bytes
-
-    def rows_bytes(self, with_sums: bool) -> int:
-        """Memory for rows then; buckets are a quarter of `sort_bytes` at most, unless the keys' hash is very uneven."""
-        return self.sort_bytes // 4 if with_sums else self.sort_bytes
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Tasks: parsing
-
-
-class _Task(NamedTuple):
-    number: int
-    ranges: Sequence[ByteRange]
-    first_row: int = 0
-    first_line: int = 0
-    n_rows: int | None = None  # None where they were not counted
-
-
-class Weights(NamedTuple):
-    """Weights of all rows: the file that they came from, and one with numbers of 8 bytes."""
-
-    name: str
-    path: Path
-    n_weights: int
-
-    def of(self, rows: Rows, task: _Task) -> np.ndarray:
-        """The weights of some rows."""
-        weight = np.fromfile(self.path, count=rows.n_rows, offset=8 * int(rows.source_row[0]))
-        if weight.size < rows.n_rows and task.n_rows is not None:  # more rows than were counted
-            raise _changed(task.ranges[0].path)
-        self.check(int(rows.source_row[0]) + rows.n_rows)
-        return weight
-
-    def check(self, n_rows: int) -> None:
-        """Refuse fewer weights than rows."""
-        if self.n_weights < n_rows:
-            raise DataError(
-                f"{self.name}: expected a weight for every row, found {self.n_weights:,}, fewer "
-                "than the source has rows; give one number a line"
-            )
-
-    def check_end(self, n_rows: int) -> None:
-        """Refuse weights that are left over."""
-        if self.n_weights > n_rows:
-            raise DataError(
-                f"{self.name}: expected {n_rows:,} weights, one a row, found more; is it the right file?"
-            )
-
-
-@dataclass(frozen=True)
-class Parsing:
-    """Knowledge that workers share to parse."""
-
-    form: RunFormat
-    plan: Plan
-    parse: Callable[..., Iterator[RowBatch]]  # ``parse(ranges, first_row=, first_line=)``
-    weights: Weights | None
-    distinct: Path | None  # a directory for the indices that occur in each task
-    tell: Tell | None  # told the bytes read, where all of the source is one task
-
-
-class _Parsed(NamedTuple):
-    counts: Counts
-    labels: LabelCounts
-    held: HeldRows | None
-
-
-def _changed(path: str) -> DataError:
-    return DataError(f"{path}: changed while it was read; convert it again")
-
-
-def _parse(parsing: Parsing, task: _Task) -> _Parsed:
-    """Write the rows of some ranges as a run; all of the source together is kept in memory if it fits."""
-    counts, labels = Counts(), LabelCounts()
-    distinct = None if parsing.distinct is None else DistinctFeatures(parsing.plan.map_bytes)
-    run = RunWriter(parsing.form, task.number, parsing.plan.sort_bytes)
-    for batch in parsing.parse(task.ranges, first_row=task.first_row, first_line=task.first_line):
-        counts, rows = batch.counts, batch.rows
-        labels.add(rows.label)
-        if distinct is not None:
-            distinct.add(rows.index)
-        if parsing.weights is not None:
-            rows = replace(rows, weight=parsing.weights.of(rows, task))
-        run.append(rows, counts.is_wide)
-        if parsing.tell is not None:
-            parsing.tell(batch.bytes_read)
-    held = run.close(hold=task.n_rows is None)
-    if distinct is not None and parsing.distinct is not None:
-        np.save(parsing.distinct / f"{task.number:07d}.npy", distinct.merge())
-    if task.n_rows not in (None, counts.n_rows):
-        raise _changed(task.ranges[0].path)
-    return _Parsed(counts, labels, held)
-
-
-def _merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:
-    """Write the indices that occur in any task; returns their number."""
-    distinct = DistinctFeatures(n_bytes)
-    for path in sorted(directory.iterdir()):
-        distinct.add(np.load(path))
-    merged = distinct.merge()
-    np.save(out, merged)
-    return int(merged.size)
+def _told_collisions(merged: Merged) -> list[str]:
+    if not merged.n_buckets_used:
+        return []
+    return [f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -261,21 +77,28 @@ class Conversion:
 
     options: Options
     plan: Plan
+    source: Source
     work: Path
     pool: Pool
+
+    def __post_init__(self) -> None:
+        self.stamps = [Stamp.of(path) for path in self.source.paths]
+        self.encoding = self.source.encoding
 
     def run(self) -> None:
         """Write the dataset to ``work / "dataset"``."""
         tasks = self._tasks()
         form = self._form(tasks)
-        parsed = self._parse(tasks, form)
+        found = self._parse(tasks, form)
+        merged = self._merge_strings()
+        parsed = self._join(found)
         counts = parsed.counts
         base, n_features = self._base_and_width(counts)
-        original: Path | None = None
+        numbering = self._numbering(tasks, base)
         if self.options.compact:
-            original = self.work / "original.npy"
-            merging = (self.work / "distinct", self.plan.map_bytes, original)
-            (n_features,) = self.pool.run(_merge_distinct, [merging])
+            numbering = replace(numbering, original=self.work / "original.npy")
+            merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
+            (n_features,) = self.pool.run(merge_distinct, [merging])
         shape = Shape(counts.n_rows, n_features, base)
         sums = self._sums("dataset", shape, parsed.held)
         rows_bytes = self.plan.rows_bytes(sums is not None)
@@ -283,58 +106,48 @@ class Conversion:
             partial(RunReader, form, rows_bytes, counts.is_wide, parsed.held),
             partial(PartWriter, self.work / "dataset", **self._table_format(shape)),
             shape,
-            original,
+            numbering,
             self.work / "dataset",
             replace(self.options.scaling, scales=None),
             self._given_scales(),
             sums,
             encode_ahead=self.pool.n_workers > 1,
         )
-        self._write(writing, self._manifest(parsed, shape), parsed.held)
+        self._write(writing, self._manifest(parsed, shape, merged.class_names), parsed.held)
         size = f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
-        for message in [*counts.messages(self.options.value_dtype), size]:
+        for message in [*counts.messages(self.options.value_dtype), *_told_collisions(merged), size]:
             self.pool.listener.message(message)
 
     # -- reading
 
-    def _tasks(self) -> list[_Task]:
-        """All of the source for one worker; for several, ranges of it, of which the rows are counted."""
-        paths = self.options.paths
-        if self.pool.n_workers == 1:
-            return [_Task(0, [ByteRange(path) for path in paths])]
-        ranges = share_out(paths, TASKS_PER_WORKER * self.pool.n_workers)
-        counting = [(part, self._libsvm_format()) for part in ranges]
-        sizes = [part.n_bytes for part in ranges]
-        counted = self.pool.run(count_rows, counting, phase="count", sizes=sizes)
-        check_rows(sum(n_rows for n_rows, _ in counted), paths)
-        starts = range_starts(ranges, counted)
+    def _tasks(self) -> list[Task]:
+        """All of the source for one worker; for several, pieces of it, of which the rows are counted."""
+        source = self.source
+        if self.pool.n_workers == 1 or source.in_memory:
+            return [Task(0, source.whole())]
+        pieces, counted = counted_pieces(source, TASKS_PER_WORKER * self.pool.n_workers, self.pool)
+        check_rows(sum(found.n_rows for found in counted), source.paths, source.what)
+        starts = range_starts(pieces, [(found.n_rows, found.n_lines) for found in counted])
         return [
-            _Task(number, [part], *starts[number], counted[number][0]) for number, part in enumerate(ranges)
+            Task(number, [piece], *starts[number], counted[number].n_rows)
+            for number, piece in enumerate(pieces)
         ]
 
-    def _form(self, tasks: Sequence[_Task]) -> RunFormat:
+    def _form(self, tasks: Sequence[Task]) -> RunFormat:
         options = self.options
         (self.work / "runs").mkdir()
-        expected = expected_text_bytes(part for task in tasks for part in task.ranges)
+        expected = self.source.expected_bytes([piece for task in tasks for piece in task.pieces])
         bits = _UNKNOWN_BITS
         if expected is not None:  # buckets too small cost less than buckets too large
             bits = min(int(np.ceil(np.log2(max(4 * expected / self.plan.sort_bytes, 2)))), MAX_BITS)
         seed = options.seed if options.shuffle else None
-        return RunFormat(self.work / "runs", seed, bits, options.value_dtype, options.weights is not None)
+        return RunFormat(self.work / "runs", seed, bits, options.value_dtype, self._weighted)
 
-    def _libsvm_format(self) -> LibsvmFormat:
-        options, like = self.options, self.options.like
-        return LibsvmFormat(
-            options.value_dtype,
-            like.index_base if like else options.index_base,
-            like.n_features if like else options.n_features,
-            like is not None,
-            self.plan.block_bytes,
-            self.plan.max_line_bytes,
-            self.plan.decoder_bytes,
-        )
+    @property
+    def _weighted(self) -> bool:
+        return self.options.weights is not None or self.source.weighted
 
-    def _weights(self, tasks: Sequence[_Task]) -> Weights | None:
+    def _weights(self, tasks: Sequence[Task]) -> Weights | None:
         name, path = self.options.weights, self.work / "weights"
         if name is None:
             return None
@@ -344,29 +157,84 @@ class Conversion:
         weights.check(sum(task.n_rows or 0 for task in tasks))
         return weights
 
-    def _parse(self, tasks: Sequence[_Task], form: RunFormat) -> _Parsed:
-        distinct = self.work / "distinct" if self.options.compact else None
-        if distinct is not None:
-            distinct.mkdir()
+    def _parse(self, tasks: Sequence[Task], form: RunFormat) -> list[Parsed]:
+        source = self.source
+        pool = InProcess(self.pool.listener) if source.in_memory else self.pool
+        tell = pool.tell_within("parse", "B", source.total_bytes)
         weights = self._weights(tasks)
-        tell = self.pool.tell_within("parse", "B", total_bytes(self.options.paths))
-        parse = partial(iterate_batches, form=self._libsvm_format())
-        parsing = Parsing(form, self.plan, parse, weights, distinct, tell)
-        counts, labels, held = Counts(), LabelCounts(), None
-        sizes = [sum(part.n_bytes for part in task.ranges) for task in tasks] if tell is None else None
-        for parsed in self.pool.run(_parse, [(parsing, task) for task in tasks], phase="parse", sizes=sizes):
-            counts.add(parsed.counts)
-            labels.merge(parsed.labels)
-            held = parsed.held
-        check_rows(counts.n_rows, self.options.paths)
+        parsing = Parsing(
+            form,
+            self.plan,
+            source,
+            self._directory("dictionaries") if self._has_strings else None,
+            self.pool.n_workers == 1,
+            weights,
+            self._directory("distinct") if self.options.compact else None,
+            tell,
+        )
+        sizes = [sum(piece.n_bytes for piece in task.pieces) for task in tasks] if tell is None else None
+        found: list[Parsed] = pool.run(
+            parse_task, [(parsing, task) for task in tasks], phase="parse", sizes=sizes
+        )
+        n_rows = sum(parsed.counts.n_rows for parsed in found)
+        check_rows(n_rows, source.paths, source.what)
         if weights is not None:
-            weights.check_end(counts.n_rows)
-        return _Parsed(counts, labels, held)
+            weights.check_end(n_rows)
+        return found
+
+    def _join(self, found: Sequence[Parsed]) -> Parsed:
+        """The findings of all tasks; names of classes have their final numbers by now."""
+        counts, labels = Counts(), LabelCounts()
+        maps = label_maps(self.work / "dictionaries") if self.source.names_labels else None
+        for number, parsed in enumerate(found):
+            counts.add(parsed.counts)
+            labels.merge(parsed.labels if maps is None else parsed.labels.renumbered(maps[number]))
+        return Parsed(counts, labels, found[-1].held)
+
+    def _directory(self, name: str) -> Path:
+        directory = self.work / name
+        directory.mkdir()
+        return directory
+
+    # -- numbering
+
+    @property
+    def _has_strings(self) -> bool:
+        encoding = self.source.encoding
+        return self.source.names_labels or (encoding is not None and bool(encoding.names))
+
+    def _merge_strings(self) -> Merged:
+        """Sort the strings of all tasks."""
+        if not self._has_strings:
+            return Merged([], [], 0, 0)
+        directory, source = self.work / "dictionaries", self.source
+        merging = (directory, source.encoding, source.class_names, self.plan.merge_bytes)
+        merged: Merged
+        (merged,) = self.pool.run(merge_dictionaries, [merging])
+        if source.grows and source.encoding is not None:
+            self.encoding = read_merged(directory, source.encoding, merged)
+        return merged
+
+    def _numbering(self, tasks: Sequence[Task], base: int) -> Numbering:
+        encoding, source = self.encoding, self.source
+        return Numbering(
+            base,
+            dictionaries=self.work / "dictionaries" if self._has_strings else None,
+            first_rows=tuple(task.first_row for task in tasks),
+            maps_features=source.grows and encoding is not None and encoding.has_categories,
+            maps_labels=source.names_labels,
+            sparse_start=0 if encoding is None else encoding.sparse_start,
+        )
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
-        options, like = self.options, self.options.like
+        options, like, encoding = self.options, self.options.like, self.encoding
         if like is not None:
             return like.index_base, like.n_features
+        if encoding is not None and not self.source.of_indices:
+            if encoding.sparse is None:
+                return 0, encoding.sparse_start
+            mapped = counts.max_index >= SPARSE_CODES
+            return 0, counts.max_index + 1 + (encoding.sparse_start - SPARSE_CODES if mapped else 0)
         base = options.index_base
         if base is None:
             base = 0 if counts.zero_index else 1
@@ -382,7 +250,7 @@ class Conversion:
             )
         return base, options.n_features
 
-    def _manifest(self, parsed: _Parsed, shape: Shape) -> dict[str, Any]:
+    def _manifest(self, parsed: Parsed, shape: Shape, class_names: list[str]) -> dict[str, Any]:
         options, like, counts = self.options, self.options.like, parsed.counts
         kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
         return {
@@ -391,6 +259,7 @@ class Conversion:
             "compact": options.compact,
             **parsed.labels.manifest(like.classes if like else None),
             "label_kind": kind,
+            **({"class_names": class_names} if self.source.names_labels else {}),
             "seed": options.seed,
             "shuffle": options.shuffle,
             "chunk_bytes": options.chunk_bytes,
@@ -404,9 +273,9 @@ class Conversion:
     def _unchanged_sources(self) -> list[dict[str, Any]]:
         """Name the sources; of one that was changed while it was read, nobody knows what is in the dataset."""
         sources = []
-        for path, before in zip(self.options.paths, self.options.stamps, strict=True):
+        for path, before in zip(self.source.paths, self.stamps, strict=True):
             if Stamp.of(path) != before:
-                raise _changed(path)
+                raise changed(path)
             sources.append({"name": display_name(path), "bytes": None if before is None else before.n_bytes})
         return sources
 
@@ -457,7 +326,7 @@ class Conversion:
     ) -> None:
         writer = DatasetWriter(
             writing.dataset,
-            weighted=self.options.weights is not None,
+            weighted=self._weighted,
             shard_bytes=self.options.shard_bytes,
             **self._table_format(writing.shape),
         )
@@ -474,16 +343,24 @@ class Conversion:
         if writing.scaling.changes_values:
             writer.write_scaling(writing.whole_scaling())
         self._write_features(writer, writing)
+        if self.encoding is not None:
+            writer.write_encoding(self.encoding)
         writer.close(**manifest)
 
     def _write_features(self, writer: DatasetWriter, writing: Writing) -> None:
         columns: FeatureColumns = (
             batch for path in self._statistics(writing) for batch in saved_columns(path)
         )
-        if writing.original is not None:
-            original = np.load(writing.original, mmap_mode="r")
-            columns = ({**batch, "original": original[batch["feature"]]} for batch in columns)
-        writer.write_features(in_groups(columns), compact=self.options.compact)
+        numbering, names = writing.numbering, None
+        if self.encoding is not None:
+            names = self.encoding.feature_names
+        if numbering.original is not None:
+            original = np.load(numbering.original, mmap_mode="r")
+            columns = ({**batch, "index": original[batch["feature"]]} for batch in columns)
+        else:
+            base = numbering.index_base
+            columns = ({**batch, "index": batch["feature"] + base} for batch in columns)
+        writer.write_features(in_groups(columns), names)
 
     def _statistics(self, writing: Writing) -> list[Path]:
         """Files with the statistics of features, from sums where there are any."""

@@ -79,6 +79,7 @@ class Counts:
     zero_index: bool = False
     max_index: int = -1
     max_location: str = ""  # file and line where the largest index occurs first
+    n_unseen: int = 0  # categories that the encoding does not have
 
     @property
     def label_kind(self) -> str:
@@ -104,6 +105,7 @@ class Counts:
             (self.n_explicit_zeros, "explicit zeros dropped"),
             (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),
             (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
+            (self.n_unseen, "categories ignored that the encoding in use does not have"),
             (self.n_query_ids, "qid: tokens skipped: query groups have no meaning here"),
         ]
         return [f"{number:,} {text}" for number, text in said if number]

@@ -19,6 +19,7 @@ from ..dataset.schema import row_dtype
 from ..dataset.writer import PartWriter
 from .external_shuffle import Cell, RunReader
 from .feature_statistics import RangeStatistics, save_columns, saved_columns
+from .numbering import Numbering
 from .rows import Rows, concatenate
 
 _INT32_MAX = 2**31 - 1
@@ -62,7 +63,7 @@ class Writing:
     reader: Callable[[], RunReader]  # opens the runs
     part: Callable[[int, int], PartWriter]
     shape: Shape
-    original: Path | None  # the indices of `compact`, ascending, as in the text
+    numbering: Numbering
     dataset: Path
     scaling: Scaling  # without its divisors, which `scales` names
     scales: Path | None
@@ -73,13 +74,6 @@ class Writing:
     def whole_scaling(self) -> Scaling:
         """The scaling, with its divisors."""
         return self.scaling if self.scales is None else replace(self.scaling, scales=np.load(self.scales))
-
-    def numbered(self, rows: Rows, original: np.ndarray | None) -> Rows:
-        """Rows whose indices are 0-based features."""
-        index = (
-            rows.index - self.shape.index_base if original is None else np.searchsorted(original, rows.index)
-        )
-        return replace(rows, index=index.astype(self.shape.index_dtype, copy=False))
 
 
 def plan_buckets(writing: Writing, start: int, stop: int, lengths: Path) -> list[Cell]:
@@ -152,11 +146,11 @@ class _Encoder:
 
 def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
     """Write shards from the runs."""
-    original = None if writing.original is None else np.load(writing.original, mmap_mode="r")
+    numberer, index_dtype = writing.numbering.open(), writing.shape.index_dtype
     with writing.reader() as reader, _Encoder(writing) as encoder:
         written = []
         for shard in shards:
-            chunks = (writing.numbered(chunk, original) for chunk in _chunks(reader, shard))
+            chunks = (numberer.apply(chunk, index_dtype) for chunk in _chunks(reader, shard))
             written.append(encoder.write(shard, chunks))
         encoder.save_statistics(shards[0].number)
     return written

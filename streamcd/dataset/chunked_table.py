@@ -7,6 +7,7 @@ bytes and checksums. The row layout has a row per sample in ``rows/``, and its n
 
 from __future__ import annotations
 
+import copy
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,12 @@ from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 MAX_OPEN_PARTS = 64
 """Footers kept open; where shards outnumber it the order of a pass visits them in groups (`read_order.chunk_order`)."""
 
-_LISTED = {"chunks.parquet": "chunks", "features.parquet": "features", "scaling.parquet": "scales"}
+_LISTED = {
+    "chunks.parquet": "chunks",
+    "features.parquet": "features",
+    "scaling.parquet": "scales",
+    "categories.parquet": "categories",
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -72,7 +78,7 @@ class DatasetManifest(Structure):
     class_counts: list[Count] | None
     label_kind: Literal["integer", "decimal"]
     weighted: bool
-    index_base: int
+    index_base: Literal[0, 1]
     seed: int
     parts: list[RowPart]
     chunks: FileRecord
@@ -81,6 +87,10 @@ class DatasetManifest(Structure):
     scaling: ScalingRecord | None = None
     row_norms: dict[str, float | None] | None = None
     compact: bool = False
+    class_names: list[str] | None = None
+    encoding: dict[str, Any] | None = None
+    categories: FileRecord | None = None
+    data_digest: str = ""
 
     def __post_init__(self) -> None:
         sizes = [None if counted is None else len(counted) for counted in (self.classes, self.class_counts)]
@@ -230,9 +240,15 @@ class ChunkedTable:
         """Announce that a chunk's entries will be read for training, in the order of such calls."""
         self._parts.expect(*self._file("entries", chunk), self.TABLES["entries"])
 
-    def read_directly(self) -> None:
-        """From now until `close`, chunks that are expected are read past the page cache."""
-        self._parts.read_directly()
+    def another(self) -> Self:
+        """Return the same table with files of its own, to be read by another thread."""
+        other = copy.copy(self)
+        other._parts = self._parts.another()
+        return other
+
+    def read_directly(self, ahead_bytes: int) -> None:
+        """From now until `close`, chunks that are expected are read past the page cache, so many bytes ahead."""
+        self._parts.read_directly(ahead_bytes)
 
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes on disk that reading a chunk for training asks for."""
@@ -293,6 +309,11 @@ class RowTable(ChunkedTable):
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self.row_start = starts_of(chunk_table["n_rows"])
+        if self.row_start[-1] != self.n_rows:
+            raise DatasetError(
+                f"{path / 'manifest.json'}: damaged (n_rows is {self.n_rows}, the chunk table has {self.row_start[-1]}); "
+                f"{self.KIND.remedy}"
+            )
         # the items of this layout are rows, and every chunk travels by itself (see `plan.Table`)
         self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 

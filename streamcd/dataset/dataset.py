@@ -33,6 +33,8 @@ class Dataset(RowTable):
         Whether rows carry weights other than 1.
     index_base : int
         What the input's indices started at; features here start at 0.
+    class_names : list of str or None
+        Names of the classes, which are then numbered from 0; None where labels are numbers.
     fingerprint : str
     chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
         The part and the row group in it that hold a chunk.
@@ -54,6 +56,72 @@ class Dataset(RowTable):
         self.weighted: bool = manifest["weighted"]
         self.index_base: int = manifest["index_base"]
         self.seed: int = manifest["seed"]
+        self.class_names: list[str] | None = manifest.get("class_names")
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return self.n_rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and features."""
+        return self.n_rows, self.n_features
+
+    def head(self, n_rows: int = 5) -> Any:
+        """Read the first rows as they are stored, which is shuffled unless converted without.
+
+        Returns
+        -------
+        pyarrow.Table
+            Columns ``source`` (0-based row of the source), ``label``, ``weight``, and lists ``feature`` (0-based) and
+            ``value``.
+        """
+        from .exchange import head  # here and below: only where it is asked for
+
+        return head(self, n_rows)
+
+    def to_arrow(self, memory: int | str | None = None) -> Any:
+        """Read all rows, in the order of the source, as a ``pyarrow.Table`` with the columns of `head`.
+
+        `memory` and errors as in `to_scipy`.
+        """
+        from .exchange import to_arrow
+
+        return to_arrow(self, memory)
+
+    def to_scipy(self, memory: int | str | None = None) -> tuple[Any, np.ndarray]:
+        """Read all rows, in the order of the source.
+
+        Parameters
+        ----------
+        memory : int or str, optional
+            Bound on the process's memory; what is free on this machine by default.
+
+        Returns
+        -------
+        X : scipy.sparse.csr_array, shape (rows, features)
+        y : ndarray, shape (rows,)
+            Labels.
+
+        Raises
+        ------
+        UsageError
+            Where they do not fit.
+        """
+        from .exchange import to_scipy
+
+        return to_scipy(self, memory)
+
+    def __repr__(self) -> str:
+        from .exchange import summary
+
+        figures = [f"{name}: {text}" for name, text in summary(self).items()]
+        return "\n  ".join([f"<streamcd.Dataset {self.path}", *figures]) + ">"
+
+    def _repr_html_(self) -> str:
+        from .exchange import as_html
+
+        return as_html(self)
 
     def open_columns(self) -> Any:
         """Open the column layout ; raises ``DatasetError`` where there is none, or it is damaged."""
@@ -93,7 +161,7 @@ class Dataset(RowTable):
             "n_rows": self.n_rows,
             "n_features": self.n_features,
             "n_entries": self.n_entries,
-            "classes": None if self.classes is None else labels_as_numbers(self.classes, self.label_kind),
+            "classes": self._listed_classes(),
             "class_counts": None if self.class_counts is None else self.class_counts.tolist(),
             "density": self.n_entries / cells if cells else 0.0,
             "n_shards": self.n_shards,
@@ -109,7 +177,14 @@ class Dataset(RowTable):
             "normalize": self.scaling.normalize,
             "row_norms": self.manifest.get("row_norms"),
             "fingerprint": self.fingerprint,
+            "data_digest": self.manifest.get("data_digest"),
         }
+
+    def _listed_classes(self) -> list[Any] | None:
+        """The classes as in the source: names, integers or decimal numbers."""
+        if self.classes is None or self.class_names is None:
+            return None if self.classes is None else labels_as_numbers(self.classes, self.label_kind)
+        return [self.class_names[int(number)] for number in self.classes]
 
     def verify(
         self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -105,9 +106,11 @@ def has_column(path: Path, name: str) -> bool:
 def read_groups(
     path: Path, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Read columns (all by default) of a file's row groups, one after another, their checksums verified or not."""
+    """Read columns (of numbers all, by default) of a file's row groups, one after another; checksums are verified or not."""
     # without pre-buffering, a copy less of what is in the page cache
     with reading(path), pq.ParquetFile(path, page_checksum_verification=verify, pre_buffer=False) as reader:
+        if columns is None:
+            columns = [field.name for field in reader.schema_arrow if pa.types.is_primitive(field.type)]
         for group in range(first_group, reader.num_row_groups):
             table = reader.read_row_group(group, columns=columns, use_threads=False)
             yield {name: column_values(table.column(name)) for name in table.column_names}
@@ -155,15 +158,20 @@ def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple
 class PartReader:
     """One open Parquet file: its footer, a descriptor for hints to the kernel, and reads that verify checksums or not."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, footer: pq.FileMetaData | None = None) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY)
         self._bytes = _Source(self._descriptor)
         self._source = pa.PythonFile(self._bytes, mode="r")
-        self._reader = self._open()
+        self._reader = self._open() if footer is None else self._open(metadata=footer)
         self._verifying: pq.ParquetFile | None = None
         self._index = {name: number for number, name in enumerate(self._reader.schema_arrow.names)}
         self._extents: dict[tuple[int, int], tuple[int, int]] = {}
+
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """The footer, which may be shared."""
+        return self._reader.metadata
 
     def read(self, group: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
         """Columns of a row group; with `hand_in`, valid until the bytes handed in change."""
@@ -216,12 +224,19 @@ class OpenParts:
     def __init__(self, path: Path, limit: int) -> None:
         self._path, self._limit = path, limit
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
+        self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
         self._ahead: ReadAhead | None = None
 
-    def read_directly(self) -> None:
+    def another(self) -> OpenParts:
+        """Return another one for the same parts, to be used by another thread; footers are in memory once."""
+        other = OpenParts(self._path, self._limit)
+        other._footers = self._footers
+        return other
+
+    def read_directly(self, ahead_bytes: int) -> None:
         """From now until `close`, what is expected is read past the page cache, where the file system can do so."""
         if self._ahead is None:
-            self._ahead = ReadAhead()
+            self._ahead = ReadAhead(ahead_bytes)
 
     def __getitem__(self, name: str) -> PartReader:
         part = self._parts.pop(name, None)
@@ -229,7 +244,8 @@ class OpenParts:
             while len(self._parts) >= self._limit:
                 self._parts.popitem(last=False)[1].close()
             with reading(self._path / name):
-                part = PartReader(self._path / name)
+                part = PartReader(self._path / name, self._footers.get(name))
+                self._footers[name] = part.footer
         self._parts[name] = part
         return part
 

@@ -17,6 +17,9 @@ from pathlib import Path
 AHEAD_BYTES = 6_000_000
 """Bytes read ahead at most, unless a single range is larger: a chunk of the usual megabyte a thread, one being decoded."""
 
+SHARED_AHEAD_BYTES = AHEAD_BYTES // 2
+"""The same for each of several readers, which decode while others wait for the disk."""
+
 _THREADS = 4
 """One alone got 770 to 900 MB/s of the disk, four up to 1,030, eight no more (random pieces of a megabyte)."""
 
@@ -54,7 +57,8 @@ class ReadAhead:
     left to the caller's own reading, which says what is wrong.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead_bytes: int = AHEAD_BYTES) -> None:
+        self._limit = ahead_bytes
         self.possible = bool(_DIRECT)  # false once the file system has refused a direct read
         self._coming: deque[_Range] = deque()  # announced, and not taken yet
         self._announced: Counter[tuple[Path, int]] = Counter()  # their keys
@@ -106,7 +110,7 @@ class ReadAhead:
 
     def _begin(self) -> None:
         """Have the next ranges read, as far as there is memory for them."""
-        while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= AHEAD_BYTES):
+        while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= self._limit):
             wanted = self._waiting.popleft()
             wanted.buffer = self._buffer(wanted.size)
             self._held += len(wanted.buffer)
@@ -132,9 +136,9 @@ class ReadAhead:
     def _buffer(self, size: int) -> mmap.mmap:
         """Memory for a range; buffers are used again, since new ones cost a page fault every 4 kB."""
         for number, buffer in enumerate(self._free):
-            if len(buffer) >= size and (self._held == 0 or self._held + len(buffer) <= AHEAD_BYTES):
+            if len(buffer) >= size and (self._held == 0 or self._held + len(buffer) <= self._limit):
                 return self._free.pop(number)
-        while self._free and self._held + sum(map(len, self._free)) + size > AHEAD_BYTES:
+        while self._free and self._held + sum(map(len, self._free)) + size > self._limit:
             self._free.pop()
         return mmap.mmap(-1, size)
 

@@ -33,9 +33,12 @@ class ChunkData:
 
 
 def schema(**columns: Any) -> Schema:
-    """Describe columns without nulls by their names and numpy types."""
+    """Describe columns without nulls by their names and numpy types, or `str`."""
     return pa.schema(
-        [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in columns.items()]
+        [
+            pa.field(name, pa.string() if dtype is str else pa.from_numpy_dtype(dtype), nullable=False)
+            for name, dtype in columns.items()
+        ]
     )
 
 
@@ -84,8 +87,15 @@ COLUMN_CHUNKS = schema(
 SCALES = schema(feature=np.int64, scale=np.float64)
 
 
-def features_schema(compact: bool) -> Schema:
-    """Describe ``features.parquet``."""
-    statistics = {name: np.float64 for name in ("min", "max", "mean", "mean_square")}
-    original = {"original": np.int64} if compact else {}
-    return schema(feature=np.int64, n_entries=np.int64, **statistics, **original)
+FEATURES = pa.schema(
+    [
+        *schema(
+            feature=np.int64,
+            n_entries=np.int64,
+            **{name: np.float64 for name in ("min", "max", "mean", "mean_square")},
+            index=np.int64,
+        ),
+        pa.field("name", pa.large_string()),
+    ]
+)
+"""Columns of ``features.parquet``: `index` is as in the source, `name` null where features have none."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..core.metadata import content_digest
+from .arrow_columns import arrow_strings
 from .chunked_table import ROW_LAYOUT
+from .parquet import file_checksum
 from .scaling import Scaling
-from .schema import FIRST_OF_ROWS, ROW_CHUNKS, SCALES, features_schema, row_schemas
+from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, row_schemas
 from .table_writer import PartFiles, TableWriter, chunk_records, write_manifest
 
 _SCALES_GROUP = 1 << 16
@@ -107,6 +110,7 @@ class DatasetWriter:
         self._chunk_table = array("q")
         self._features: dict[str, Any] | None = None
         self._scales: dict[str, Any] = {}
+        self._encoding: dict[str, Any] = {}
         self._row_norms = _no_norms()
         self._part: PartWriter | None = None
         self.n_rows = 0
@@ -137,13 +141,30 @@ class DatasetWriter:
         self.n_rows += part["n_rows"]
         self.n_entries += part["n_entries"]
 
-    def write_features(self, blocks: Iterable[Mapping[str, np.ndarray]], *, compact: bool = False) -> None:
-        """Write ``features.parquet`` from blocks of columns, ascending by feature (see `Dataset.read_features`)."""
-        writer = TableWriter(self.path / "features.parquet", features_schema(compact), self._compression)
+    def write_features(
+        self,
+        blocks: Iterable[Mapping[str, Any]],
+        names: Callable[[np.ndarray], Iterable[str | None]] | None = None,
+    ) -> None:
+        """Write ``features.parquet`` from blocks of columns, ascending by feature (see `Dataset.read_features`).
+
+        `names` gives the names of features.
+        """
+        writer = TableWriter(self.path / "features.parquet", FEATURES, self._compression)
         for block in blocks:
-            if len(block["feature"]):
-                writer.write(**block)
+            feature = block["feature"]
+            if len(feature):
+                given = [None] * len(feature) if names is None else names(feature)
+                writer.write(**{"index": feature, **block}, name=arrow_strings(given))
         self._features = writer.close()
+
+    def write_encoding(self, encoding: Any) -> None:
+        """Record how the columns of a table became features (a `models.encoding.Encoding`), and write its categories."""
+        self._encoding["encoding"] = encoding.record()
+        if encoding.has_categories:
+            path = self.path / "categories.parquet"
+            encoding.save(path)
+            self._encoding["categories"] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
     def write_scaling(self, scaling: Scaling) -> None:
         """Record the transformation of the source's values, and write ``scaling.parquet`` where features were scaled.
@@ -190,6 +211,8 @@ class DatasetWriter:
             **manifest,
             "row_norms": self._norms(),
             **self._scales,
+            **self._encoding,
+            "data_digest": data_digest(self._parts),
             **chunk_records(self.path, ROW_CHUNKS, table, self._parts, self._compression),
             "features": self._features,
         }
@@ -235,3 +258,9 @@ def _no_norms() -> np.ndarray:
 def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
     """Check if the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
     return n_bytes >= shard_bytes
+
+
+def data_digest(parts: Iterable[Mapping[str, Any]]) -> str:
+    """Digest of the tables of rows and entries alone: the same for the same data, whatever it came from."""
+    checksums = [[part["rows_checksum"], part["entries_checksum"]] for part in parts]
+    return content_digest({"parts": checksums})[:32]

@@ -22,62 +22,16 @@ from ..core.atomic_files import replacing, sync
 from ..core.code_matrices import default_code, has_vector_per_class
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
-from ..core.metadata import Count, Kind, Structure, content_digest, read_metadata, write_metadata
+from ..core.metadata import read_metadata, write_metadata
 from ..dataset.scaling import Scaling
 from .calibration import sigmoid_logarithms
+from .encoding import CATEGORIES_FILE, Encoding, read_encoding
+from .model_file import MODEL, STORED_FIELDS, ModelFile
 
-
-class ModelScaling(Structure):
-    """Transformation of the values that the model was trained on; the checksum is that of ``scaling.npy``."""
-
-    scale: str
-    normalize: str
-    digest: str
-    checksum: str = ""
-
-
-class ModelFile(Structure, kw_only=True):
-    """``model.json``; fields as those of `Model`."""
-
-    loss: str
-    method: str
-    C: float | None
-    n_features: Count
-    bias: float
-    free_bias: bool = False
-    intercept: list[float]
-    classes: list[float]
-    label_kind: str
-    code: list[list[int]] | None
-    tie_order: list[Count]
-    ridge: float = 1.0
-    slack: str = "hinge"
-    class_weight: dict[float, float]
-    index_base: int
-    fingerprint: str
-    versions: dict[str, str]
-    certificate: dict[str, Any]
-    sigmoids: list[list[float]] | None = None
-    scaling: ModelScaling | None = None
-    weights_checksum: str
-
+UNKNOWN_CLASS = "(unknown)"
+"""In place of the name of a class that the model does not know."""
 
 _LOGISTIC = np.array([[-1.0], [0.0]])  # the sigmoid of log-odds
-
-_STORED_FIELDS = [
-    name for name in ModelFile.__struct_fields__ if name not in ("scaling", "weights_checksum", "code")
-]
-
-MODEL = Kind(
-    "streamcd-model",
-    2,
-    ModelFile,
-    ModelError,
-    "restore it from a copy, or train again",
-    "digest",
-    lambda description: content_digest(description, "digest"),
-    older=(1,),  # 1 had no digest
-)
 
 
 @dataclass
@@ -119,6 +73,10 @@ class Model:
         Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling
         What was done to the values that the model was trained on, and has to be done to those it decides about.
+    class_names : list of str or None
+        Names of the classes, which are then numbered from 0; None where labels are numbers.
+    encoding : Encoding or None
+        How the columns of the table trained on became features; None where the data came from no table.
 
     Examples
     --------
@@ -147,6 +105,8 @@ class Model:
     sigmoids: np.ndarray | None = None
     free_bias: bool = False
     scaling: Scaling = field(default_factory=Scaling)
+    class_names: list[str] | None = None
+    encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
         self.weights = np.ascontiguousarray(self.weights, dtype=np.float64)
@@ -314,18 +274,31 @@ class Model:
         return log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True)
 
     def label_text(self, label: float) -> str:
-        """A label as in the source: integers without a point."""
+        """A label as in the source: a name, or a number, integers without a point."""
+        if self.class_names is not None:
+            return self.class_names[int(label)] if label < len(self.class_names) else UNKNOWN_CLASS
+        return self._number_text(label)
+
+    def _number_text(self, label: float) -> str:
         return str(int(label)) if self.label_kind == "integer" else repr(float(label))
 
     def label_texts(self) -> list[str]:
         """All labels, ascending, as in the source."""
         return [self.label_text(label) for label in self.classes]
 
-    def label_numbers(self) -> list[int] | list[float]:
-        """All labels, ascending; integers where the source had integers."""
+    def label_numbers(self) -> list[int] | list[float] | list[str]:
+        """All labels, ascending; integers where the source had integers, names where it had names."""
+        if self.class_names is not None:
+            return self.label_texts()
         return (
             [int(label) for label in self.classes] if self.label_kind == "integer" else self.classes.tolist()
         )
+
+    def feature_name(self, feature: int) -> str:
+        """The name of a 0-based feature; where there is none, "feature" and the index that it has in the source."""
+        if self.encoding is None:
+            return f"feature {feature + self.index_base}"
+        return next(iter(self.encoding.feature_names(np.array([feature]))))
 
     def class_costs(self) -> np.ndarray:
         """``C`` times the class weight, shape (n_classes,); ``ModelError`` where C is not known."""
@@ -343,6 +316,7 @@ class Model:
         directory = Path(path)
         directory.mkdir(parents=True, exist_ok=True)
         description = self._description()
+        description["categories_checksum"] = ""
         with ExitStack() as files:
             weights = files.enter_context(replacing(directory / "weights.npy"))
             _write_array(weights, self.weights.shape, (self.weights,) if rows is None else rows)
@@ -351,26 +325,40 @@ class Model:
                 scales = files.enter_context(replacing(directory / "scaling.npy"))
                 _write_array(scales, self.scaling.scales.shape, (self.scaling.scales,))
                 description["scaling"]["checksum"] = file_checksum(scales)
+            if self.encoding is not None and self.encoding.has_categories:
+                categories = files.enter_context(replacing(directory / CATEGORIES_FILE))
+                self.encoding.save(categories)
+                description["categories_checksum"] = file_checksum(categories)
             # A kill between the files must leave no model rather than one whose halves do not belong together.
             (directory / "model.json").unlink(missing_ok=True)
+        # of a model that was here before
         if self.scaling.scales is None:
-            (directory / "scaling.npy").unlink(missing_ok=True)  # of a model that was here before
+            (directory / "scaling.npy").unlink(missing_ok=True)
+        if not description["categories_checksum"]:
+            (directory / CATEGORIES_FILE).unlink(missing_ok=True)
         write_metadata(directory / "model.json", MODEL, description, allow_nan=False)
         sync(directory.parent)
 
     def _description(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        for name in _STORED_FIELDS:
+        for name in STORED_FIELDS:
             value = getattr(self, name)
             fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
         fields["code"] = None if self._has_default_code else self.code.tolist()
         if self.loss != "twin":
             del fields["ridge"], fields["slack"]
         fields["class_weight"] = {
-            self.label_text(label): weight for label, weight in self.class_weight.items()
+            self._number_text(label): weight for label, weight in self.class_weight.items()
         }
+        fields["encoding"] = None if self.encoding is None else self.encoding.record()
         fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
         return fields
+
+    @property
+    def score_code_bytes(self) -> int:
+        """Bytes of `score_code`, where scores are made with it."""
+        is_needed = not (self.loss == "twin" or self.is_binary or self._one_vector_per_class)
+        return 8 * self.code.size if is_needed else 0
 
     def score_code(self) -> np.ndarray:
         """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
@@ -454,7 +442,7 @@ def load_model(
     """
     directory = _model_directory(path, C)
     if memory is not None and (directory / "weights.npy").exists():
-        files = [directory / name for name in ("weights.npy", "scaling.npy")]
+        files = [directory / name for name in ("weights.npy", "scaling.npy", CATEGORIES_FILE)]
         require(
             parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
         )
@@ -469,7 +457,8 @@ def load_model(
             raise ValueError("a number that is not finite")
         checksum, n_features = description.weights_checksum, description.n_features
         weights = _read_array(directory / "weights.npy", checksum, n_features, 2)
-        model = _model_from(description, weights, _read_scaling(directory / "scaling.npy", description))
+        scaling = _read_scaling(directory / "scaling.npy", description)
+        model = _model_from(description, weights, scaling, _read_encoding(directory, description))
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ModelError(f"{description_path}: damaged ({error})") from None
     if C is not None and model.C != C:
@@ -484,7 +473,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:
     """Tell a directory that is empty, or has nothing but what a killed `Model.save` may leave."""
-    arrays = {"weights.npy", "scaling.npy"}
+    arrays = {"weights.npy", "scaling.npy", CATEGORIES_FILE}
     left = arrays | {f"{name}.partial" for name in (*arrays, "model.json")}
     return os.path.isdir(path) and left.issuperset(os.listdir(path))
 
@@ -541,13 +530,17 @@ def _missing(path: Path) -> str:
     return f"{path}: expected a run or a model, found {found}"
 
 
-def _read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
+def _check_file(path: Path, checksum: str) -> None:
     from ..dataset.parquet import file_checksum
 
     if not path.is_file():
         raise ModelError(f"{path}: the file is missing")
     if file_checksum(path) != checksum:
         raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
+
+
+def _read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
+    _check_file(path, checksum)
     array: np.ndarray = np.load(path, allow_pickle=False)
     if array.ndim != n_dimensions or array.shape[0] != n_features:
         raise ModelError(
@@ -564,10 +557,20 @@ def _read_scaling(path: Path, description: ModelFile) -> Scaling:
     return Scaling(found.scale, found.normalize, scales, found.digest)
 
 
-def _model_from(description: ModelFile, weights: np.ndarray, scaling: Scaling) -> Model:
+def _read_encoding(directory: Path, description: ModelFile) -> Encoding | None:
+    if description.encoding is None:
+        return None
+    if description.categories_checksum:
+        _check_file(directory / CATEGORIES_FILE, description.categories_checksum)
+    return read_encoding(directory, description.encoding)
+
+
+def _model_from(
+    description: ModelFile, weights: np.ndarray, scaling: Scaling, encoding: Encoding | None
+) -> Model:
     # every field of the same name, as it is or as the array that `Model` makes of it
-    same = {name: getattr(description, name) for name in _STORED_FIELDS if name != "n_features"}
+    same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
     code = default_code(description.loss, len(description.classes))
     if description.code is not None:
         code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
-    return Model(weights=weights, code=code, scaling=scaling, **same)
+    return Model(weights=weights, code=code, scaling=scaling, encoding=encoding, **same)

@@ -66,16 +66,16 @@ class PredictionColumns:
             names += ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in labels]
         if self.proba:
             names += [f"probability_{label}" for label in labels]
-        label_type = np.int64 if model.label_kind == "integer" else np.float64
+        label_type: Any = np.int64 if model.label_kind == "integer" else np.float64
+        if model.class_names is not None:
+            label_type = str
         return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
 
-    def values(self, start: int, decisions: np.ndarray) -> dict[str, np.ndarray]:
+    def values(self, start: int, decisions: np.ndarray) -> dict[str, Any]:
         """Make the columns of some rows, the first of which is row `start` of the source."""
         model, types = self.model, self.types()
-        columns = [
-            np.arange(start, start + decisions.shape[0]),
-            model.labels(decisions).astype(types["prediction"]),
-        ]
+        rows = np.arange(start, start + decisions.shape[0])
+        columns: list[Any] = [rows, _predicted_labels(model, decisions, types["prediction"])]
         if self.decision:
             binary = model.n_classes <= 2
             scores = positive_scores(model, decisions)[:, np.newaxis] if binary else model.scores(decisions)
@@ -94,7 +94,7 @@ class LinesOfPredictions:
     def __init__(self, file: TextIO, columns: PredictionColumns, form: str) -> None:
         self._file, self._columns, self._is_csv = file, columns, form == "csv"
         if self._is_csv:
-            file.write(",".join(columns.types()) + "\n")
+            file.write(",".join(map(_csv_cell, columns.types())) + "\n")
         elif columns.proba:
             file.write(" ".join(["labels", *columns.model.label_texts()]) + "\n")
 
@@ -103,12 +103,26 @@ class LinesOfPredictions:
         model = self._columns.model
         texts, places = model.label_texts(), model.places(decisions).tolist()
         values = self._columns.values(start, decisions)
+        if self._is_csv:
+            texts = [_csv_cell(text) for text in texts]
         cells = [[texts[place] for place in places]]
         if self._is_csv:
             cells.insert(0, [str(row) for row in values["source"].tolist()])
         cells += [[repr(number) for number in column.tolist()] for column in [*values.values()][2:]]
         separator = "," if self._is_csv else " "
         self._file.write("".join([separator.join(row) + "\n" for row in zip(*cells, strict=True)]))
+
+
+def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> Any:
+    if model.class_names is not None:
+        texts = model.label_texts()
+        return [texts[place] for place in model.places(decisions).tolist()]
+    return model.labels(decisions).astype(label_type)
+
+
+def _csv_cell(text: str) -> str:
+    """Quote a text where CSV wants it."""
+    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 
 def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Predictions of a model, streamed over a dataset or libsvm text in bounded memory."""
+"""Predictions of a model, streamed over a dataset, text or tables in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..conversion.byte_sources import (
+    BLOCK_BYTES,
     ByteRange,
+    check_rows,
     expand_sources,
     is_compressed,
     range_starts,
-    share_out,
     total_bytes,
 )
+from ..conversion.formats import expand, open_source
+from ..conversion.rows import Counts
+from ..conversion.sources import Reading, Source, counted_pieces
+from ..conversion.table_rows import TableOptions
 from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
 from ..core.locks import scratch_directory
@@ -76,9 +81,13 @@ class Decisions:
     ) -> None:
         self.model, self.listener = model, listener
         self.scratch = scratch or Path(tempfile.gettempdir())
-        self.n_ignored = 0
+        self.n_ignored = self.n_unseen = 0
         scales = model.scaling.scales
-        needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes)}
+        model_bytes = model.weights.nbytes + (0 if scales is None else scales.nbytes)
+        model_bytes += 0 if model.encoding is None else model.encoding.nbytes
+        needs = {
+            "the model": model_bytes + 2 * model.score_code_bytes
+        }  # it has its own of one byte, and one in between
         # decisions, scores, probabilities and what is made of them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
@@ -89,6 +98,7 @@ class Decisions:
             self._shift = _feature_shift(self.dataset, model)
         else:
             self._path = os.fspath(data)
+            self._paths, self._roots = expand(self._path)
             self._scaling = model.scaling if model.scaling.changes_values else None
             needs["text"] = _TEXT_BLOCKS_HELD << 16
             needs["decompression"] = 0 if self._is_plain_text() else _LEAST_DECODER_BYTES
@@ -98,10 +108,10 @@ class Decisions:
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self._workers, self._share = _usable_workers(data, workers, listener), 0
         if self._workers > 1:
-            each = sum(needs.values()) + RESERVED_BYTES
-            self._share = each + memory_per_worker(
-                budget, self._workers, needs, {"model": needs["the model"]}
-            )
+            theirs, own = dict(needs), {"model": needs["the model"]}
+            own["footer of the predictions"] = theirs.pop("the footer of the predictions", 0)
+            each = sum(theirs.values()) + RESERVED_BYTES
+            self._share = each + memory_per_worker(budget, self._workers, theirs, own)
         self._text_block = 1 << 16
         self._decoder_bytes = needs.get("decompression", 0)
         if self._decoder_bytes:
@@ -119,8 +129,25 @@ class Decisions:
 
     def _is_plain_text(self) -> bool:
         """Tell regular files without compression."""
-        paths = expand_sources(self._path)
-        return total_bytes(paths) is not None and not any(is_compressed(path) for path in paths)
+        return total_bytes(self._paths) is not None and not any(is_compressed(path) for path in self._paths)
+
+    def _source(self, block_bytes: int, decoder_bytes: int) -> Source:
+        """Open the files as a source of rows with the model's features."""
+        model = self.model
+        reading = Reading(
+            np.float64,
+            block_bytes,
+            decoder_bytes=decoder_bytes,
+            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes,
+            index_base=model.index_base,
+            n_features=model.n_features,
+            ignore_beyond=True,
+            needs_label=False,
+            encoding=model.encoding,
+            class_names=tuple(model.class_names or ()),
+            of_numbers=model.class_names is None,
+        )
+        return open_source(self._paths, self._roots, "auto", reading, TableOptions())
 
     def _rows_of_a_group(self, needs: dict[str, int], row_bytes: int, footer_bytes: int) -> int:
         """Rows of a group with which groups and footers together take the least; adds both to `needs`.
@@ -132,16 +159,14 @@ class Decisions:
             return _LEAST_ROWS
         if self.dataset is not None:
             n_rows = self.dataset.n_rows
-        elif (n_bytes := total_bytes(paths := expand_sources(self._path))) is None:
+        elif (n_bytes := total_bytes(self._paths)) is None:
             return _LEAST_ROWS + min(_MAX_ROWS - _LEAST_ROWS, self.left // 4 // row_bytes)
         else:
             n_rows = n_bytes // _LEAST_LINE_BYTES
             least = 2 * math.sqrt(n_rows * footer_bytes * row_bytes)
-            if needs["decompression"] or least > self.left // 2:
-                from ..conversion.libsvm import LibsvmFormat, count_rows
-
-                form = LibsvmFormat(block_bytes=1 << 16, decoder_bytes=_LEAST_DECODER_BYTES + self.left // 4)
-                n_rows = sum(count_rows(ByteRange(path), form)[0] for path in paths)
+            source = self._source(1 << 16, _LEAST_DECODER_BYTES + self.left // 4)
+            if needs["decompression"] or least > self.left // 2 or source.encoding is not None:
+                n_rows = sum(source.count(piece).n_rows for piece in source.whole())
         rows = max(_LEAST_ROWS, math.ceil(math.sqrt(n_rows * footer_bytes / row_bytes)))
         needs["decisions"] = rows * row_bytes
         needs["the footer of the predictions"] = -(-n_rows // rows) * footer_bytes
@@ -159,6 +184,10 @@ class Decisions:
             self.listener.warning(
                 f"{self.n_ignored:,} entries ignored: their feature is beyond the model's width of {self.model.n_features}"
             )
+        if self.n_unseen:
+            self.listener.warning(
+                f"{self.n_unseen:,} categories ignored that the model has not seen in training"
+            )
 
     def dataset_rows(self, phase: str, chunks: range) -> Iterator[DecidedRows]:
         """The rows of some chunks."""
@@ -174,30 +203,21 @@ class Decisions:
             self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
     def text_rows(self, phase: str, part: ByteRange | None = None, *start: int) -> Iterator[DecidedRows]:
-        """The rows of all text, or of a range of it that starts at the given row and line."""
-        from ..conversion import libsvm  # the parser's kernels: only where there is text
-
-        model = self.model
-        form = libsvm.LibsvmFormat(
-            np.float64,
-            model.index_base,
-            model.n_features,
-            ignore_beyond=True,
-            block_bytes=self._text_block,
-            decoder_bytes=self._decoder_bytes,
-        )
-        counts = None
-        for batch in (
-            libsvm.iterate_sources(self._path, form, self.listener, phase)
-            if part is None
-            else libsvm.iterate_batches([part], form, *start)
-        ):
+        """The rows of all files, or of a piece of them that starts at the given row and line."""
+        source = self._source(self._text_block, self._decoder_bytes)
+        counts = Counts()
+        pieces, first = (source.whole(), (0, 0)) if part is None else ([part], start)
+        for batch in source.parse(pieces, first[0], first[1], None):
+            if part is None:
+                self.listener.progress(Progress(phase, batch.bytes_read, source.total_bytes, "B"))
             counts, rows = batch.counts, batch.rows
             feature = rows.index - self.model.index_base
             weight = np.ones(rows.n_rows)
             yield from self._decide(rows.source_row, rows.label, weight, rows.indptr, feature, rows.value)
-        if counts is not None:
-            self.n_ignored += counts.n_ignored
+        if part is None:
+            check_rows(counts.n_rows, source.paths, source.what)
+        self.n_ignored += counts.n_ignored
+        self.n_unseen += counts.n_unseen
 
     def _shared_rows(self, phase: str) -> Iterator[DecidedRows]:
         """All rows, decided by several processes; theirs come in files, in the order of one process's."""
@@ -206,11 +226,11 @@ class Decisions:
             with Workers(self._workers, self.listener, __name__) as workers:
                 tasks, sizes, unit = self._tasks(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(tasks))]
-                data = self.dataset.path if self.dataset else self._path
+                data = self._path if self.dataset is None else self.dataset.path
                 shared = data, str(directory), self._share
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
-                ignored = workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes)
-            self.n_ignored += sum(ignored)
+                for ignored, unseen in workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes):
+                    self.n_ignored, self.n_unseen = self.n_ignored + ignored, self.n_unseen + unseen
             for path in paths:
                 yield from self._read_rows(path)
                 path.unlink()
@@ -223,17 +243,13 @@ class Decisions:
             shares = in_shares(np.diff(dataset.entry_start).tolist(), n_tasks)
             sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
             return [(range(start, stop),) for start, stop in shares], sizes, "rows"
-        from ..conversion.libsvm import LibsvmFormat, check_rows, count_rows
-
-        paths = expand_sources(self._path)
-        ranges = share_out(paths, n_tasks)
-        sizes = [part.n_bytes for part in ranges]
         decoder_bytes = max(_LEAST_DECODER_BYTES, (self._share - RESERVED_BYTES) // 4)
-        tasks = [(part, LibsvmFormat(decoder_bytes=decoder_bytes)) for part in ranges]
-        counted = workers.run(count_rows, tasks, phase="count", sizes=sizes)
-        starts = range_starts(ranges, counted)
-        check_rows(sum(n_rows for n_rows, _ in counted), paths)
-        return [(part, *start) for part, start in zip(ranges, starts, strict=True)], sizes, "B"
+        source = self._source(BLOCK_BYTES, decoder_bytes)
+        pieces, counted = counted_pieces(source, n_tasks, workers)
+        check_rows(sum(found.n_rows for found in counted), source.paths, source.what)
+        starts = range_starts(pieces, [(found.n_rows, found.n_lines) for found in counted])
+        sizes = [piece.n_bytes for piece in pieces]
+        return [(piece, *start) for piece, start in zip(pieces, starts, strict=True)], sizes, "B"
 
     def _read_rows(self, path: Path) -> Iterator[DecidedRows]:
         """Rows from a worker's file, as many at a time as are decided at a time here."""
@@ -265,8 +281,8 @@ def _shared_model(directory: str) -> Model:
 
 def _decide_share(
     data: str | Path, directory: str, budget: int, out: Path, part: range | ByteRange, *start: int
-) -> int:
-    """Write the rows of some chunks or of a range of text with their decisions; returns the entries ignored."""
+) -> tuple[int, int]:
+    """Write the rows of some chunks or of a piece of files with their decisions; returns entries and categories ignored."""
     model = _shared_model(directory)
     decisions = Decisions(data, model, budget, Listener())
     rows = (
@@ -278,7 +294,7 @@ def _decide_share(
             records[:, 0] = np.ascontiguousarray(block.source, dtype=np.int64).view(np.float64)
             records[:, 1], records[:, 2], records[:, 3:] = block.label, block.weight, block.decisions
             records.tofile(file)
-    return decisions.n_ignored
+    return decisions.n_ignored, decisions.n_unseen
 
 
 def _is_dataset(data: str | os.PathLike[str]) -> bool:
@@ -347,8 +363,8 @@ def predict(
     Parameters
     ----------
     data : Dataset or path
-        A dataset, or libsvm text (files, directories, globs; compressed or not). Text and unscaled datasets are scaled
-        as the model's training data was.
+        A dataset, or whatever `convert` reads (files, directories, globs). Files and unscaled datasets are scaled as the
+        model's training data was; of a table, columns are those of its data. Rows need no label.
     model : Model or path
         A path names a model or a run.
     out : path or text file
@@ -373,7 +389,8 @@ def predict(
     Returns
     -------
     dict
-        ``n_rows`` and ``n_ignored`` (entries of features that the model does not have).
+        ``n_rows``, ``n_ignored`` (entries of features that the model does not have), and ``n_unseen`` (categories that it
+        has not seen).
 
     Raises
     ------
@@ -387,7 +404,7 @@ def predict(
     form = output_format(out)
     if isinstance(out, str | os.PathLike):
         is_text = not isinstance(data, Dataset) and not _is_dataset(data)
-        inputs = expand_sources(os.fspath(data)) if is_text else ()  # type: ignore[arg-type]
+        inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]
         check_output(
             Path(out), kind_of_output(form), lambda path: is_output(path, form), force=force, inputs=inputs
         )
@@ -409,7 +426,7 @@ def predict(
             else:
                 with open(partial, "w", encoding="utf-8", newline="") as file:
                     n_rows = _write_lines(file, columns, form, decisions)
-    return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
+    return {"n_rows": n_rows, "n_ignored": decisions.n_ignored, "n_unseen": decisions.n_unseen}
 
 
 def _write_lines(file: TextIO, columns: PredictionColumns, form: str, decisions: Decisions) -> int:

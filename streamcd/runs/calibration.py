@@ -22,6 +22,7 @@ from ..core.progress import Listener
 from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
+from ..training.result import BY_TIME
 from .config import ProblemOptions, ResolvedRun, TrainOptions, read_config, reopen, write_config
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve
@@ -43,13 +44,19 @@ def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
 
 def fit_calibration(
     directory: checkpoint.Run, run: ResolvedRun, session: Session, train_groups: Callable[..., Any]
-) -> dict[float, np.ndarray]:
-    """Return a and b of every vector, shape (2, n_vectors), by C; trained (by `train.train_groups`) and fitted once."""
+) -> dict[float, np.ndarray] | None:
+    """Return a and b of every vector, shape (2, n_vectors), by C; trained (by `carry_out.train_groups`) and fitted once.
+
+    None where the session's time was up before the folds had ended.
+    """
     part = directory.part(FOLDER)
     fitted = part.path / _FITTED
     if not fitted.exists():
         folds = _folds(part, run)
-        train_groups(part, folds, None, session, shown_as=str(directory.path), stage="calibration: ")
+        run_path = str(directory.path)
+        outcome = train_groups(part, folds, None, session, shown_as=run_path, stage="calibration: ")
+        if (outcome.lanes["reason"] == BY_TIME).any():
+            return None
         content = {
             f"{C:.17g}": found.tolist() for C, found in _fit(part.path, folds, session.listener).items()
         }

@@ -30,8 +30,27 @@ MAX_FOLDS = 100
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `SharedRounds.worker_timeout`."""
 
-ClassWeight = str | tuple[tuple[float, float], ...] | None
-"""``"balanced"``, or pairs of a label and the factor of its rows."""
+ClassWeight = str | tuple[tuple[float | str, float], ...] | None
+"""``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
+
+
+def _weights_by_number(
+    weights: tuple[tuple[float | str, float], ...], dataset: Dataset
+) -> dict[float, float]:
+    """Factors of classes by their numbers; `UsageError` of a name that the data does not have, or has no names."""
+    names = dataset.class_names
+    texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
+    found = {}
+    for label, factor in weights:
+        if names is None and not isinstance(label, str):
+            found[label] = factor
+            continue
+        text = label if isinstance(label, str) else f"{label:g}"
+        if text not in texts:
+            has = "numbers as labels" if names is None else "the labels " + ", ".join(names[:10])
+            raise UsageError(f"class weight for label {text}: no such label; the data has {has}")
+        found[texts[text]] = factor
+    return found
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,7 @@ class ProblemOptions:
         method: str,
         C: float | Sequence[float],
         bias: float,
-        class_weight: Mapping[float, float] | str | None,
+        class_weight: Mapping[Any, float] | str | None,
         code: np.ndarray | Sequence[Sequence[int]] | None,
         seed: int,
         ridge: float | None,
@@ -85,7 +104,10 @@ class ProblemOptions:
         if isinstance(class_weight, str):
             pairs = class_weight
         elif class_weight is not None:
-            pairs = tuple((float(label), float(weight)) for label, weight in class_weight.items())
+            pairs = tuple(
+                (label if isinstance(label, str) else float(label), float(weight))
+                for label, weight in class_weight.items()
+            )
         return cls(
             loss=loss,
             method="dual" if method == "auto" else method,
@@ -113,7 +135,7 @@ class ProblemOptions:
             n_features=dataset.n_features,
             C=self.C,
             bias=self.bias,
-            class_weight=dict(weights) if isinstance(weights, tuple) else weights,
+            class_weight=_weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
             code=None if self.code is None else np.array(self.code, dtype=np.int8),
             folds=self.folds,
             free_bias=self.unpenalized_bias,
@@ -128,26 +150,24 @@ class ProblemOptions:
         return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
 
 
-def settle_acceleration(
-    options: ProblemOptions, eps: float | None, listener: Listener, *, on_workers: bool = False
-) -> ProblemOptions:
+def settle_acceleration(options: ProblemOptions, eps: float | None, listener: Listener) -> ProblemOptions:
     """Train plainly where acceleration does not apply: said where it was left to us, refused where a kappa was asked for."""
-    reason = None
-    if not find_solver(options.loss, options.method).accelerates:
+    reason, solver = None, find_solver(options.loss, options.method)
+    if not solver.accelerates:
         reason = f"{options.loss} by method {options.method} has none"
     elif options.omega != 1.0:
         reason = f"it does not go with omega {options.omega}"
-    elif eps is not None:
+    elif solver.layout == "columns" and options.acceleration not in ("auto", "none"):
+        reason = f"method {options.method} extrapolates by a line search, without a kappa"
+    elif eps is not None and solver.layout == "rows":
         reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
-    elif on_workers:
-        reason = "it is for one process"
     if options.acceleration == 0.0:  # plain coordinate descent by another name
         return replace(options, acceleration="none")
     if reason is None or options.acceleration == "none":
         return options
     if options.acceleration != "auto":
         raise UsageError(f"acceleration {options.acceleration:g}: {reason}; leave it at auto or none")
-    if find_solver(options.loss, options.method).accelerates:
+    if solver.accelerates:
         listener.message(f"trained without acceleration: {reason}")
     return replace(options, acceleration="none")
 
@@ -302,7 +322,8 @@ class ResolvedRun:
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     """Make the run that the configuration of a directory records; refused where it is none on this dataset."""
     try:
-        run = ResolvedRun(config, dataset, config.options.make_problem(dataset))
+        memory = config.memory if config.rounds is None else None  # else it is a worker's
+        run = ResolvedRun(config, dataset, config.options.make_problem(dataset, memory))
         n_blocks = run.problem.n_lanes // lanes_together(run.problem)
         if config.n_groups > n_blocks:
             raise UsageError(f"n_groups: expected at most {n_blocks}, found {config.n_groups}")
@@ -310,6 +331,9 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     except UsageError as error:
         raise _damaged(path, error) from None
     return run
+
+
+_BLAS_THREADS = "blas_threads"
 
 
 def versions() -> dict[str, str]:
@@ -328,7 +352,44 @@ def versions() -> dict[str, str]:
         "llvmlite": llvmlite.__version__,
         "pyarrow": pyarrow.__version__,
         "processor": llvmlite.binding.get_host_cpu_name(),
+        _BLAS_THREADS: _blas_threads(),
     }
+
+
+def is_begun(path: Path, config: RunConfig) -> bool:
+    """Tell whether a directory holds a run of the same training; another one is refused."""
+    if not (path / "config.json").exists():
+        return False
+    if not _same_training(read_config(path), config):
+        raise CheckpointError(
+            f"{path} holds another run; name another directory, or give --force without --resume"
+        )
+    return True
+
+
+def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
+    """Return the configuration of a run as it is now asked for: all but what decides its bits."""
+    return replace(config, dataset=asked.dataset, rule=asked.rule, checkpoint_every=asked.checkpoint_every)
+
+
+def _same_training(found: RunConfig, config: RunConfig) -> bool:
+    return all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
+
+
+def differs(config: RunConfig) -> bool:
+    """Tell whether a run was begun with other versions, or, where an inverse is computed, other threads of BLAS."""
+    begun, now = dict(config.versions), versions()
+    if config.options.method != "sor" or _BLAS_THREADS not in begun:  # not in older runs
+        begun.pop(_BLAS_THREADS, None)
+        now.pop(_BLAS_THREADS)
+    return begun != now
+
+
+def _blas_threads() -> str:
+    """The number of threads that OpenBLAS takes, on which the last digits of an inverse depend."""
+    given = (os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
+    n_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return next((number for number in given if number), str(n_processors))
 
 
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
@@ -339,7 +400,7 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     if force or not (path / "config.json").exists():
         return
     found = read_config(path)
-    if all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune")):
+    if _same_training(found, config):
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..models.encoding import read_encoding
 from ..models.model import Model, path_directory, stored_certificate
 from ..solvers.problem import Problem
 from ..training import checkpoint
@@ -108,6 +109,8 @@ def _make_model(
         versions=versions(),
         certificate=certificate,
         scaling=dataset.read_scaling(),
+        class_names=dataset.class_names,
+        encoding=read_encoding(dataset.path, dataset.manifest.get("encoding")),
     )
 
 

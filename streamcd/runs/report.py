@@ -214,8 +214,7 @@ def _weights(model: Model) -> Section:
     labels = model.label_texts()
     several = not model.is_binary
     named = [
-        f"feature {feature + model.index_base}"
-        + (f" ({_vector_name(model, labels, vector)})" if several else "")
+        model.feature_name(feature) + (f" ({_vector_name(model, labels, vector)})" if several else "")
         for vector, feature in zip(vectors.tolist(), features.tolist(), strict=True)
     ]
     positive = f"Positive weights speak for {labels[-1]}." if model.is_binary else ""

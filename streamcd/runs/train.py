@@ -1,46 +1,39 @@
-"""A training in a run directory: groups of lanes, one after another, and the models at the end."""
+"""A training in a run directory: options of Python and of the command line, checked and carried out."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
-from ..core.memory_budget import parse_size, peak_memory_bytes
+from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.diagnostics import advice
-from ..models.model import Model
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
-from ..training import checkpoint
-from ..training.loop import Loop, Session, StopRequested, Task
-from ..training.result import Outcome, Result, join_outcomes, make_result
+from ..training.loop import Session, StopRequested, deadline
+from ..training.result import Result
+from .carry_out import begin_run, carry_out
 from .config import (
     WORKER_TIMEOUT,
-    Group,
     ProblemOptions,
-    ResolvedRun,
     SharedRounds,
     TrainOptions,
+    changed_by,
+    is_begun,
     make_rule,
-    refuse_existing,
     settle_acceleration,
-    write_config,
 )
-from .early_warnings import scaling_advice, warn_early
+from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .method_choice import choose_method
-from .models import make_models, save_models
-from .previous_run import PreviousRun, previous_run
+from .previous_run import previous_run
 from .workers import Workers
 
 
@@ -58,7 +51,7 @@ def train(
     tol: float | None = None,
     eps: float | None = None,
     max_passes: int = 1000,
-    class_weight: Mapping[float, float] | str | None = None,
+    class_weight: Mapping[Any, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
     omega: float | str = 1.0,
     acceleration: float | str = "auto",
@@ -69,6 +62,8 @@ def train(
     memory: int | str = "1GB",
     seed: int = 0,
     checkpoint_every: float = 60.0,
+    max_seconds: float | None = None,
+    resume: bool = False,
     force: bool = False,
     plan: Plan | None = None,
     workers: int | None = None,
@@ -76,6 +71,7 @@ def train(
     client: Any = None,
     local_passes: int | None = None,
     worker_timeout: float | None = None,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -126,6 +122,11 @@ def train(
     seed : int
     checkpoint_every : float
         Seconds between checkpoints.
+    max_seconds : float, optional
+        Stop after this time with a checkpoint, and without a model, unless the end came before; for batch queues. It is
+        looked at between windows. `Result.stop_reason` is then ``"time"``.
+    resume : bool
+        Go on with the run where there is one of the same training, by the stopping rule that is given here; else begin it.
     force : bool
         Replace an existing run.
     plan : optional
@@ -143,6 +144,9 @@ def train(
         workers only.
     worker_timeout : float, optional
         Seconds without a response of a worker, after which others take over its shards; on workers only.
+    threads : int, optional
+        Threads of this process that share the reading, certificates and lanes; all processors by default. No bit of the
+        result depends on their number, and `memory` has room for what reading by several takes.
     listener : Listener, optional
         Receiver of progress and messages, such as `ProgressBar`.
     stop_requested : callable, optional
@@ -168,6 +172,7 @@ def train(
     """
     listener = listener or Listener()
     on_workers = Workers.asked(client, workers, scheduler, fewest=2)
+    threading = make_threads(threads)
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if method == "auto" and start_from is None and not on_workers:
         method, reason = choose_method(unpenalized_bias)
@@ -186,7 +191,7 @@ def train(
         slack=slack,
         unpenalized_bias=bool(unpenalized_bias),
     )
-    problem = settle_acceleration(problem, eps, listener, on_workers=bool(on_workers))
+    problem = settle_acceleration(problem, eps, listener)
     _check_rounds(problem, on_workers, plan, local_passes=local_passes, worker_timeout=worker_timeout)
     timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
     shared = parse_size(memory) if on_workers.local else None
@@ -206,10 +211,15 @@ def train(
 
         check_calibration(problem, on_workers=bool(on_workers))
     resolved = resolve(dataset, asked, listener)
+    session = Session(listener, stop_requested, threads=threading, until=deadline(max_seconds))
+    if resume and is_begun(Path(run), resolved.config):
+        from .resume import go_on
+
+        return go_on(Path(run), on_workers, session, lambda config: changed_by(config, resolved.config))
     warn_early(resolved, listener)
     previous = previous_run(resolved)  # refused before anything is made
     with begin_run(Path(run), resolved, force=force) as directory, on_workers.connected(listener) as found:
-        return carry_out(directory, resolved, previous, Session(listener, stop_requested, found))
+        return carry_out(directory, resolved, previous, replace(session, client=found))
 
 
 def _check_rounds(
@@ -231,146 +241,3 @@ def _check_rounds(
         )
     if plan is not None:
         raise UsageError("plan: workers make their own plans from their memory and their shards")
-
-
-@contextmanager
-def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
-    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`."""
-    refuse_existing(path, run.config, force)
-    with checkpoint.create_run(path, force=force) as directory:
-        write_config(directory, run.config)
-        yield directory
-
-
-def train_groups(
-    directory: checkpoint.Run,
-    run: ResolvedRun,
-    previous: PreviousRun | None,
-    session: Session,
-    *,
-    shown_as: str | None = None,
-    stage: str = "",
-) -> Outcome:
-    """Train all lanes of a run in a directory, group after group, from where each stands.
-
-    Parameters
-    ----------
-    shown_as : str, optional
-        The run directory in messages, where it is not `directory`.
-    stage : str
-        Put before the phase in progress.
-    """
-    outcomes = []
-    for group in run.groups:
-        part = directory.part(group.directory) if group.directory else directory
-        task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
-        outcomes.append(_train_group(part, task, run, session))
-    return join_outcomes(outcomes)
-
-
-def _make_task(
-    group: Group, run: ResolvedRun, previous: PreviousRun | None, shown_as: str, stage: str
-) -> Task:
-    problem, config = run.problem, run.config
-    lanes, numbers = problem.subset(group.lanes), group.lanes
-    part = f"lanes {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
-    return Task(
-        dataset=run.dataset,
-        problem=lanes,
-        solver=run.make_solver(lanes),
-        plan=config.plan,
-        rule=config.rule,
-        seed=run.options.seed,
-        checkpoint_every=config.checkpoint_every,
-        run=shown_as,
-        name=stage + part,
-        warm_start=None if previous is None else previous.warm_start(lanes, numbers),
-    )
-
-
-def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
-    rounds, memory = run.config.rounds, run.config.memory - DASK_BYTES
-    if rounds is None:
-        return Loop(part, task, session).run()
-    from ..cluster.loop import RoundLoop  # only where there are workers
-
-    method = run.options.method
-    return RoundLoop(part, task, session, method, memory, rounds.local_passes, rounds.worker_timeout).run()
-
-
-def carry_out(
-    directory: checkpoint.Run,
-    run: ResolvedRun,
-    previous: PreviousRun | None,
-    session: Session,
-    *,
-    model_path: Path | None = None,
-) -> Result:
-    """Train, write the models (into the run, or to `model_path`), and say how it ended."""
-    before = _trained_passes(directory.path, run)
-    outcome = train_groups(directory, run, previous, session)
-    dataset, listener = run.dataset, session.listener
-    result = _result_of(directory, outcome, run)
-    if run.options.omega == "auto":
-        _tell_omegas(result, listener)
-    begun = time.monotonic()
-    sigmoids = {}
-    if run.config.calibrate:
-        from .calibration import (
-            fit_calibration,
-        )  # with the kernels of decisions, which other runs do not need
-
-        sigmoids = fit_calibration(directory, run, session, train_groups)
-    written = save_models(model_path or directory.model_path, directory, run, result, sigmoids)
-    if written:
-        result.seconds += time.monotonic() - begun
-        result.peak_memory_bytes = peak_memory_bytes()
-    if not written and before == outcome.lanes["passes"].tolist():
-        listener.message(f"this run had ended by {result.stop_reason} and is left alone")
-    if not result.converged:
-        result.advice = advice(dataset, max(run.options.C), method=run.options.method)
-        told = scaling_advice(run)  # at the start
-        for line in [line for line in result.advice if line not in told]:
-            listener.warning(line)
-    return result
-
-
-def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
-    """Train on a dataset without a run directory; returns the model of every C as well. Nothing can be resumed."""
-    run = resolve(dataset, asked, session.listener)
-    directory = checkpoint.MemoryRun()
-    outcome = train_groups(directory, run, None, session)
-    result = _result_of(directory, outcome, run)
-    return result, make_models(directory, run, result)
-
-
-def _result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
-    problem, dataset = run.problem, run.dataset
-    return make_result(
-        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
-    )
-
-
-def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Tell which omega the lanes of each C were trained with, and of a lane alone why."""
-    for C in dict.fromkeys(lane["C"] for lane in result.lanes):
-        lanes = [lane for lane in result.lanes if lane["C"] == C]
-        counts = Counter(lane["omega"] for lane in lanes)
-        text = ", ".join(f"{omega:g} for {n} lanes" for omega, n in counts.most_common())
-        if len(lanes) == 1:
-            trial, gains = lanes[0]["omega_trial"], "too few passes for a trial"
-            if trial:
-                gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
-            text = f"{lanes[0]['omega']:g} ({gains})"
-        listener.message(f"omega at C = {C:g}: {text}")
-
-
-def _trained_passes(path: Path, run: ResolvedRun) -> list[int] | None:
-    """Passes of every lane at the last checkpoint; None where a group has none."""
-    passes: list[int] = []
-    for group in run.groups:
-        arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("lane_passes", "lane_phase"))
-        if arrays is None:
-            return None
-        passes += arrays["lane_passes"].tolist()
-    return passes

@@ -1,47 +1,34 @@
-"""Search over C by cross-validation: all folds of all C as lanes of one run, scored in one read, then all rows.
-
-The training on all rows begins from where the folds ended (`warm_start`).
-"""
+"""Search over C by cross-validation: options of Python and of the command line, checked and carried out."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import write_file
-from ..core.code_matrices import has_vector_per_class
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
-from ..models.model import plane_distances
-from ..solvers.problem import Problem
-from ..training import checkpoint
-from ..training.loop import Session, StopRequested
-from ..training.result import Outcome, Result, TuneResult, relative_gaps
+from ..training.loop import Session, StopRequested, deadline
+from ..training.result import TuneResult
+from .carry_out import begin_run
 from .config import (
     MAX_FOLDS,
     ProblemOptions,
-    ResolvedRun,
     TrainOptions,
+    changed_by,
+    is_begun,
     make_rule,
-    read_config,
-    reopen,
     settle_acceleration,
-    write_config,
 )
 from .early_warnings import warn_early
-from .held_out import held_out_rows
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
-from .previous_run import PreviousRun
-from .train import begin_run, carry_out, train_groups
+from .workers import Workers
 
 
 @stops_when_interrupted
@@ -58,7 +45,7 @@ def tune(
     tol: float | None = None,
     eps: float | None = None,
     max_passes: int = 1000,
-    class_weight: Mapping[float, float] | str | None = None,
+    class_weight: Mapping[Any, float] | str | None = None,
     code: np.ndarray | Sequence[Sequence[int]] | None = None,
     omega: float | str = 1.0,
     acceleration: float | str = "auto",
@@ -67,7 +54,10 @@ def tune(
     memory: int | str = "1GB",
     seed: int = 0,
     checkpoint_every: float = 60.0,
+    max_seconds: float | None = None,
+    resume: bool = False,
     force: bool = False,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> TuneResult:
@@ -84,9 +74,9 @@ def tune(
         Folds, dealt by a hash of (seed, place in the source).
     loss, method, bias, tol, eps, max_passes, class_weight, code, omega, acceleration
         As in `train`.
-    ridge, slack, memory, seed, checkpoint_every, force
+    ridge, slack, memory, seed, checkpoint_every, max_seconds, resume, force
         As in `train`.
-    listener, stop_requested
+    threads, listener, stop_requested
         As in `train`.
 
     Returns
@@ -105,7 +95,8 @@ def tune(
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")
-    session = Session(listener or Listener(), stop_requested)
+    threading = make_threads(threads)
+    session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     problem = ProblemOptions.asked(
         loss=loss,
@@ -126,103 +117,14 @@ def tune(
         problem, parse_size(memory), checkpoint_every, make_rule(tol, eps, max_passes), search=True
     )
     search = resolve(dataset, asked, session.listener)
+    if resume and is_begun(Path(run), search.config):
+        from .resume import go_on
+
+        found = go_on(Path(run), Workers(), session, lambda config: changed_by(config, search.config))
+        assert isinstance(found, TuneResult)
+        return found
     warn_early(search, session.listener)
+    from .search import carry_out_search  # with the kernels of scoring
+
     with begin_run(Path(run), search, force=force) as directory:
         return carry_out_search(directory, search, session)
-
-
-def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
-    """Train the folds, score them, train on all rows: each from where it stands."""
-    listener, run = session.listener, str(directory.path)
-    folds = directory.part("folds")
-    write_config(folds, replace(search.config, tune=None))
-    outcome = train_groups(folds, search, None, session, shown_as=run, stage="folds: ")
-    _warn_of_open_folds(outcome, listener)
-    scores = _score(folds.path, search, listener)
-    best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
-    content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
-    write_file(directory.path / "scores.json", (content + "\n").encode())
-    listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
-    result = _train_best(directory, search, best, session)
-    return TuneResult(
-        **{**asdict(result), "run": run}, scores=_as_json(scores), best_C=best, folds=_summary(outcome)
-    )
-
-
-def _warn_of_open_folds(outcome: Outcome, listener: Listener) -> None:
-    converged = outcome.lanes["converged"]
-    n_open = int((~converged).sum())
-    if n_open:
-        listener.warning(
-            f"{n_open} of {converged.size} models of folds are not converged after {int(outcome.lanes['passes'].max())} "
-            "passes: their scores may change with a larger --max-passes"
-        )
-
-
-def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, session: Session) -> Result:
-    """Train on all rows with the best C, from where the folds ended."""
-    part, config = directory.part("best"), search.config
-    if (part.path / "config.json").exists():
-        run = reopen(
-            part.path,
-            replace(read_config(part.path), rule=config.rule, dataset=config.dataset),
-            search.dataset,
-        )
-    else:
-        asked = TrainOptions(
-            replace(search.options, C=(best,), folds=0),
-            config.memory,
-            config.checkpoint_every,
-            config.rule,
-            start_from=str((directory.path / "folds").resolve()),
-        )
-        run = resolve(search.dataset, asked, Listener())
-    write_config(part, run.config)
-    previous = PreviousRun(directory.path / "folds", search, run)
-    return carry_out(part, run, previous, session, model_path=directory.model_path)
-
-
-def _summary(outcome: Outcome) -> dict[str, Any]:
-    lanes = outcome.lanes
-    return {
-        "n_lanes": int(lanes["passes"].size),
-        "passes": int(lanes["passes"].max()),
-        "gap": float(relative_gaps(lanes).max()),
-        "converged": bool(lanes["converged"].all()),
-        "bytes_read": outcome.bytes_read,
-        "seconds": outcome.seconds,
-    }
-
-
-def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    return {f"{C:g}": {"folds": list(folds), "mean": float(np.mean(folds))} for C, folds in scores.items()}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Scores
-
-
-def _score(path: Path, search: ResolvedRun, listener: Listener) -> dict[float, list[float]]:
-    """Accuracy of every C on each fold, by the lanes that left the fold out."""
-    problem = search.problem
-    n_correct: Counter[tuple[float, int]] = Counter()
-    n_rows: Counter[tuple[float, int]] = Counter()
-    for rows in held_out_rows(path, search, listener, "score the folds"):
-        predicted = predicted_classes(problem, rows.decisions, rows.w)
-        n_correct[rows.C, rows.fold] += int((predicted == rows.code).sum())
-        n_rows[rows.C, rows.fold] += rows.code.size
-    values = sorted({lane.C for lane in problem.lanes})
-    folds = range(problem.n_folds)
-    return {C: [n_correct[C, fold] / max(n_rows[C, fold], 1) for fold in folds] for C in values}
-
-
-def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Places of the predicted classes, from the decisions of one classifier's vectors `w`, as a model decides."""
-    if problem.loss == "twin":
-        norms = np.sqrt(np.einsum("ij,ij->j", w[:-1], w[:-1]))
-        return plane_distances(decisions, norms).argmin(axis=1)
-    if problem.classes.size == 2 and decisions.shape[1] == 1:
-        return (decisions[:, 0] > 0).astype(np.int64)
-    if has_vector_per_class(problem.code):
-        return decisions.argmax(axis=1)
-    return (decisions @ problem.code.T.astype(np.float64)).argmax(axis=1)

@@ -14,13 +14,16 @@ being too large.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError
+from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
 from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS
 from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
@@ -42,6 +45,8 @@ _THETA_RATE, _THETA_SHARE = 0.3, 10.0  # theta changes by exp(min(first, second/
 _LEAST_THETA, _MOST_THETA = 0.02, 10.0
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
 _FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is no reason to raise theta
+
+_REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
 
 
 def check_acceleration(value: float | str) -> float | str:
@@ -93,8 +98,9 @@ class Acceleration:
     def add_to(self, state: State) -> None:
         """Add what is kept to a new state: the companion of w (see `kernels.acceleration`), and numbers of each lane.
 
-        ``in_pass`` is set where w is the iterate of an unfinished training read; ``distance`` is ``½‖w - w(alpha)‖²``;
-        ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is fixed.
+        ``in_pass`` is set where w is the iterate of an unfinished training read, ``moves`` of which have ended;
+        ``distance`` is ``½‖w - w(alpha)‖²``; ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is
+        fixed.
         """
         n_lanes = self._first.size
         state.matrices["companion"] = np.zeros(state.w.shape)
@@ -102,25 +108,45 @@ class Acceleration:
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
-        state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
+        state.lanes["in_pass"], state.lanes["moves"] = (
+            np.zeros(n_lanes, dtype=bool),
+            np.zeros(n_lanes, dtype=np.int64),
+        )
         state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
 
-    def begin_pass(self, state: State, lanes: np.ndarray) -> None:
+    def load_kernels(self, state: State) -> None:
+        """Compile kernels, or load them from the cache; no lane is changed."""
+        none, sums = np.zeros(0, dtype=np.int64), np.zeros((0, 2))
+        arguments = (state.w[:0], state.matrices["companion"][:0], self._width, none, state.lanes["kappa"])
+        acceleration_kernels.begin_pass(*arguments)
+        acceleration_kernels.end_pass(*arguments, sums, state.matrices["movement"][:0])
+
+    def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
         """Move the centres of lanes that begin a training read."""
         kept = state.lanes
         new = lanes[~kept["in_pass"][lanes]]
-        if new.size:
-            arguments = (state.w, state.matrices["companion"], self._width, new, kept["kappa"])
-            acceleration_kernels.begin_pass(*arguments)
-            kept["in_pass"][new] = True
+        if not new.size:
+            return
+        w, companion = state.w, state.matrices["companion"]
+        ends = np.linspace(0, w.shape[0], threads.parts(w.size) + 1).astype(np.int64).tolist()
+        shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        rest = (self._width, new, kept["kappa"])
+        begin = acceleration_kernels.begin_pass
+        threads.run([partial(begin, w[share], companion[share], *rest) for share in shares])
+        kept["in_pass"][new] = True
 
-    def end_pass(self, state: State, trained: np.ndarray) -> None:
+    def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure what a training read has moved, and leave lanes at the point that a certificate would be of."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
         sums, sketch = np.zeros((n_lanes, 2)), np.zeros((n_lanes, N_BUCKETS))
-        arguments = (state.w, state.matrices["companion"], self._width, trained, kept["kappa"])
-        acceleration_kernels.end_pass(*arguments, sums, sketch)
+        weights, rest = (state.w, state.matrices["companion"], self._width), (kept["kappa"], sums, sketch)
+        end = acceleration_kernels.end_pass
+        parts = np.array_split(
+            trained, min(threads.parts(state.w.size), trained.size)
+        )  # a lane has sums of its own
+        threads.run([partial(end, *weights, part, *rest) for part in parts])
         kept["in_pass"][trained] = False
+        kept["moves"][trained] += 1
         with np.errstate(all="ignore"):  # the loop says what is not finite
             norms = np.sqrt(_row_products(sketch, sketch) * _row_products(previous, previous))
             products = _row_products(sketch, previous)
@@ -162,7 +188,7 @@ def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float)
 
 def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
     """Balance inner gap and movement within bounds given by the alpha in use; theta, their factor, follows the angle."""
-    distance, n_passes = float(lanes["distance"][lane]), int(lanes["passes"][lane])
+    distance, n_passes = float(lanes["distance"][lane]), int(lanes["moves"][lane])
     alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
     if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
         return
@@ -206,6 +232,12 @@ def _clip(number: float, low: float, high: float) -> float:
     return min(max(number, low), high)
 
 
+def mu(lanes: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return 1 + kappa of every lane; 1 for lanes that are trained plainly."""
+    scale: np.ndarray = 1.0 + lanes["kappa"] if "kappa" in lanes else np.ones(lanes["phase"].size)
+    return scale
+
+
 def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: np.ndarray) -> np.ndarray:
     """Return w(alpha) of every lane from what a state keeps: some rows of w and of its companion."""
     width = w.shape[1] // lanes["kappa"].size
@@ -214,12 +246,10 @@ def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: 
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
-    """Report a lane's kappa for its result; nothing where it was trained plainly."""
-    return {"kappa": float(lanes["kappa"][lane])} if "kappa" in lanes else {}
+    """Report a lane's kappa, or its extrapolation, for its result; nothing where it was trained plainly."""
+    return {name: float(lanes[name][lane]) for name in _REPORTED if name in lanes}
 
 
 def log_figures(lanes: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the smallest and the largest kappa for a line of the log; nothing where lanes are trained plainly."""
-    if "kappa" not in lanes:
-        return {}
-    return {"kappa": [float(lanes["kappa"].min()), float(lanes["kappa"].max())]}
+    """Return the smallest and the largest of `report` for a line of the log; nothing where lanes are trained plainly."""
+    return {name: [float(lanes[name].min()), float(lanes[name].max())] for name in _REPORTED if name in lanes}

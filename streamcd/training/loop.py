@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, Interrupted
+from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
 from ..core.progress import Listener, Progress, TrainingStatus
 from ..core.randomness import random_key
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels.compile import compilation_told
 from ..solvers import acceleration
@@ -23,7 +25,7 @@ from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
 from ..stream.window import Window
 from .checkpoint import Run
-from .result import Outcome
+from .result import BY_TIME, Outcome
 from .status import describe_status, training_status
 from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
 from .warm_start import WarmStart
@@ -39,6 +41,21 @@ class Session:
     listener: Listener
     stop_requested: StopRequested | None
     client: Any = None  # of the workers; None where this process trains
+    threads: Threads = field(default_factory=Threads)  # of this process
+    until: float = math.inf  # seconds of the monotonic clock at which to stop
+
+
+class _TimeIsUp(StreamcdError):
+    """The time of a session is up; a checkpoint was saved."""
+
+
+def deadline(max_seconds: float | None) -> float:
+    """Return the time of the monotonic clock at which a session that begins now has to stop."""
+    if max_seconds is None:
+        return math.inf
+    if not max_seconds > 0:
+        raise UsageError(f"max_seconds: expected a number > 0, found {max_seconds}")
+    return time.monotonic() + max_seconds
 
 
 @dataclass(frozen=True)
@@ -66,9 +83,10 @@ class TrainingLoop(ABC):
 
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.directory, self.task, self.listener = directory, task, session.listener
-        self.stop_requested = session.stop_requested or (lambda: None)
+        self.stop_requested, self.until = session.stop_requested or (lambda: None), session.until
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before = 0.0, 0
+        self.kernel_seconds = 0.0
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
@@ -77,12 +95,18 @@ class TrainingLoop(ABC):
         """Train until every lane is done."""
         if self.state.window == 0:
             reopen(self.state, self.task.rule)
+        lanes = self.state.lanes
         try:
             if self._has_open_lanes():
+                self._stop_if_requested()
                 self._train()
+        except _TimeIsUp:
+            # the state on disk knows no clock
+            reason = np.where(lanes["phase"] == DONE, lanes["reason"], BY_TIME)
+            lanes = {**lanes, "reason": reason}
         finally:
             self._close()
-        return Outcome(self.state.lanes, self._seconds(), self._bytes_read())
+        return Outcome(lanes, self._seconds(), self._bytes_read(), self.kernel_seconds)
 
     @abstractmethod
     def _train(self) -> None:
@@ -159,13 +183,15 @@ class TrainingLoop(ABC):
         """Save what is not saved yet; returns where a resumed run continues, for the message."""
 
     def _stop_if_requested(self) -> None:
-        signum = self.stop_requested()
+        signum, time_is_up = self.stop_requested(), time.monotonic() >= self.until
+        if signum is None and not time_is_up:
+            return
+        where, state = self._before_stop(), describe_status(self._find_status(0))
+        way_on = f"{state}; 'streamcd resume {self.task.run}' {where}"
         if signum is not None:
-            where = self._before_stop()
-            state = describe_status(self._find_status(0))
-            raise Interrupted(
-                f"stopped by a signal {state}; 'streamcd resume {self.task.run}' {where}", signum
-            )
+            raise Interrupted(f"stopped by a signal {way_on}", signum)
+        self.listener.message(f"time is up {way_on}")
+        raise _TimeIsUp
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
@@ -205,6 +231,7 @@ class Loop(TrainingLoop):
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)  # before `new_state`
         super().__init__(directory, task, session)
+        self.threads = task.solver.threads = session.threads
         self.last_checkpoint = self.started
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
         self.slots = directory.open_slots(
@@ -216,9 +243,12 @@ class Loop(TrainingLoop):
 
     def _train(self) -> None:
         task, folds = self.task, self.task.problem.n_folds
+        started = time.monotonic()
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
-        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
+        self.kernel_seconds = time.monotonic() - started
+        numbers = {"n_folds": folds, "n_threads": self.threads.count}
+        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **numbers) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
@@ -231,6 +261,7 @@ class Loop(TrainingLoop):
         self.listener.progress(Progress("compiling kernels", n_compiled, None, "kernels"))
 
     def _close(self) -> None:
+        self.threads.close()
         self.slots.close()
 
     def _read(self, stream: Stream) -> None:
@@ -297,6 +328,9 @@ class Loop(TrainingLoop):
 
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         self.slots.restore(arrays.pop("slots"))
+        if self.directory.slot_identity.adopted:  # before the first state that carries the identity
+            self.slots.tag_all()
+        self.slots.identity = replace(self.directory.identity, adopted=False)
 
     def _begin(self) -> None:
         self.slots.allocate()
@@ -309,17 +343,14 @@ class Loop(TrainingLoop):
     def _warm_start(self, start: WarmStart) -> None:
         """Take over from another run what the solver asks for."""
         state, solver = self.state, self.task.solver
-        if "companion" in state.matrices:
-            start.fill_weights(state.matrices["companion"])
-            start.fill_centre(state)
-        elif solver.warm_start != "alpha":
-            start.fill_weights(state.w, dual=solver.warm_start == "alpha and w")
         if solver.warm_start == "w":
+            start.fill_weights(state.w, dual=False)
             # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
             return
         dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
         if solver.warm_start == "alpha and w":
+            start.fill_from_alpha(state)
             state.lanes["dual_sum"] += dual_sum
             state.lanes["phase"][:] = TRAIN
 

@@ -13,13 +13,14 @@ from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING = 1, 2, 3, 4
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME = 1, 2, 3, 4, 5
 REASONS = {
     0: "unfinished",
     BY_GAP: "gap",
     BY_VIOLATION: "violation",
     BY_MAX_PASSES: "max_passes",
     BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
+    BY_TIME: "time",  # of the session; never in a state
 }
 """Reasons why a lane ended, by the number in its state."""
 
@@ -30,7 +31,7 @@ class Result:
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
     than 1, ``omega`` too, and of one chosen by trial ``omega_trial``, the gain of the dual per pass with each; with
-    acceleration the last ``kappa``.
+    acceleration the last ``kappa``, by a primal method the last ``extrapolation``.
 
     Examples
     --------
@@ -55,6 +56,7 @@ class Result:
     stop_reason: str  # "gap", "violation", "max_passes" or "rounding", of the lane that ended worst
     passes: int  # training passes of the slowest lane
     seconds: float  # of all sessions of the run
+    kernel_seconds: float  # of these, loading kernels in this session: once in a process, and longer where they are compiled
     bytes_read: int  # from the files of the dataset and of the dual variables, in all sessions of the run
     peak_memory_bytes: int  # resident, of this process
     n_features: int
@@ -71,6 +73,8 @@ class Result:
 
     def describe_shortfall(self) -> str:
         """Say in what the training has fallen short of its rule."""
+        if self.stop_reason == "time":
+            return f"not converged: the time was up after {self.passes} passes"
         if self.stop_reason == "rounding":
             return (
                 f"not converged after {self.passes} passes: with what rounding may add, the relative gap is {self.gap:.2g}, "
@@ -118,7 +122,7 @@ class TuneResult(Result):
 
     _: KW_ONLY
     scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [accuracy of each], "mean": their mean}
-    best_C: float  # the C of the highest mean, the smallest of equal ones
+    best_C: float  # the C of the highest mean, the smallest of equal ones; nan where the time was up before
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
 
 
@@ -129,6 +133,7 @@ class Outcome:
     lanes: dict[str, np.ndarray]  # the per-lane arrays of the last state
     seconds: float
     bytes_read: int
+    kernel_seconds: float  # of `seconds`, in this session
 
 
 def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
@@ -138,6 +143,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
         {name: np.concatenate([outcome.lanes[name] for outcome in outcomes]) for name in names},
         sum(outcome.seconds for outcome in outcomes),
         sum(outcome.bytes_read for outcome in outcomes),
+        sum(outcome.kernel_seconds for outcome in outcomes),
     )
 
 
@@ -173,6 +179,7 @@ def make_result(
         stop_reason=REASONS[int(kept["reason"].max())],
         passes=int(kept["passes"].max()),
         seconds=outcome.seconds,
+        kernel_seconds=outcome.kernel_seconds,
         bytes_read=outcome.bytes_read,
         peak_memory_bytes=peak_memory_bytes(),
         n_features=n_features,

@@ -95,11 +95,15 @@ def _refuse_infinite(state: State, data: str) -> None:
 def reopen(state: State, rule: StopRule) -> bool:
     """Return lanes to training that are done, but not by this rule; whether there are any."""
     lanes = state.lanes
-    again = (lanes["phase"] == DONE) & ~_satisfied(state, rule)
-    again &= lanes["passes"] < rule.max_passes
+    done = lanes["phase"] == DONE
+    if not done.any():
+        return False
+    unsatisfied = done & ~_satisfied(state, rule)
+    again = unsatisfied & (lanes["passes"] < rule.max_passes)
+    lanes["converged"][unsatisfied] = False
+    lanes["reason"][unsatisfied] = BY_MAX_PASSES
     lanes["phase"][again] = TRAIN
     lanes["reason"][again] = 0
-    lanes["converged"][again] = False
     lanes["caution"][again] = 1.0
     restore(state, np.flatnonzero(again))
     return bool(again.any())

@@ -1,0 +1,123 @@
+"""Options of a conversion, checked, and the shares of the memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..dataset.scaling import Scaling
+from ..models.encoding import Encoding
+from .table_rows import TableOptions
+
+_LEAST_DECODER_BYTES = 10 << 20
+
+
+class Stamp(NamedTuple):
+    """Properties of a file that tell when it was changed."""
+
+    device: int
+    inode: int
+    n_bytes: int
+    modified: int
+
+    @classmethod
+    def of(cls, path: str) -> Stamp | None:
+        """None for what is no plain file, or not there."""
+        if not os.path.isfile(path):
+            return None
+        found = os.stat(path)
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class Like:
+    """Properties of the training side that a conversion takes over."""
+
+    name: str
+    index_base: int
+    n_features: int
+    classes: np.ndarray | None
+    label_kind: str
+    scaling: Scaling
+    encoding: Encoding | None = None
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a conversion, checked."""
+
+    columns: TableOptions
+    in_memory: bool  # the source is
+    dest: Path
+    memory_bytes: int
+    seed: int
+    value_dtype: np.dtype
+    index_base: int | None
+    n_features: int | None
+    like: Like | None
+    shuffle: bool
+    shard_bytes: int
+    chunk_bytes: int
+    compact: bool
+    compression: str
+    force: bool
+    weights: str | None
+    scale: str
+    normalize: str
+    workers: int
+
+    @property
+    def has_map(self) -> bool:
+        """True where strings or indices may have to be numbered anew."""
+        return self.compact or bool(self.columns.label) or self.like is not None or self.in_memory
+
+    @property
+    def scaling(self) -> Scaling:
+        """The scaling asked for; without the divisors, unless they are given."""
+        return self.like.scaling if self.like else Scaling(self.scale, self.normalize)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Shares of the memory of a worker."""
+
+    block_bytes: int
+    max_line_bytes: int
+    sort_bytes: int
+    statistics_bytes: int
+    map_bytes: int
+
+    @property
+    def decoder_bytes(self) -> int:
+        """Memory to decompress with: that of the statistics, which are made later; at least what xz -6 takes."""
+        return max(self.statistics_bytes, _LEAST_DECODER_BYTES)
+
+    @property
+    def merge_bytes(self) -> int:
+        """Memory to sort the strings of all tasks: no text is read then, and few rows are in memory."""
+        return self.map_bytes + self.statistics_bytes
+
+    def check_scales(self, n_features: int) -> None:
+        """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""
+        needed = 8 * n_features
+        if needed > self.sort_bytes:
+            raise UsageError(
+                f"--scale: the scales of {n_features:,} features need {format_size(needed)}, {format_size(self.sort_bytes)} "
+                f"of --memory are left for them; give about {format_size(3 * needed + RESERVED_BYTES)}, use --normalize l2 "
+                "instead, or --compact where few of the features occur"
+            )
+
+    def sums_bytes(self, rows_held: bool) -> int:
+        """Memory for the sums of features while shards are written: no text is read any more, and less is sorted."""
+        return self.statistics_bytes if rows_held else 3 * self.statistics_bytes - self.map_bytes
+
+    def rows_bytes(self, with_sums: bool) -> int:
+        """Memory for rows then; buckets are a quarter of `sort_bytes` at most, unless the keys' hash is very uneven."""
+        return self.sort_bytes // 4 if with_sums else self.sort_bytes

@@ -1,0 +1,215 @@
+"""Formats of sources, recognised by content; the source of rows that each makes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.errors import DataError, UsageError
+from .byte_sources import (
+    STANDARD_INPUT,
+    ByteRange,
+    display_name,
+    expand_sources,
+    is_compressed,
+    read_head,
+)
+from .sources import LibsvmSource, Reading, Source
+
+if TYPE_CHECKING:
+    from ..models.encoding import Encoding
+    from .table_rows import TableOptions
+
+FORMATS = ("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy")
+_TABLES = ("csv", "parquet", "arrow")
+_MAGIC = (
+    (b"PAR1", "parquet"),
+    (b"ARROW1", "arrow"),
+    (b"\xff\xff\xff\xff", "arrow"),
+    (b"PK\x03\x04", "npz"),
+    (b"PK\x05\x06", "npz"),
+    (b"\x93NUMPY", "npy"),
+)
+_FOREIGN = (
+    (b"\x89HDF", "HDF5"),
+    (b"SQLite format", "SQLite"),
+    (b"ORC", "ORC"),
+    (b"Obj\x01", "Avro"),
+    (b"%PDF", "PDF"),
+)
+_HEAD_BYTES = 1 << 20
+_DELIMITERS = ",;\t|"
+_LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
+
+
+def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
+    """List the files that sources mean, and the directory in which each was found, if any.
+
+    Of a directory without files of its own, those in folders named ``key=value`` are taken.
+    """
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    paths, roots = [], {}
+    for source in (os.fspath(source) for source in given):
+        found = _partition_files(source) if os.path.isdir(source) else []
+        roots.update(dict.fromkeys(found, source))
+        paths += found or [source]
+    return expand_sources(paths), roots
+
+
+def _partition_files(root: str) -> list[str]:
+    entries = [entry for entry in os.scandir(root) if not entry.name.startswith((".", "_"))]
+    if any(entry.is_file() for entry in entries) or not any("=" in entry.name for entry in entries):
+        return []
+    return sorted(
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(root)
+        for name in names
+        if not name.startswith((".", "_"))
+    )
+
+
+def recognise(path: str) -> tuple[str, bytes]:
+    """Tell a file's format by its first bytes; returns these too of standard input, which cannot be read again.
+
+    Of a pipe, which can be opened but once, nothing is looked at: libsvm text is expected.
+    """
+    if path != STANDARD_INPUT and not os.path.isfile(path):
+        return "libsvm", b""
+    head, text = read_head(ByteRange(path), _HEAD_BYTES)
+    kept = head if path == STANDARD_INPUT else b""
+    for magic, name in _FOREIGN:
+        if head.startswith(magic):
+            raise DataError(
+                f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {name}; "
+                "write it as one of these"
+            )
+    for magic, name in _MAGIC:
+        if head.startswith(magic):
+            return name, kept
+    return ("csv" if delimiter_of(text) else "libsvm"), kept
+
+
+def delimiter_of(text: bytes) -> str | None:
+    """The delimiter of a table's first line; None where it is a line of libsvm text, or of a single word."""
+    lines = text.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").splitlines()
+    line = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+    if any(_LIBSVM_TOKEN.match(token) for token in line.split()[:2]):
+        return None
+    counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS}
+    most = max(counts, key=counts.__getitem__)
+    return most if counts[most] else None
+
+
+def open_source(
+    paths: list[str], roots: dict[str, str], format: str, reading: Reading, options: TableOptions
+) -> Source:
+    """Make the source of rows of files, all of one format."""
+    if format not in FORMATS:
+        raise UsageError(f"expected --format {', '.join(FORMATS)}, found {format!r}")
+    head = b""
+    if format == "auto":
+        found = {path: recognise(path) for path in paths}
+        format, head = found[paths[0]][0], found.get(STANDARD_INPUT, ("", b""))[1]
+        for path, (other, _) in found.items():
+            if other != format:
+                raise UsageError(
+                    f"expected files of one format, found {format} in {paths[0]} and {other} in {path}; "
+                    "convert them one by one, or name the --format"
+                )
+        if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
+            format = "csv"  # a table of one column
+    elif STANDARD_INPUT in paths:
+        head, _ = read_head(ByteRange(STANDARD_INPUT), _HEAD_BYTES)
+    if STANDARD_INPUT in paths and format not in ("libsvm", "csv"):
+        raise UsageError(f"expected text on standard input, found {format}; name a file")
+    if format == "libsvm":
+        return _open_libsvm(paths, head, reading, options)
+    if format in _TABLES:
+        return _open_table(_table_reader(paths, roots, format, head, reading), reading, options, paths[0])
+    from .matrix_files import open_matrices  # zip and npy: only where they are met
+
+    return open_matrices(paths, format, reading, options)
+
+
+def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
+    from .libsvm import LibsvmFormat  # the parser's kernels: only where there is text
+
+    if options.given and not reading.encoding:
+        raise UsageError(
+            f"{', '.join(options.given)}: expected a table with named columns, found libsvm text in "
+            f"{display_name(paths[0])}; leave the option out, or name the --format"
+        )
+    form = LibsvmFormat(
+        reading.value_dtype,
+        reading.index_base,
+        reading.n_features,
+        reading.ignore_beyond,
+        reading.block_bytes,
+        reading.max_line_bytes,
+        reading.decoder_bytes,
+        needs_label=reading.needs_label,
+    )
+    return LibsvmSource(paths, form, head)
+
+
+def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading) -> Any:
+    from .tables import ArrowReader, CsvReader, ParquetReader, partitions_of
+
+    if format == "csv":
+        first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
+        text = read_head(first, _HEAD_BYTES)[1]
+        sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
+        return CsvReader(paths, delimiter_of(text) or ",", *sizes, head)
+    for path in paths:
+        if not os.path.isfile(path) or is_compressed(path):
+            raise UsageError(
+                f"{display_name(path)}: expected a plain {format} file, found another; decompress it first"
+            )
+    if format == "arrow":
+        return ArrowReader(paths, reading.batch_bytes)
+    partitions = {path: partitions_of(path, root) for path, root in roots.items()}
+    return ParquetReader(paths, reading.batch_bytes, partitions)
+
+
+def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str) -> Source:
+    from .table_rows import TableSource, plan_encoding, wanted_types
+
+    types, name = reader.types(), display_name(name)
+    known = reading.encoding
+    if known is None and not reading.needs_label:
+        raise DataError(
+            f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
+            "have no names; train on a dataset that was converted from a table"
+        )
+    encoding = plan_encoding(types, options, name) if known is None else known
+    if known is not None:
+        check_columns(known, types, reading.needs_label, name)
+    wanted = wanted_types(encoding, types, reading.class_names, reading.of_numbers)
+    return TableSource(
+        reader,
+        encoding,
+        wanted,
+        np.dtype(reading.value_dtype),
+        list(reading.class_names),
+        grows=known is None,
+        needs_label=reading.needs_label,
+        sparse_least=reading.index_base or 0,
+        width_end=reading.width_end - (0 if known is None else known.sparse_start),
+        ignore_beyond=reading.ignore_beyond,
+    )
+
+
+def check_columns(encoding: Encoding, types: dict[str, str], needs_label: bool, name: str) -> None:
+    """Refuse a table that lacks a column of the encoding."""
+    needed = [*encoding.names, *([encoding.label, encoding.weight] if needs_label else [])]
+    missing = [column for column in needed if column and column not in types]
+    if missing:
+        raise DataError(
+            f"{name}: expected the columns of the data trained on, found no {', '.join(map(repr, missing[:5]))}"
+            f"{', …' if len(missing) > 5 else ''}; add what is missing"
+        )

@@ -1,0 +1,125 @@
+"""Tasks that parse: pieces of a source to runs of rows, with counts, labels, and the strings that occur."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import DataError
+from ..core.process_pool import Tell
+from .conversion_options import Plan
+from .external_shuffle import HeldRows, RunFormat, RunWriter
+from .feature_statistics import DistinctFeatures, LabelCounts
+from .numbering import TaskDictionary
+from .rows import Counts, Rows
+from .sources import Source
+
+
+class Task(NamedTuple):
+    """Pieces of the source that one worker parses."""
+
+    number: int
+    pieces: Sequence[Any]
+    first_row: int = 0
+    first_line: int = 0
+    n_rows: int | None = None  # None where they were not counted
+
+
+class Weights(NamedTuple):
+    """Weights of all rows: the file that they came from, and one with numbers of 8 bytes."""
+
+    name: str
+    path: Path
+    n_weights: int
+
+    def of(self, rows: Rows, task: Task) -> np.ndarray:
+        """The weights of some rows."""
+        weight = np.fromfile(self.path, count=rows.n_rows, offset=8 * int(rows.source_row[0]))
+        if weight.size < rows.n_rows and task.n_rows is not None:  # more rows than were counted
+            raise changed(task.pieces[0].path)
+        self.check(int(rows.source_row[0]) + rows.n_rows)
+        return weight
+
+    def check(self, n_rows: int) -> None:
+        """Refuse fewer weights than rows."""
+        if self.n_weights < n_rows:
+            raise DataError(
+                f"{self.name}: expected a weight for every row, found {self.n_weights:,}, fewer "
+                "than the source has rows; give one number a line"
+            )
+
+    def check_end(self, n_rows: int) -> None:
+        """Refuse weights that are left over."""
+        if self.n_weights > n_rows:
+            raise DataError(
+                f"{self.name}: expected {n_rows:,} weights, one a row, found more; is it the right file?"
+            )
+
+
+@dataclass(frozen=True)
+class Parsing:
+    """Knowledge that workers share to parse."""
+
+    form: RunFormat
+    plan: Plan
+    source: Source
+    dictionaries: Path | None  # a directory for the strings of each task
+    hold: bool  # all rows in memory if they fit, where there is one task
+    weights: Weights | None
+    distinct: Path | None  # a directory for the indices that occur in each task
+    tell: Tell | None  # told the bytes read, where all of the source is one task
+
+
+class Parsed(NamedTuple):
+    """Findings of a task, or of all."""
+
+    counts: Counts
+    labels: LabelCounts
+    held: HeldRows | None
+
+
+def changed(path: str) -> DataError:
+    """Make the error of a source that changed while it was read."""
+    return DataError(f"{path}: changed while it was read; convert it again")
+
+
+def parse_task(parsing: Parsing, task: Task) -> Parsed:
+    """Write the rows of some ranges as a run; all of the source together is kept in memory if it fits."""
+    counts, labels = Counts(), LabelCounts()
+    distinct = None if parsing.distinct is None else DistinctFeatures(parsing.plan.map_bytes)
+    run = RunWriter(parsing.form, task.number, parsing.plan.sort_bytes)
+    dictionary = None
+    if parsing.dictionaries is not None:
+        dictionary = TaskDictionary(parsing.plan.map_bytes, parsing.source.class_names)
+    for batch in parsing.source.parse(task.pieces, task.first_row, task.first_line, dictionary):
+        counts, rows = batch.counts, batch.rows
+        labels.add(rows.label)
+        if distinct is not None:
+            distinct.add(rows.index)
+        if parsing.weights is not None:
+            rows = replace(rows, weight=parsing.weights.of(rows, task))
+        run.append(rows, counts.is_wide)
+        if parsing.tell is not None:
+            parsing.tell(batch.bytes_read)
+    held = run.close(hold=parsing.hold)
+    if dictionary is not None and parsing.dictionaries is not None:
+        dictionary.save(parsing.dictionaries, task.number)
+    if distinct is not None and parsing.distinct is not None:
+        np.save(parsing.distinct / f"{task.number:07d}.npy", distinct.merge())
+    if task.n_rows not in (None, counts.n_rows):
+        raise changed(task.pieces[0].path)
+    return Parsed(counts, labels, held)
+
+
+def merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:
+    """Write the indices that occur in any task; returns their number."""
+    distinct = DistinctFeatures(n_bytes)
+    for path in sorted(directory.iterdir()):
+        distinct.add(np.load(path))
+    merged = distinct.merge()
+    np.save(out, merged)
+    return int(merged.size)

@@ -1,0 +1,185 @@
+"""Sources of rows: one protocol for text, tables and matrices, in files or in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from ..core.process_pool import Pool
+from ..models.encoding import Encoding
+from .byte_sources import DECODER_BYTES, ByteRange, expected_text_bytes, share_out, total_bytes
+from .numbering import TaskDictionary
+from .rows import RowBatch
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How sources are read, whatever their format."""
+
+    value_dtype: Any
+    block_bytes: int
+    max_line_bytes: int | None = None
+    decoder_bytes: int = DECODER_BYTES
+    batch_bytes: int = 64 << 20  # of tables, decoded
+    index_base: int | None = None
+    n_features: int | None = None
+    ignore_beyond: bool = False
+    needs_label: bool = True
+    encoding: Encoding | None = None  # given by another dataset or a model
+    class_names: tuple[str, ...] = ()
+    of_numbers: bool = False  # labels are numbers elsewhere
+
+    @property
+    def width_end(self) -> int:
+        """The first index that is too large."""
+        if self.n_features is None:
+            return (1 << 62) + 1
+        return self.n_features + (1 if self.index_base is None else self.index_base)
+
+
+class Piece(Protocol):
+    """A part of a source that can be read on its own."""
+
+    path: str
+    start: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes on disk."""
+
+
+class Counted(NamedTuple):
+    """Rows and lines of a piece; `whole` where it ends with a row."""
+
+    n_rows: int
+    n_lines: int
+    whole: bool = True
+
+
+class Source(Protocol):
+    """A source of rows; processes share it, unless it is in memory."""
+
+    @property
+    def paths(self) -> list[str]:
+        """Files that are read."""
+
+    @property
+    def what(self) -> str:
+        """Rows, in messages."""
+
+    @property
+    def in_memory(self) -> bool:
+        """True where this process alone can read it."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How the columns of a table become features."""
+
+    @property
+    def grows(self) -> bool:
+        """True where strings that are met make features."""
+
+    @property
+    def names_labels(self) -> bool:
+        """True where labels are names."""
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of classes, as far as they are known before."""
+
+    @property
+    def weighted(self) -> bool:
+        """True where rows come with weights."""
+
+    @property
+    def of_indices(self) -> bool:
+        """True where features are numbered by indices in the data."""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes on disk; None where it can be read but once."""
+
+    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+        """An estimate of the bytes of some pieces as text; None where nobody knows."""
+
+    def whole(self) -> list[Any]:
+        """All of it, in pieces that follow one another."""
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        """All of it, in about `n_tasks` pieces."""
+
+    def count(self, piece: Any) -> Counted:
+        """Count the rows of a piece."""
+
+    def parse(
+        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        """Make batches of the rows of pieces; strings are numbered by `dictionary`, or by the encoding."""
+
+
+class IndexedSource:
+    """The common part of sources whose features are numbered by indices, and whose labels are numbers."""
+
+    in_memory = False
+    encoding = None
+    grows = False
+    names_labels = False
+    weighted = False
+    of_indices = True
+
+    @property
+    def class_names(self) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class LibsvmSource(IndexedSource):
+    """libsvm text."""
+
+    paths: list[str]
+    form: Any  # a `libsvm.LibsvmFormat`
+    head: bytes = b""  # of standard input, read already
+
+    what = "rows of libsvm text"
+
+    @property
+    def total_bytes(self) -> int | None:
+        return total_bytes(self.paths)
+
+    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+        return expected_text_bytes(pieces)
+
+    def whole(self) -> list[Any]:
+        return [ByteRange(path, head=self.head if path == "-" else b"") for path in self.paths]
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        return share_out(self.paths, n_tasks)
+
+    def count(self, piece: ByteRange) -> Counted:
+        from .libsvm import count_rows  # the parser's kernels: only where there is text
+
+        return Counted(*count_rows(piece, self.form))
+
+    def parse(
+        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        from .libsvm import iterate_batches
+
+        return iterate_batches(pieces, self.form, first_row, first_line)
+
+
+def count_piece(source: Source, piece: Any) -> Counted:
+    """Count the rows of a piece."""
+    return source.count(piece)
+
+
+def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> tuple[list[Any], list[Counted]]:
+    """Cut a source into pieces that end with a row, and count the rows of each."""
+    for pieces in (source.pieces(n_tasks), source.whole()):
+        tasks = [(source, piece) for piece in pieces]
+        sizes = [piece.n_bytes for piece in pieces]
+        counted: list[Counted] = pool.run(count_piece, tasks, phase="count", sizes=sizes)
+        if all(found.whole for found in counted):
+            break
+    return pieces, counted

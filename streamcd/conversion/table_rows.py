@@ -1,0 +1,373 @@
+"""Tables as a source of rows: which columns become features, labels and weights; batches of columns become rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..core.errors import DataError, UsageError
+from ..dataset.arrow_columns import (
+    Strings,
+    arrow_strings,
+    dictionary_of,
+    numbers_of,
+    strings_of,
+    type_name,
+)
+from ..kernels import tables as kernels
+from ..models.encoding import MISSING, Column, Encoding
+from ..models.table_encoder import StringTable, TableEncoder
+from ..solvers.problem import LEAST_WEIGHT
+from .numbering import TaskDictionary
+from .rows import Counts, RowBatch, Rows
+from .sources import Counted
+
+
+class TableBatch(NamedTuple):
+    """Some rows of a table: columns of Arrow's; `message` says where a row is, by its number in the batch."""
+
+    columns: Any
+    bytes_read: int
+    message: Callable[[int], str]
+
+
+class TableReader(Protocol):
+    """Reads tables in files or in memory, a batch at a time."""
+
+    @property
+    def paths(self) -> list[str]:
+        """Files that are read."""
+
+    @property
+    def in_memory(self) -> bool:
+        """True where this process alone can read it."""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes on disk; None where nobody knows."""
+
+    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+        """An estimate of the bytes of some pieces, decoded."""
+
+    def whole(self) -> list[Any]:
+        """All of the tables, in pieces."""
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        """All of the tables, in about `n_tasks` pieces."""
+
+    def count(self, piece: Any) -> Counted:
+        """Count the rows of a piece."""
+
+    def types(self) -> dict[str, str]:
+        """The columns, with what each holds (`arrow_columns.type_name`)."""
+
+    def batches(self, pieces: Sequence[Any], first_line: int, types: dict[str, str]) -> Iterator[TableBatch]:
+        """Read the columns of `types`, those of text as these types say."""
+
+
+class TableOptions(NamedTuple):
+    """Options of a conversion that are for tables; `features` and `drop` are lists of columns."""
+
+    label: str = ""
+    weight: str = ""
+    features: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    bits: int = 0
+    missing: str = "error"
+
+    @property
+    def given(self) -> list[str]:
+        """The options that differ from their defaults, as the command line calls them."""
+        names = ("--label", "--weight-column", "--features", "--drop", "--hash", "--missing")
+        default = TableOptions()
+        return [name for name, value, usual in zip(names, self, default, strict=True) if value != usual]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Columns
+
+
+def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> Encoding:
+    """Decide which columns become features and how; `types` says what they hold, `name` is the table's in messages."""
+    if not options.label:
+        raise UsageError(
+            f"{name}: expected the name of the column of labels, found none; give --label, one of {_listed(types)}"
+        )
+    asked = [("--label", options.label), ("--weight-column", options.weight)]
+    for option, column in asked + [("--drop", dropped) for dropped in options.drop]:
+        if column and column not in types:
+            raise UsageError(
+                f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
+            )
+    kept = options.features or tuple(
+        column for column in types if column not in (options.label, options.weight, *options.drop)
+    )
+    columns = tuple(_column(column, types, options, name) for column in kept)
+    ordered = sorted(columns, key=lambda column: column.kind == "sparse")
+    if sum(column.kind == "sparse" for column in columns) > 1:
+        raise UsageError(
+            "--features: expected one pair INDICES:VALUES at most, found several; join their lists"
+        )
+    if not columns:
+        raise UsageError(f"{name}: expected columns of features, found none besides {options.label!r}")
+    bits = options.bits if any(column.kind == "hashed" for column in columns) else 0
+    return Encoding(tuple(ordered), options.missing, bits, options.label, options.weight)
+
+
+def wanted_types(
+    encoding: Encoding, types: dict[str, str], class_names: Sequence[str], of_numbers: bool
+) -> dict[str, str]:
+    """What the columns that are read hold; `class_names` and `of_numbers` say what labels are elsewhere."""
+    wanted = {name: types[name] for name in encoding.names if name in types}
+    kinds = {"category": "string", "hashed": "string", "number": "number"}
+    wanted |= {column.name: kinds[column.kind] for column in encoding.columns if column.kind in kinds}
+    for name in (encoding.label, encoding.weight):
+        if name and name in types:
+            wanted[name] = types[name]
+    if encoding.label in wanted and (class_names or of_numbers):
+        wanted[encoding.label] = "string" if class_names else "number"
+    return wanted
+
+
+def _listed(names: dict[str, str]) -> str:
+    shown = ", ".join(list(names)[:20])
+    return shown + (f", … ({len(names):,} in all)" if len(names) > 20 else "")
+
+
+def _column(feature: str, types: dict[str, str], options: TableOptions, name: str) -> Column:
+    index, _, values = feature.rpartition(":")
+    if feature not in types and index in types and values in types:
+        return Column(index, "sparse", values)
+    if feature not in types:
+        raise UsageError(
+            f"{name}: expected a column {feature!r} (--features), found {_listed(types)}; check the name"
+        )
+    kind = types[feature]
+    if kind in ("number", "nothing"):
+        return Column(feature, "number")
+    if kind == "string":
+        return Column(feature, "hashed" if options.bits else "category")
+    advice = {
+        "boolean": "make it 0 and 1, or a string",
+        "time": "make numbers of it, such as days or seconds",
+        "list": "name a column of indices and one of values with --features INDICES:VALUES",
+    }.get(kind, "make numbers or strings of it")
+    raise UsageError(
+        f"{name}: column {feature!r}: expected numbers or strings, found {kind}; {advice}, or leave it out with --drop"
+    )
+
+
+def checked_options(
+    label: str | None,
+    weight_column: str | None,
+    features: str | Sequence[str] | None,
+    drop: str | Sequence[str] | None,
+    hash_bits: int | None,
+    missing: str,
+) -> TableOptions:
+    """Check the options for tables; lists of columns may be text with commas between."""
+    if missing not in MISSING:
+        raise UsageError(f"expected --missing error, zero or indicator, found {missing!r}")
+    if hash_bits is not None and not 1 <= hash_bits <= 30:
+        raise UsageError(f"expected --hash from 1 to 30 bits, found {hash_bits}")
+    return TableOptions(
+        label or "", weight_column or "", _names(features), _names(drop), hash_bits or 0, missing
+    )
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",")]
+    return tuple(name for name in given or () if name)
+
+
+def distinct_names(names: Sequence[str], where: str) -> list[str]:
+    """Refuse a name that two columns have."""
+    for name in names:
+        if list(names).count(name) > 1:
+            raise DataError(f"{where}: expected every column's name once, found {name!r} twice; rename one")
+    return list(names)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Rows of tables.
+
+    `table_types` says what the columns hold that are read. With `grows`, categories are numbered as they come; else they are
+    the encoding's. Without `needs_label` a label may be missing, or its column: it is NaN. Indices of a sparse column are
+    less than `width_end`.
+    """
+
+    reader: TableReader
+    encoding: Encoding
+    table_types: dict[str, str]
+    value_dtype: np.dtype
+    class_names: list[str]
+    grows: bool = True
+    needs_label: bool = True
+    sparse_least: int = 0
+    width_end: int = kernels.LARGEST_INDEX + 1
+    ignore_beyond: bool = False
+
+    what = "rows"
+
+    @property
+    def paths(self) -> list[str]:
+        return self.reader.paths
+
+    @property
+    def in_memory(self) -> bool:
+        return self.reader.in_memory
+
+    @property
+    def names_labels(self) -> bool:
+        return bool(self.class_names) or self.table_types.get(self.encoding.label) in ("string", "boolean")
+
+    @property
+    def weighted(self) -> bool:
+        return bool(self.encoding.weight)
+
+    @property
+    def of_indices(self) -> bool:
+        return self.encoding.sparse is not None and len(self.encoding.columns) == 1
+
+    @property
+    def total_bytes(self) -> int | None:
+        return self.reader.total_bytes
+
+    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+        return self.reader.expected_bytes(pieces)
+
+    def whole(self) -> list[Any]:
+        return self.reader.whole()
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        return self.reader.pieces(n_tasks)
+
+    def count(self, piece: Any) -> Counted:
+        return self.reader.count(piece)
+
+    def parse(
+        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        table = dictionary.categories if dictionary is not None and self.grows else None
+        encoder = TableEncoder(
+            self.encoding,
+            self.value_dtype,
+            table,
+            self.sparse_least,
+            self.width_end,
+            self.ignore_beyond,
+        )
+        if dictionary is not None:
+            dictionary.collisions = encoder.collisions
+        labels = _Labels(self, None if dictionary is None else dictionary.labels)
+        counts = Counts()
+        for batch in self.reader.batches(pieces, first_line, self.table_types):
+            encoder.message = batch.message
+            label = labels.of(batch)
+            weight = _weights(self.encoding.weight, batch) if self.weighted and self.needs_label else None
+            for found in encoder.encode(batch.columns):
+                n_rows = found.indptr.size - 1
+                mine = slice(found.start, found.start + n_rows)
+                start = first_row + counts.n_rows
+                counts.n_rows, counts.n_entries = (
+                    counts.n_rows + n_rows,
+                    counts.n_entries + found.feature.size,
+                )
+                _take_counts(counts, encoder, batch, self.of_indices)
+                counts.n_decimal_labels = labels.n_decimal
+                source_row = np.arange(start, start + n_rows)
+                weights = None if weight is None else weight[mine]
+                rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
+                yield RowBatch(rows, batch.bytes_read, counts)
+
+
+def _take_counts(counts: Counts, encoder: TableEncoder, batch: TableBatch, of_indices: bool) -> None:
+    state = encoder.state
+    counts.n_explicit_zeros, counts.n_underflows = int(state[kernels.ZEROS]), int(state[kernels.UNDERFLOWS])
+    counts.n_ignored, counts.n_unseen = int(state[kernels.IGNORED]), int(state[kernels.UNSEEN])
+    counts.zero_index = counts.zero_index or bool(state[kernels.ZERO_INDEX])
+    largest = int(state[kernels.MAX_INDEX])
+    if not of_indices and encoder.encoding.sparse is not None:
+        largest += encoder.sparse_start
+    elif encoder.encoding.sparse is None:
+        largest = encoder.n_codes - 1
+    if largest > counts.max_index:
+        counts.max_index, counts.max_location = largest, batch.message(int(state[kernels.MAX_ROW]))
+
+
+class _Labels:
+    """Labels of batches as numbers: as they are, or, of names, the codes of a table."""
+
+    def __init__(self, source: TableSource, table: StringTable | None) -> None:
+        self._source, self._name, self.n_decimal = source, source.encoding.label, 0
+        self._table = table or StringTable()
+        self._adds = table is not None
+        if not self._adds and source.class_names:
+            self._number(*strings_of(arrow_strings(source.class_names)), adds=True)
+
+    def of(self, batch: TableBatch) -> np.ndarray:
+        """The labels of a batch's rows."""
+        if self._name not in batch.columns.schema.names:
+            return np.full(batch.columns.num_rows, np.nan)
+        array = batch.columns.column(self._name)
+        if self._source.names_labels:
+            label = self._names(array)
+        elif type_name(array.type) in ("number", "nothing"):
+            label = numbers_of(array).astype(np.float64) + 0.0  # -0 is 0
+        else:
+            raise DataError(
+                f"{batch.message(0)}: column {self._name!r}: expected numbers as labels, as elsewhere, found {array.type}"
+            )
+        bad = np.isinf(label) | (np.isnan(label) & self._source.needs_label)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise DataError(
+                f"{batch.message(row)}: column {self._name!r}: expected a label, found {array[row].as_py()}; "
+                "correct or remove the row"
+            )
+        with np.errstate(invalid="ignore"):
+            self.n_decimal += int(((label != np.floor(label)) | (np.abs(label) >= 2.0**53)).sum())
+        return label
+
+    def _names(self, array: Any) -> np.ndarray:
+        found = dictionary_of(array)
+        if found is not None:
+            values, places = found
+            codes = np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
+            return codes[places]
+        return self._number(*strings_of(array), adds=self._adds)
+
+    def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
+        codes = self._table.number(0, strings, valid, adds, self._name)
+        label = codes.astype(np.float64)
+        label[codes == kernels.MISSING] = np.nan
+        label[codes == kernels.UNKNOWN] = len(
+            self._source.class_names
+        )  # one number for all that are not known
+        return label
+
+
+def _weights(name: str, batch: TableBatch) -> np.ndarray:
+    array = batch.columns.column(name)
+    if type_name(array.type) != "number":
+        raise DataError(
+            f"{batch.message(0)}: column {name!r}: expected numbers as weights, found {array.type}; check --weight-column"
+        )
+    weight = numbers_of(array).astype(np.float64)
+    possible = (weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))
+    if not possible.all():
+        row = int(np.flatnonzero(~possible)[0])
+        raise DataError(
+            f"{batch.message(row)}: column {name!r}: expected a weight, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
+            f"found {array[row].as_py()}; correct the row"
+        )
+    return weight

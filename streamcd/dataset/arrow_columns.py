@@ -1,0 +1,179 @@
+"""Columns of Arrow tables as numpy arrays: numbers, strings, lists; and columns of strings in Parquet files.
+
+Arrow's own `to_numpy` loads pandas where it is installed, and copies; here buffers are looked at where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from .parquet import reading
+
+_GROUP_STRINGS = 1 << 16
+"""Strings in a row group; fixed, so that a file's bytes follow from its content."""
+
+
+class Strings(NamedTuple):
+    """Strings one after the other: string ``i`` is ``data[offsets[i]:offsets[i + 1]]``, in UTF-8."""
+
+    data: np.ndarray  # uint8
+    offsets: np.ndarray  # int64, one more than strings
+
+    @property
+    def size(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes + self.offsets.nbytes)
+
+    def text(self, number: int) -> str:
+        """One of the strings."""
+        return bytes(self.data[self.offsets[number] : self.offsets[number + 1]]).decode(errors="replace")
+
+    def slice(self, start: int, stop: int) -> Strings:
+        """Some of them, in a row."""
+        return Strings(self.data, self.offsets[start : stop + 1])
+
+    def to_arrow(self) -> pa.Array:
+        """The strings as an array of Arrow's, without a copy."""
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.large_string(), self.size, buffers)
+
+
+def no_strings() -> Strings:
+    """Make an empty sequence."""
+    return Strings(np.empty(0, np.uint8), np.zeros(1, np.int64))
+
+
+def type_name(type_: pa.DataType) -> str:
+    """Say what a column holds, as far as it matters to features: number, string, boolean, time, list or its own name."""
+    if pa.types.is_dictionary(type_):
+        return "string" if type_name(type_.value_type) in ("string", "number", "nothing") else str(type_)
+    kinds = {
+        "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+        "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        "boolean": (pa.types.is_boolean,),
+        "time": (pa.types.is_temporal,),
+        "list": (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+            pa.types.is_list_view,
+        ),
+        "nothing": (pa.types.is_null,),
+    }
+    return next((kind for kind, tests in kinds.items() if any(is_it(type_) for is_it in tests)), str(type_))
+
+
+def valid_of(array: pa.Array) -> np.ndarray:
+    """Tell which elements are not null; empty where all are."""
+    if not array.null_count:
+        return np.empty(0, np.bool_)
+    bits = pc.is_valid(array)
+    packed = np.frombuffer(bits.buffers()[1], np.uint8)
+    return np.unpackbits(packed, bitorder="little")[bits.offset : bits.offset + len(bits)].view(np.bool_)
+
+
+def numbers_of(array: pa.Array) -> np.ndarray:
+    """Numbers, not writable, in their own type; as float64 with NaN for null where there are nulls, and for decimals."""
+    if pa.types.is_null(array.type):
+        return np.full(len(array), np.nan)
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    if array.null_count or pa.types.is_decimal(array.type):
+        array = pc.fill_null(pc.cast(array, pa.float64(), safe=False), np.nan)
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.empty(0, dtype)
+    return np.frombuffer(buffer, dtype, count=len(array), offset=array.offset * dtype.itemsize)
+
+
+def strings_of(array: pa.Array) -> tuple[Strings, np.ndarray]:
+    """Strings (of numbers, their texts; of null, the empty one), and which are not null as `valid_of` tells it."""
+    valid = valid_of(array)
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if not pa.types.is_large_string(array.type):
+        array = array.cast(pa.large_string())
+    _, offsets, data = array.buffers()
+    ends = np.zeros(1, np.int64)
+    if offsets is not None and offsets.size:
+        ends = np.frombuffer(offsets, np.int64, count=len(array) + 1, offset=8 * array.offset)
+    bytes_ = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return Strings(bytes_, ends), valid
+
+
+def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray] | None:
+    """The values of a dictionary array, and the number of every element's, -1 for null; None of other arrays."""
+    if not pa.types.is_dictionary(array.type):
+        return None
+    indices = pc.fill_null(array.indices.cast(pa.int64()), -1)
+    return array.dictionary, numbers_of(indices)
+
+
+def lists_of(array: pa.Array, name: str) -> tuple[np.ndarray, pa.Array]:
+    """Where each list starts and the last one stops, in the array of all their elements; ValueError of a null list."""
+    if array.null_count:
+        raise ValueError(f"column {name!r}: expected a list in every row, found a null; give an empty list")
+    if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
+        array = array.cast(pa.large_list(array.type.value_type))
+    starts = numbers_of(array.offsets).astype(np.int64)
+    return starts - starts[0], array.flatten()
+
+
+def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
+    """Make an array of Arrow's of strings."""
+    return pa.array(list(texts), pa.large_string())
+
+
+def sorted_distinct_strings(parts: Iterable[Strings]) -> tuple[Strings, list[np.ndarray]]:
+    """Sort the distinct strings of some parts by their bytes; returns the place of each part's strings among them too."""
+    arrays = [part.to_arrow().cast(pa.large_binary()) for part in parts]
+    distinct = pa.chunked_array(arrays, pa.large_binary()).unique()
+    distinct = distinct.take(pc.sort_indices(distinct))
+    places = [
+        numbers_of(pc.index_in(array, value_set=distinct).cast(pa.int64())).astype(np.int64)
+        for array in arrays
+    ]
+    if not len(distinct):
+        return no_strings(), places
+    _, offsets, data = distinct.buffers()
+    ends = np.frombuffer(offsets, np.int64, count=len(distinct) + 1, offset=8 * distinct.offset)
+    return Strings(np.frombuffer(data, np.uint8) if data.size else np.empty(0, np.uint8), ends), places
+
+
+def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray) -> None:
+    """Write a Parquet file of a column of strings and others."""
+    fields = [pa.field(key, pa.from_numpy_dtype(column.dtype), False) for key, column in columns.items()]
+    schema = pa.schema([*fields, pa.field(name, pa.large_string(), False)])
+    with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
+        for start in range(0, max(strings.size, 1), _GROUP_STRINGS):
+            stop = min(start + _GROUP_STRINGS, strings.size)
+            arrays = [pa.array(column[start:stop]) for column in columns.values()]
+            arrays.append(strings.slice(start, stop).to_arrow())
+            writer.write_table(pa.table(arrays, schema=schema))
+
+
+def read_strings(path: Path, name: str) -> Strings:
+    """Read a column of strings that `write_strings` wrote."""
+    parts = []
+    with reading(path), pq.ParquetFile(path, pre_buffer=False) as reader:
+        for group in range(reader.num_row_groups):
+            column: Any = reader.read_row_group(group, columns=[name], use_threads=False).column(name)
+            parts += [strings_of(chunk)[0] for chunk in column.chunks]
+    ends, data, total = [np.zeros(1, np.int64)], [], 0
+    for part in parts:
+        first, stop = int(part.offsets[0]), int(part.offsets[-1])
+        data.append(part.data[first:stop])
+        ends.append(part.offsets[1:] - first + total)
+        total += stop - first
+    return Strings(np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate(ends))

@@ -1,0 +1,473 @@
+"""Kernels that make rows of entries of the columns of tables: strings numbered by a hash table, hashed, rows joined."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compile import inlined, kernel
+from .primitives import mix
+
+MISSING, UNKNOWN = -1, -2
+"""Codes of a string that is null, and of one that is not in a dictionary to which none is added."""
+
+NUMBER, CATEGORY, HASHED = range(3)
+"""Kinds of columns."""
+
+NO_INDICATOR, REFUSED = -1, -2
+"""In place of an indicator's feature: a missing value has no entry, or is an error."""
+
+OK, NULL_VALUE, INFINITE, OUT_OF_RANGE, NEGATIVE_INDEX, HUGE_INDEX, BEYOND_WIDTH = range(7)
+"""Answers of the kernels."""
+
+(ROW, COLUMN, ZEROS, UNDERFLOWS, UNSEEN, IGNORED, MAX_INDEX, MAX_ROW, ZERO_INDEX, N_STATE) = range(10)
+"""State: where an error is, and counts."""
+
+LARGEST_INDEX = 1 << 62
+
+SPARSE_CODES = 1 << 40
+"""Codes of a sparse column's indices begin here where categories are numbered as they come."""
+
+
+@inlined
+def _hash_bytes(column, data, start, stop):
+    """FNV-1a of bytes, begun by the number of a column, its bits mixed at the end."""
+    found = np.uint64(14695981039346656037) ^ (np.uint64(column) * np.uint64(0x9E3779B97F4A7C15))
+    for k in range(start, stop):
+        found = (found ^ np.uint64(data[k])) * np.uint64(1099511628211)
+    return mix(found)
+
+
+@inlined
+def _same_bytes(data, start, arena, first, length):
+    k = 0
+    while k < length and data[start + k] == arena[first + k]:
+        k += 1
+    return k == length
+
+
+@kernel
+def number_strings(column, data, offsets, valid, start, add, slots, hashes, columns, ends, arena, state, out):
+    """Number strings by a hash table with linear probing, which holds each (column, string) once.
+
+    Parameters
+    ----------
+    column : int
+    data, offsets : (bytes,) uint8, (strings + 1,) int64
+        String ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
+    valid : (strings,) bool
+        Empty where no string is null.
+    start : int
+        The first string to number.
+    add : bool
+        Add those that are not there, and number them on; else they are `UNKNOWN`.
+    slots : (power of two,) int32
+        -1 where empty, else a code; half of them at most are taken.
+    hashes, columns, ends, arena : (codes,) uint64, (codes,) int32, (codes + 1,) int64, (bytes,) uint8
+        Each code's hash, column, and bytes, which end at ``ends[code + 1]``.
+    state : (2,) int64
+        Codes and bytes so far; changed in place, as the arrays before it.
+    out : (strings,) int64
+        Codes, or `MISSING`, or `UNKNOWN`; filled in place.
+
+    Returns
+    -------
+    int
+        The first string that there is no room for; the number of strings where all are numbered.
+    """
+    mask = np.uint64(slots.size - 1)
+    for i in range(start, offsets.size - 1):
+        if valid.size and not valid[i]:
+            out[i] = MISSING
+            continue
+        first, length = offsets[i], offsets[i + 1] - offsets[i]
+        wanted = _hash_bytes(column, data, first, first + length)
+        slot = wanted & mask
+        code = np.int64(slots[slot])
+        while code >= 0 and not (
+            hashes[code] == wanted
+            and columns[code] == column
+            and ends[code + 1] - ends[code] == length
+            and _same_bytes(data, first, arena, ends[code], length)
+        ):
+            slot = (slot + np.uint64(1)) & mask
+            code = np.int64(slots[slot])
+        if code < 0 and not add:
+            out[i] = UNKNOWN
+            continue
+        if code < 0:
+            code = state[0]
+            if 2 * (code + 1) > slots.size or code >= hashes.size or state[1] + length > arena.size:
+                return i
+            for k in range(length):
+                arena[state[1] + k] = data[first + k]
+            state[1] += length
+            hashes[code], columns[code], ends[code + 1] = wanted, column, state[1]
+            slots[slot] = code
+            state[0] += 1
+        out[i] = code
+    return offsets.size - 1
+
+
+@kernel
+def fill_slots(hashes, n_codes, slots):
+    """Enter codes, by their hashes, into a table of empty slots."""
+    mask = np.uint64(slots.size - 1)
+    for code in range(n_codes):
+        slot = hashes[code] & mask
+        while slots[slot] >= 0:
+            slot = (slot + np.uint64(1)) & mask
+        slots[slot] = code
+
+
+@inlined
+def _rotate(word, bits):
+    return ((word << np.uint64(bits)) | (word >> np.uint64(32 - bits))) & np.uint64(0xFFFFFFFF)
+
+
+@inlined
+def _times(a, b):
+    return (a * b) & np.uint64(0xFFFFFFFF)
+
+
+@kernel
+def murmur_strings(prefix, data, offsets, valid, out):
+    """Hash ``prefix + string`` by MurmurHash3 (x86, 32 bits, seed 0), as scikit-learn's FeatureHasher hashes ``name=value``.
+
+    Parameters
+    ----------
+    prefix : (bytes,) uint8
+    data, offsets, valid
+        As for `number_strings`.
+    out : (strings,) int64
+        The hash as a signed 32-bit number, shifted up by 2^31; `MISSING` of null. Filled in place.
+    """
+    head = prefix.size
+    for i in range(offsets.size - 1):
+        if valid.size and not valid[i]:
+            out[i] = MISSING
+            continue
+        first = offsets[i]
+        length = head + offsets[i + 1] - first
+        found, word = np.uint64(0), np.uint64(0)
+        for k in range(length):
+            byte = np.uint64(prefix[k] if k < head else data[first + k - head])
+            word |= byte << np.uint64(8 * (k & 3))
+            if k & 3 == 3 or k == length - 1:
+                word = _times(
+                    _rotate(_times(word, np.uint64(0xCC9E2D51)), np.uint64(15)), np.uint64(0x1B873593)
+                )
+                found ^= word
+                if k & 3 == 3:
+                    found = _rotate(found, np.uint64(13))
+                    found = (found * np.uint64(5) + np.uint64(0xE6546B64)) & np.uint64(0xFFFFFFFF)
+                word = np.uint64(0)
+        found ^= np.uint64(length)
+        found = _times(found ^ (found >> np.uint64(16)), np.uint64(0x85EBCA6B))
+        found = _times(found ^ (found >> np.uint64(13)), np.uint64(0xC2B2AE35))
+        found ^= found >> np.uint64(16)
+        signed = np.int64(found)
+        out[i] = (signed - (1 << 32) if signed >= (1 << 31) else signed) + (1 << 31)
+
+
+@kernel
+def mark_collisions(hashes, bits, seen, collided):
+    """Note which buckets of hashed strings hold more than one hash.
+
+    Parameters
+    ----------
+    hashes : (strings,) int64
+        As `murmur_strings` makes them.
+    bits : int
+    seen, collided : (2^bits,) int64, (2^bits,) bool
+        The first hash of every bucket, -1 before any; changed in place.
+    """
+    for found in hashes:
+        if found >= 0:
+            bucket = abs(found - (1 << 31)) & ((1 << bits) - 1)
+            if seen[bucket] < 0:
+                seen[bucket] = found
+            elif seen[bucket] != found:
+                collided[bucket] = True
+
+
+@kernel
+def table_rows(n_rows, values, codes, kinds, lines, features, indicators, bits, indptr, index, value, state):
+    """Join columns to rows of entries, ascending by code within a row; zeros are no entries.
+
+    Parameters
+    ----------
+    n_rows : int
+    values : (numbers, rows) float64
+        Columns of numbers; NaN is missing.
+    codes : (strings, rows) int64
+        Columns of codes of strings, or of their hashes.
+    kinds, lines, features, indicators : (columns,) int64
+        Of every column, hashed ones last: its kind; its line in `values` or `codes`; of a number the entry's code, of a
+        hashed column that of the first bucket; the code of a missing value's entry, or `NO_INDICATOR`, or `REFUSED`.
+    bits : int
+        2^bits buckets take hashed strings, an entry 1 or -1 by the hash's sign each; those of one bucket are added up.
+    indptr, index, value : (rows + 1,) int64, (entries,) int64, (entries,) float
+        Filled in place; there is room for an entry in every cell.
+    state : (N_STATE,) int64
+        Where an error is, and counts; changed in place.
+
+    Returns
+    -------
+    int
+        `OK`, or `NULL_VALUE`, `INFINITE`, `OUT_OF_RANGE` (of the type of the values).
+    """
+    entry = 0
+    for row in range(n_rows):
+        hashed_from = -1
+        for column in range(kinds.size):
+            kind = kinds[column]
+            feature, number = features[column], 1.0
+            if kind == NUMBER:
+                number = values[lines[column], row]
+                if number == 0.0:
+                    continue
+                missing = np.isnan(number)
+            else:
+                code = codes[lines[column], row]
+                if code == UNKNOWN:
+                    state[UNSEEN] += 1
+                    continue
+                missing = code == MISSING
+                if kind == CATEGORY:
+                    feature = code
+            if missing:
+                feature, number, kind = indicators[column], 1.0, NUMBER
+                if feature == NO_INDICATOR:
+                    continue
+                if feature == REFUSED:
+                    state[ROW], state[COLUMN] = row, column
+                    return NULL_VALUE
+            if kind == HASHED:
+                signed = code - (1 << 31)
+                feature += abs(signed) & ((1 << bits) - 1)
+                number = 1.0 if signed >= 0 else -1.0
+                if hashed_from < 0:
+                    hashed_from = entry
+                entry = _insert(feature, number, hashed_from, entry, index, value)
+                continue
+            index[entry], value[entry] = feature, number
+            if np.isinf(value[entry]):
+                state[ROW], state[COLUMN] = row, column
+                return INFINITE if np.isinf(number) else OUT_OF_RANGE
+            if value[entry] != 0.0:
+                entry += 1
+            else:
+                state[UNDERFLOWS] += 1
+        if hashed_from >= 0:
+            entry = _without_zeros(hashed_from, entry, index, value)
+        indptr[row + 1] = entry
+    return OK
+
+
+@inlined
+def _insert(feature, number, start, end, index, value):
+    """Insert an entry into those from `start` to `end`, ascending; add it to the one that is there. Returns the new end."""
+    k = end
+    while k > start and index[k - 1] > feature:
+        k -= 1
+    if k > start and index[k - 1] == feature:
+        value[k - 1] += number
+        return end
+    for j in range(end, k, -1):
+        index[j], value[j] = index[j - 1], value[j - 1]
+    index[k], value[k] = feature, number
+    return end + 1
+
+
+@inlined
+def _without_zeros(start, end, index, value):
+    """Close up entries from `start` to `end` that are not zero; returns the new end."""
+    kept = start
+    for k in range(start, end):
+        if value[k] != 0.0:
+            index[kept], value[kept] = index[k], value[k]
+            kept += 1
+    return kept
+
+
+@kernel
+def are_sorted(starts, index):
+    """Tell if the indices of every row ``starts[r]:starts[r + 1]`` do not descend."""
+    for row in range(starts.size - 1):
+        for k in range(starts[row] + 1, starts[row + 1]):
+            if index[k] < index[k - 1]:
+                return False
+    return True
+
+
+@kernel
+def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indptr, index, value, state):
+    """Copy sparse rows whose indices do not descend: repeated ones are added up, zeros counted and left out.
+
+    Parameters
+    ----------
+    starts : (rows + 1,) int64
+        Row ``r`` is ``starts[r]:starts[r + 1]`` of the next two.
+    given_index, given_value : (entries,) integer, (entries,) float
+    least, width_end : int
+        Indices allowed are ``least <= index < width_end``; those beyond are passed over and counted where `ignore`.
+    indptr, index, value : (rows + 1,) int64, (entries,) int64, (entries,) float
+        Filled in place.
+    state : (N_STATE,) int64
+        Where an error is, and counts; changed in place.
+
+    Returns
+    -------
+    int
+        `OK`, `NULL_VALUE` (NaN), `INFINITE`, `OUT_OF_RANGE`, `NEGATIVE_INDEX` (below `least`), `HUGE_INDEX`, `BEYOND_WIDTH`.
+    """
+    entry = 0
+    for row in range(starts.size - 1):
+        first, stop = starts[row], starts[row + 1]
+        last, total = np.int64(-1), 0.0
+        for k in range(first, stop):
+            i, number = np.int64(given_index[k]), np.float64(given_value[k])
+            state[ROW], state[COLUMN] = row, k
+            if i < least:
+                return NEGATIVE_INDEX
+            if i > LARGEST_INDEX:
+                return HUGE_INDEX
+            if np.isnan(number):
+                return NULL_VALUE
+            if i == 0:
+                state[ZERO_INDEX] = 1
+            if i > state[MAX_INDEX]:
+                state[MAX_INDEX], state[MAX_ROW] = i, row
+            if i >= width_end:
+                if not ignore:
+                    return BEYOND_WIDTH
+                state[IGNORED] += number != 0.0
+                continue
+            total = total + number if i == last else number
+            last = i
+            if k + 1 < stop and given_index[k + 1] == i:
+                continue
+            index[entry], value[entry] = i, total
+            if np.isinf(value[entry]):
+                return INFINITE if np.isinf(total) else OUT_OF_RANGE
+            if value[entry] != 0.0:
+                entry += 1
+            elif total == 0.0:
+                state[ZEROS] += 1
+            else:
+                state[UNDERFLOWS] += 1
+        indptr[row + 1] = entry
+    return OK
+
+
+@kernel
+def dense_rows(values, width_end, ignore, indptr, index, value, state):
+    """Make entries of the cells of a matrix that are not zero.
+
+    Parameters
+    ----------
+    values : (rows, features) number
+    width_end, ignore, indptr, index, value, state
+        As for `sparse_rows`.
+
+    Returns
+    -------
+    int
+        `OK`, `NULL_VALUE` (NaN), `INFINITE`, `OUT_OF_RANGE`, `BEYOND_WIDTH`.
+    """
+    entry = 0
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            number = np.float64(values[row, column])
+            if number == 0.0:
+                continue
+            state[ROW], state[COLUMN] = row, column
+            if np.isnan(number):
+                return NULL_VALUE
+            if column >= width_end:
+                if not ignore:
+                    return BEYOND_WIDTH
+                state[IGNORED] += 1
+                continue
+            index[entry], value[entry] = column, number
+            if np.isinf(value[entry]):
+                return INFINITE if np.isinf(number) else OUT_OF_RANGE
+            if value[entry] != 0.0:
+                entry += 1
+            else:
+                state[UNDERFLOWS] += 1
+        indptr[row + 1] = entry
+    return OK
+
+
+@kernel
+def append_rows(indptr, index, value, more_indptr, more_index, more_value, out_indptr, out_index, out_value):
+    """Join the entries of every row of two tables, the second one's after the first one's."""
+    entry = 0
+    for row in range(indptr.size - 1):
+        for k in range(indptr[row], indptr[row + 1]):
+            out_index[entry], out_value[entry] = index[k], value[k]
+            entry += 1
+        for k in range(more_indptr[row], more_indptr[row + 1]):
+            out_index[entry], out_value[entry] = more_index[k], more_value[k]
+            entry += 1
+        out_indptr[row + 1] = entry
+
+
+@kernel
+def renumber(indptr, index, source_row, first_rows, starts, features, sparse_start, out):
+    """Turn the codes of tasks, each of which numbers strings on its own, into features.
+
+    Parameters
+    ----------
+    indptr, index : (rows + 1,) int64, (entries,) integer
+        Codes.
+    source_row : (rows,) int64
+    first_rows : (tasks,) int64
+        First row of the source of every task, ascending.
+    starts : (tasks + 1,) int64
+        Task ``t`` has the map ``features[starts[t]:starts[t + 1]]``.
+    features : (codes of all tasks,) int64
+    sparse_start : int
+        Feature of the code `SPARSE_CODES`, after which come those of a sparse column.
+    out : (entries,) integer
+        Filled in place.
+    """
+    for row in range(source_row.size):
+        task = np.searchsorted(first_rows, source_row[row], side="right") - 1
+        for entry in range(indptr[row], indptr[row + 1]):
+            code = np.int64(index[entry])
+            if code >= SPARSE_CODES:
+                out[entry] = code - SPARSE_CODES + sparse_start
+            else:
+                out[entry] = features[starts[task] + code]
+
+
+@kernel
+def last_record_end(text, stop, quote):
+    """The place after the last newline of ``text[:stop]`` that is not between quotes; 0 where there is none."""
+    end, quoted = 0, False
+    for k in range(stop):
+        if text[k] == quote:
+            quoted = not quoted
+        elif text[k] == 0x0A and not quoted:
+            end = k + 1
+    return end
+
+
+@kernel
+def count_records(text, start, stop, quote):
+    """Count the records and the lines of delimited text, and tell if it ends between quotes; blank lines are no records."""
+    records, lines, quoted, blank = 0, 0, False, True
+    for k in range(start, stop):
+        c = text[k]
+        if c == 0x0A:
+            lines += 1
+            if not quoted:
+                records += not blank
+                blank = True
+        elif c != 0x0D:
+            blank = False
+            if c == quote:
+                quoted = not quoted
+    return records, lines, quoted

@@ -1,0 +1,385 @@
+"""Tables encoded: batches of Arrow columns to rows of entries, as an encoding says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import DataError, UsageError
+from ..core.memory_budget import format_size
+from ..dataset.arrow_columns import (
+    Strings,
+    arrow_strings,
+    dictionary_of,
+    lists_of,
+    numbers_of,
+    strings_of,
+    type_name,
+)
+from ..kernels import tables as kernels
+from .encoding import Column, Encoding
+
+BLOCK_CELLS = 1 << 17
+"""Cells of a table that are encoded at a time: their numbers and entries stay in a processor's cache."""
+
+_MOST_SLOTS = 1 << 31
+_KINDS = {"number": kernels.NUMBER, "category": kernels.CATEGORY, "hashed": kernels.HASHED}
+
+
+class StringTable:
+    """Strings of several columns, numbered in the order in which they came; `memory_bytes` bounds it."""
+
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        self._memory_bytes = memory_bytes
+        self._slots = np.full(1 << 10, -1, np.int32)
+        self._hashes, self._columns = np.empty(1 << 9, np.uint64), np.empty(1 << 9, np.int32)
+        self._ends, self._arena = np.zeros((1 << 9) + 1, np.int64), np.empty(1 << 13, np.uint8)
+        self._state = np.zeros(2, np.int64)
+
+    @property
+    def size(self) -> int:
+        """Strings so far."""
+        return int(self._state[0])
+
+    def number(self, column: int, strings: Strings, valid: np.ndarray, add: bool, name: str) -> np.ndarray:
+        """Number strings of a column; see `kernels.tables.number_strings`. `name` is the column's in messages."""
+        out = np.empty(strings.size, np.int64)
+        done = 0
+        while True:
+            arrays = (self._slots, self._hashes, self._columns, self._ends, self._arena, self._state)
+            done = kernels.number_strings(column, *strings, valid, done, add, *arrays, out)
+            if done == strings.size:
+                return out
+            self._grow(int(strings.offsets[done + 1] - strings.offsets[done]), name)
+
+    def _grow(self, length: int, name: str) -> None:
+        n, n_bytes = self._state.tolist()
+        if n == self._hashes.size:
+            self._hashes, self._columns = (_enlarged(array, 2 * n) for array in (self._hashes, self._columns))
+            self._ends = _enlarged(self._ends, 2 * n + 1)
+        if 2 * (n + 1) > self._slots.size:
+            self._slots = np.full(min(2 * self._slots.size, _MOST_SLOTS), -1, np.int32)
+            kernels.fill_slots(self._hashes, n, self._slots)
+        if n_bytes + length > self._arena.size:
+            self._arena = _enlarged(self._arena, 2 * (n_bytes + length))
+        if self._memory_bytes is not None and self.nbytes > self._memory_bytes:
+            raise UsageError(
+                f"column {name!r}: the dictionary of its categories takes more than the {format_size(self._memory_bytes)} "
+                f"of --memory that are left for it, after {n:,} categories; hash them into 2^B features with --hash B "
+                "(20, say), leave the column out with --drop, or give a larger --memory"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the table while it grows: an array is there twice when it is enlarged."""
+        arrays = (self._slots, self._hashes, self._columns, self._ends, self._arena)
+        return int(1.5 * sum(array.nbytes for array in arrays))
+
+    def strings(self) -> Strings:
+        """All strings, by their numbers."""
+        n, n_bytes = self._state.tolist()
+        return Strings(self._arena[:n_bytes], self._ends[: n + 1])
+
+    def columns(self) -> np.ndarray:
+        """The column of every string, by their numbers."""
+        return self._columns[: self.size]
+
+
+def _enlarged(array: np.ndarray, size: int) -> np.ndarray:
+    larger = np.empty(size, array.dtype)
+    larger[: array.size] = array
+    return larger
+
+
+class EncodedRows(NamedTuple):
+    """Consecutive rows of a batch, from row `start` of it on; the arrays are filled anew when the next ones are taken."""
+
+    start: int
+    indptr: np.ndarray
+    feature: np.ndarray
+    value: np.ndarray
+
+
+class _Layout(NamedTuple):
+    """Columns as `kernels.tables.table_rows` takes them, the hashed ones last."""
+
+    columns: list[tuple[int, Column]]
+    kinds: np.ndarray
+    lines: np.ndarray
+    features: np.ndarray
+    indicators: np.ndarray
+
+
+class TableEncoder:
+    """Encodes batches of a table one after the other.
+
+    With `table`, categories are numbered by it as they come, after the codes of numbers and indicators; else they are those
+    of the encoding, codes are features, and categories that are not among them are counted in ``state[UNSEEN]``.
+    Indices of a sparse column are from `sparse_least` on, below `sparse_end`; those beyond are counted, or refused.
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        value_dtype: Any,
+        table: StringTable | None = None,
+        sparse_least: int = 0,
+        sparse_end: int = kernels.LARGEST_INDEX + 1,
+        ignore_beyond: bool = False,
+        message: Callable[[int], str] = lambda row: f"row {row + 1}",
+    ) -> None:
+        self.encoding, self.message = encoding, message
+        self._value_dtype, self._grows = np.dtype(value_dtype), table is not None
+        self._sparse = (sparse_least, sparse_end, ignore_beyond)
+        self._dictionaries: dict[str, tuple[Any, np.ndarray]] = {}
+        self._features = np.empty(0, np.int64)
+        self._table = StringTable() if table is None else table
+        if table is None and encoding.categories is not None:
+            self._features = encoding.category_features()
+            self._enter_categories(encoding.categories)
+        self._layout = self._make_layout()
+        self.state = np.zeros(kernels.N_STATE, np.int64)
+        self.state[kernels.MAX_INDEX] = -1
+        self.collisions = Collisions(encoding.bits) if encoding.bits and self._grows else None
+        n_cells = max(len(self._layout.columns), 1)
+        self._block_rows = max(BLOCK_CELLS // n_cells, 1)
+
+    def _enter_categories(self, categories: Strings) -> None:
+        ends = np.cumsum([0, *(column.n_categories for column in self.encoding.columns)]).tolist()
+        for number, (start, stop) in enumerate(pairwise(ends)):
+            if stop > start:
+                self._table.number(number, categories.slice(start, stop), np.empty(0, np.bool_), True, "")
+
+    @property
+    def n_static(self) -> int:
+        """Codes of numbers and indicators, while categories are numbered as they come."""
+        return int(self.encoding.without_counts().first_features()[-1])
+
+    @property
+    def n_codes(self) -> int:
+        """Codes in use so far, those of a sparse column left out."""
+        return (
+            self.n_static + self.encoding.n_buckets + self._table.size
+            if self._grows
+            else self.encoding.sparse_start
+        )
+
+    @property
+    def sparse_start(self) -> int:
+        """Code of a sparse column's index 0."""
+        if not self._grows:
+            return self.encoding.sparse_start
+        if self.encoding.has_categories:
+            return kernels.SPARSE_CODES
+        return self.n_static + self.encoding.n_buckets
+
+    def _make_layout(self) -> _Layout:
+        encoding = self.encoding.without_counts() if self._grows else self.encoding
+        starts = encoding.first_features()
+        chosen = [(k, column) for k, column in enumerate(encoding.columns) if column.kind != "sparse"]
+        chosen.sort(key=lambda item: item[1].kind == "hashed")
+        lines: list[int] = []
+        features: list[int] = []
+        indicators: list[int] = []
+        for k, column in chosen:
+            same = [other.kind == "number" for _, other in chosen[: len(lines)]]
+            is_number = column.kind == "number"
+            lines.append(sum(is_number == other for other in same))
+            features.append(int(starts[-1] if column.kind == "hashed" else starts[k]))
+            refused = encoding.missing == "error"
+            indicators.append(kernels.REFUSED if refused else kernels.NO_INDICATOR)
+            if encoding.missing == "indicator" and column.kind != "hashed":
+                indicators[-1] = int(starts[k + 1]) - 1
+        kinds = [_KINDS[column.kind] for _, column in chosen]
+        numbers = (np.array(values, np.int64) for values in (kinds, lines, features, indicators))
+        return _Layout(chosen, *numbers)
+
+    def encode(self, batch: Any) -> Iterator[EncodedRows]:
+        """Encode a record batch of Arrow's, which has the encoding's columns, a block of rows at a time."""
+        for start in range(0, batch.num_rows, self._block_rows):
+            yield self._encode(batch.slice(start, self._block_rows), start)
+
+    def _encode(self, block: Any, start: int) -> EncodedRows:
+        found = self._table_rows(block, start) if self._layout.columns else None
+        sparse = self.encoding.sparse
+        if sparse is None:
+            assert found is not None
+            return EncodedRows(start, *found)
+        listed = self._sparse_rows(block, sparse, start)
+        if found is None:
+            return EncodedRows(start, *listed)
+        n_entries = found[1].size + listed[1].size
+        joined = self._room(block.num_rows, n_entries)
+        kernels.append_rows(*found, *listed, *joined)
+        return EncodedRows(start, *joined)
+
+    def _room(self, n_rows: int, n_entries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        indptr = np.zeros(n_rows + 1, np.int64)
+        return indptr, np.empty(n_entries, np.int64), np.empty(n_entries, self._value_dtype)
+
+    def _table_rows(self, block: Any, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        layout, n_rows = self._layout, block.num_rows
+        n_numbers = int((layout.kinds == kernels.NUMBER).sum())
+        values = np.empty((n_numbers, n_rows))
+        codes = np.empty((len(layout.columns) - n_numbers, n_rows), np.int64)
+        for (number, column), line in zip(layout.columns, layout.lines.tolist(), strict=True):
+            if column.kind == "number":
+                values[line] = self._numbers(block, column.name)
+            else:
+                codes[line] = self._codes(block, number, column)
+        room = self._room(n_rows, n_rows * len(layout.columns))
+        arrays = (layout.kinds, layout.lines, layout.features, layout.indicators)
+        status = kernels.table_rows(n_rows, values, codes, *arrays, self.encoding.bits, *room, self.state)
+        if status != kernels.OK:
+            row, place = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
+            name = layout.columns[place][1].name
+            self._refuse(status, start + row, name, block.column(name)[row].as_py())
+        indptr, index, value = room
+        return indptr, index[: indptr[-1]], value[: indptr[-1]]
+
+    def _numbers(self, block: Any, name: str) -> np.ndarray:
+        array = block.column(name)
+        if type_name(array.type) not in ("number", "nothing"):
+            raise DataError(
+                f"{self.message(0)}: column {name!r}: expected numbers, found {array.type}; "
+                "give the column the type that it has elsewhere"
+            )
+        return numbers_of(array)
+
+    def _codes(self, block: Any, number: int, column: Column) -> np.ndarray:
+        array = block.column(column.name)
+        if type_name(array.type) not in ("string", "nothing"):
+            raise DataError(
+                f"{self.message(0)}: column {column.name!r}: expected strings, found {array.type}; "
+                "give the column the type that it has elsewhere"
+            )
+        found = dictionary_of(array)
+        if found is None:
+            return self._string_codes(number, column, *strings_of(array))
+        values, places = found
+        codes = self._dictionary_codes(number, column, values)
+        return codes[places]  # the last code is that of null
+
+    def _dictionary_codes(self, number: int, column: Column, values: Any) -> np.ndarray:
+        """Codes of a dictionary's values and, last, of null; kept while the dictionary stays the same."""
+        known = self._dictionaries.get(column.name)
+        if known is None or not (known[0] is values or known[0].equals(values)):
+            null = np.array([self._missing_code(column)])
+            codes = np.concatenate([self._string_codes(number, column, *strings_of(values)), null])
+            known = self._dictionaries[column.name] = (values, codes)
+        return known[1]
+
+    def _missing_code(self, column: Column) -> int:
+        if column.kind == "hashed" and self.encoding.missing == "indicator":
+            strings, valid = strings_of(arrow_strings([""]))
+            return int(self._hashes(f"{column.name} is missing".encode(), strings, valid)[0])
+        return kernels.MISSING
+
+    def _string_codes(self, number: int, column: Column, strings: Strings, valid: np.ndarray) -> np.ndarray:
+        if column.kind == "hashed":
+            codes = self._hashes(f"{column.name}=".encode(), strings, valid)
+            if self.encoding.missing == "indicator" and valid.size:
+                codes[~valid] = self._missing_code(column)
+            return codes
+        codes = self._table.number(number, strings, valid, self._grows, column.name)
+        known = codes >= 0
+        if self._grows:
+            codes[known] += self.n_static
+        else:
+            codes[known] = self._features[codes[known]]
+        return codes
+
+    def _hashes(self, prefix: bytes, strings: Strings, valid: np.ndarray) -> np.ndarray:
+        hashes = np.empty(strings.size, np.int64)
+        kernels.murmur_strings(np.frombuffer(prefix, np.uint8), *strings, valid, hashes)
+        if self.collisions is not None:
+            self.collisions.add(hashes)
+        return hashes
+
+    def _sparse_rows(
+        self, block: Any, column: Column, start: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        starts, index = self._list(block, column.name)
+        ends, value = self._list(block, column.values)
+        if not np.array_equal(starts, ends):
+            row = int(np.flatnonzero(np.diff(starts) != np.diff(ends))[0])
+            raise DataError(
+                f"{self.message(start + row)}: expected lists of one length in {column.name!r} and {column.values!r}, "
+                f"found {int(np.diff(starts)[row])} and {int(np.diff(ends)[row])} elements; correct the row"
+            )
+        index, value = sorted_rows(starts, index, value)
+        room = self._room(block.num_rows, index.size)
+        status = kernels.sparse_rows(starts, index, value, *self._sparse, *room, self.state)
+        if status != kernels.OK:
+            row, place = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
+            of_index = status >= kernels.NEGATIVE_INDEX
+            name, found = (column.name, index[place]) if of_index else (column.values, value[place])
+            self._refuse(status, start + row, name, found)
+        indptr, codes, kept = room
+        codes = codes[: indptr[-1]]
+        codes += self.sparse_start
+        return indptr, codes, kept[: indptr[-1]]
+
+    def _list(self, block: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+        array = block.column(name)
+        if type_name(array.type) != "list" or type_name(array.type.value_type) not in ("number", "nothing"):
+            raise DataError(
+                f"{self.message(0)}: column {name!r}: expected lists of numbers, found {array.type}; "
+                "--features INDICES:VALUES names two columns of lists"
+            )
+        try:
+            starts, elements = lists_of(array, name)
+        except ValueError as error:
+            raise DataError(f"{self.message(0)}: {error}") from None
+        return starts, numbers_of(elements)
+
+    def _refuse(self, status: int, row: int, name: str, found: Any) -> None:
+        raise DataError(
+            f"{self.message(row)}: column {name!r}: "
+            + describe_refusal(status, found, self._value_dtype, *self._sparse[:2])
+        )
+
+
+def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same rows, ``starts[r]:starts[r + 1]``, with ascending indices."""
+    if kernels.are_sorted(starts, index):
+        return index, value
+    row = np.repeat(np.arange(starts.size - 1), np.diff(starts))
+    order = np.lexsort((index[: row.size], row))
+    return index[order], value[order]
+
+
+def describe_refusal(status: int, found: Any, value_dtype: np.dtype, least: int = 0, end: int = 0) -> str:
+    """Say what a kernel of `kernels.tables` refused, and what to do."""
+    smaller = value_dtype == np.float32
+    advice = "convert with --dtype float64" if smaller else "rescale it"
+    complaints = {
+        kernels.NULL_VALUE: "expected a value, found none; give --missing zero (or indicator), or correct the row",
+        kernels.INFINITE: f"expected a finite value, found {found}; correct or remove the row",
+        kernels.OUT_OF_RANGE: f"expected a number that is finite in {value_dtype}, found {found}; {advice}",
+        kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {found}; give --index-base, or correct the row",
+        kernels.HUGE_INDEX: f"expected indices up to 2^62, found {found}; renumber the features",
+        kernels.BEYOND_WIDTH: f"expected indices up to {end - 1} (the number of features given), found {found}; "
+        "give a larger --n-features",
+    }
+    return complaints[status]
+
+
+class Collisions:
+    """Buckets of hashed strings that hold more than one distinct string, as far as 32 bits tell them apart."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self.seen, self.collided = np.full(1 << bits, -1, np.int64), np.zeros(1 << bits, np.bool_)
+
+    def add(self, hashes: np.ndarray) -> None:
+        """Take in hashes."""
+        kernels.mark_collisions(hashes, self._bits, self.seen, self.collided)
+
+    def merge(self, other: Collisions) -> None:
+        """Take in those of other rows."""
+        self.add(other.seen)
+        self.collided |= other.collided
