@@ -64,7 +64,7 @@ def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
 
 
 def new_figure(columns: int = 1, height: float = 3.2, width: float = 5.0) -> tuple[Figure, Any]:
-    """Make a figure of panels side by side, `width` × `height` inches each; returns it with its axes, an array if several."""
+    """Make a figure of panels side by side, `width` × `height` inches each; return it and its axes, an array if several."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height), layout="constrained")
