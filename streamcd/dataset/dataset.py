@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import UsageError
 from ..core.progress import Listener
 from .chunked_table import RowTable
 from .parquet import read_groups, reading
@@ -40,6 +41,8 @@ class Dataset(RowTable):
         The part and the row group in it that hold a chunk.
     row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
+    held_bytes : int
+        Memory that it takes in proportion to its rows: none, but where it is some rows of another.
 
     Examples
     --------
@@ -49,6 +52,8 @@ class Dataset(RowTable):
     >>> data.verify()
     []
     """
+
+    held_bytes = 0
 
     def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
         super().__init__(path, manifest, chunk_table)
@@ -66,6 +71,58 @@ class Dataset(RowTable):
     def shape(self) -> tuple[int, int]:
         """Rows and features."""
         return self.n_rows, self.n_features
+
+    def __getitem__(self, rows: Any) -> Dataset:
+        """Select rows, as a dataset of its own that leaves the others out when it is read.
+
+        Estimators train on it and decide about it as about any dataset, so that scikit-learn can cut a dataset into folds.
+        Other trainings need a dataset on disk.
+
+        Parameters
+        ----------
+        rows : array of int, mask or slice
+            Places in the order of the source, at most once each; the selection has their order.
+
+        Raises
+        ------
+        UsageError
+            Where they are none of these.
+
+        Examples
+        --------
+        >>> data = streamcd.open("data")
+        >>> data[:100].shape[0], len(data[data.labels() == 1]) == data.class_counts[1]
+        (100, True)
+        """
+        from .selection import select_rows
+
+        return select_rows(self, rows)
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        """Refuse to become an array, which is what other libraries' estimators and transformers ask for."""
+        raise UsageError(
+            f"expected an array, found the dataset {self.path}: of the steps of a pipeline streamcd's estimators alone "
+            "take one, and it is scaled when it is made, by convert(scale=, normalize=); to_scipy() reads it into memory"
+        )
+
+    @property
+    def whole(self) -> Dataset:
+        """The dataset on disk: itself, or the one of which it has some rows."""
+        return self
+
+    def labels(self, memory: int | str | None = None) -> np.ndarray:
+        """Read the labels of all rows, in the order of the source: names, integers or decimal numbers.
+
+        `memory` and errors as in `to_scipy`.
+
+        Examples
+        --------
+        >>> streamcd.open("data").labels().shape
+        (8000,)
+        """
+        from .exchange import labels
+
+        return labels(self, memory)
 
     def head(self, n_rows: int = 5) -> Any:
         """Read the first rows as they are stored, which is shuffled unless converted without.
