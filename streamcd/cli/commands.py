@@ -235,6 +235,12 @@ def _carry_out(
     "extra read. Method sor can start from a run of dual or sor; a primal method begins at the weights of a run of "
     "any method, which takes a read.",
 )
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Give the model probabilities (predict --proba): sigmoids fitted to the decisions about five folds left out, "
+    "trained in reads of their own after the model. For the losses hinge and squared_hinge.",
+)
 @worker_options
 @round_options
 @output_options

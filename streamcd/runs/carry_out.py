@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from ..cluster.partition import DASK_BYTES
 from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import Listener
@@ -106,8 +108,16 @@ def carry_out(
         _tell_omegas(result, listener)
     if result.stop_reason == "time":
         return result  # there is no model of weights that were not certified
+    sigmoids: dict[float, np.ndarray] | None = {}
+    if run.config.calibrate:
+        from .calibration import fit_calibration  # with the kernels of decisions
+
+        sigmoids = fit_calibration(directory, run, session, train_groups)
+    if sigmoids is None:
+        result.stop_reason = "time"
+        return result
     begun = time.monotonic()
-    written = save_models(model_path or directory.model_path, directory, run, result)
+    written = save_models(model_path or directory.model_path, directory, run, result, sigmoids)
     if written:
         result.seconds += time.monotonic() - begun
         result.peak_memory_bytes = peak_memory_bytes()

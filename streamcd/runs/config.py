@@ -199,6 +199,7 @@ class TrainOptions:
     local_workers: int = 0
     start_from: str | None = None
     search: bool = False  # for the best C, by cross-validation
+    calibrate: bool = False
     in_memory: bool = False  # no directory: what is kept of rows stays in memory
 
 
@@ -244,6 +245,7 @@ class RunConfig:
     columns: str | None = None  # fingerprint of the column layout, where that is read
     start_from: str | None = None
     tune: Search | None = None
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)

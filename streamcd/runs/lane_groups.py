@@ -50,6 +50,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         columns=dataset.open_columns().fingerprint if reads_columns(options.method) else None,
         start_from=asked.start_from,
         tune=Search(options.folds) if asked.search else None,
+        calibrate=asked.calibrate,
     )
     return ResolvedRun(config, dataset, problem)
 

@@ -6,6 +6,7 @@ The training on all rows begins from where the folds ended (`warm_start`).
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,23 +16,17 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.code_matrices import has_vector_per_class
-from ..core.progress import Listener, Progress
-from ..kernels import rows as rows_kernels
+from ..core.progress import Listener
 from ..models.model import plane_distances
 from ..solvers.problem import Problem
-from ..stream.arenas import RowLayout
-from ..stream.memory_plan import make_plan
-from ..stream.stream import Stream
-from ..stream.window import Window
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, TrainOptions, read_config, reopen, write_config
+from .held_out import held_out_rows
 from .lane_groups import resolve
 from .previous_run import PreviousRun
-
-_SCORE_BYTES = 1 << 22  # of decisions at a time
 
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
@@ -109,66 +104,17 @@ def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any
 
 
 def _score(path: Path, search: ResolvedRun, listener: Listener) -> dict[float, list[float]]:
-    """Accuracy of every C on each fold, by the lanes that left the fold out; one read for each group of lanes."""
-    problem, dataset = search.problem, search.dataset
-    correct: dict[tuple[float, int], int] = {}
-    count = np.zeros(problem.n_folds, dtype=np.int64)
-    for number, group in enumerate(search.groups):
-        lanes = problem.subset(group.lanes)
-        arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
-        assert arrays is not None
-        layout, plan = search.make_solver(lanes).layout, search.config.plan
-        if not isinstance(layout, RowLayout):  # rows are scored, whatever was trained on
-            layout = RowLayout(0, 0)
-            needs = {"weights": 2 * arrays["w"].nbytes + 4 * _SCORE_BYTES}
-            plan = make_plan(dataset, search.config.memory, layout, needs)
-        with Stream(dataset, plan, layout, search.options.seed, n_folds=problem.n_folds) as stream:
-            done = 0
-            for window in stream.windows(0):
-                for start, stop in _row_blocks(window, arrays["w"].shape[1]):
-                    _count_correct(window, start, stop, arrays["w"], lanes, correct)
-                    if number == 0:
-                        count += np.bincount(window.arena.fold[start:stop], minlength=count.size)
-                done += window.n_entries
-                listener.progress(Progress("score the folds", done, dataset.n_entries, "entries"))
+    """Accuracy of every C on each fold, by the lanes that left the fold out."""
+    problem = search.problem
+    n_correct: Counter[tuple[float, int]] = Counter()
+    n_rows: Counter[tuple[float, int]] = Counter()
+    for rows in held_out_rows(path, search, listener, "score the folds"):
+        predicted = predicted_classes(problem, rows.decisions, rows.w)
+        n_correct[rows.C, rows.fold] += int((predicted == rows.code).sum())
+        n_rows[rows.C, rows.fold] += rows.code.size
     values = sorted({lane.C for lane in problem.lanes})
     folds = range(problem.n_folds)
-    return {C: [correct.get((C, fold), 0) / max(int(count[fold]), 1) for fold in folds] for C in values}
-
-
-def _row_blocks(window: Window, n_columns: int) -> list[tuple[int, int]]:
-    rows = max(1, _SCORE_BYTES // (8 * n_columns))
-    return [
-        (first, min(first + rows, stop))
-        for _, start, stop in window.chunk_ranges()
-        for first in range(start, stop, rows)
-    ]
-
-
-def _count_correct(
-    window: Window,
-    start: int,
-    stop: int,
-    w: np.ndarray,
-    lanes: Problem,
-    correct: dict[tuple[float, int], int],
-) -> None:
-    """Add to `correct` how many rows of each fold are classified rightly by the lanes that left it out."""
-    arena = window.arena
-    decisions = np.empty((stop - start, w.shape[1]))
-    indptr = np.ascontiguousarray(arena.indptr[start : stop + 1])
-    rows_kernels.margins(indptr, arena.feature, arena.value, w[:-1], decisions)
-    decisions += lanes.bias * w[-1]
-    code, fold = arena.code[start:stop], arena.fold[start:stop]
-    columns = lanes.block_lanes * lanes.lane_vectors
-    for number in range(0, lanes.n_lanes, lanes.block_lanes):
-        lane = lanes.lanes[number]
-        mine = fold == lane.fold
-        first = number * lanes.lane_vectors
-        block = decisions[mine, first : first + columns]
-        vectors = w[:, first : first + columns]
-        hits = int((predicted_classes(lanes, block, vectors) == code[mine]).sum())
-        correct[lane.C, lane.fold] = correct.get((lane.C, lane.fold), 0) + hits
+    return {C: [n_correct[C, fold] / max(n_rows[C, fold], 1) for fold in folds] for C in values}
 
 
 def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -58,6 +58,7 @@ def train(
     ridge: float | None = None,
     slack: str | None = None,
     start_from: str | Path | None = None,
+    calibrate: bool = False,
     memory: int | str = "1GB",
     seed: int = 0,
     checkpoint_every: float = 60.0,
@@ -113,6 +114,9 @@ def train(
     start_from : path, optional
         An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning,
         or, of a primal method, its weights. Method sor can start from a run of sor or dual, dual from its own.
+    calibrate : bool
+        Give the model probabilities: Platt's sigmoids, fitted to the decisions about five folds that were left out; these
+        are trained after it, all in the same reads. For hinge and squared_hinge; the weights do not change.
     memory : int or str
         Bound on the process's peak resident memory. Lanes that do not fit together are trained in groups.
     seed : int
@@ -200,7 +204,12 @@ def train(
         rounds=SharedRounds(local_passes, timeout, shared) if on_workers else None,
         local_workers=on_workers.local,
         start_from=None if start_from is None else str(Path(start_from).resolve()),
+        calibrate=calibrate,
     )
+    if calibrate:
+        from .calibration import check_calibration
+
+        check_calibration(problem, on_workers=bool(on_workers))
     resolved = resolve(dataset, asked, listener)
     session = Session(listener, stop_requested, threads=threading, until=deadline(max_seconds))
     if resume and is_begun(Path(run), resolved.config):
