@@ -227,6 +227,10 @@ class OpenParts:
         self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
         self._ahead: ReadAhead | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the directory alone: another process opens files of its own."""
+        return OpenParts, (self._path, self._limit)
+
     def another(self) -> OpenParts:
         """Return a second cache of the same parts for another thread; the footers are shared."""
         other = OpenParts(self._path, self._limit)

@@ -1,4 +1,4 @@
-"""Verification of a dataset by one or several processes: the files that its manifests list, and the content of its chunks."""
+"""Verification of a dataset by one or several processes: the files that its manifests list, and the content of chunks."""
 
 from __future__ import annotations
 
