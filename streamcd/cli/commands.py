@@ -422,7 +422,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 @click.option(
     "--proba",
     is_flag=True,
-    help="Add the probability of each class, last; for models trained with log_loss. Text then begins with a line "
+    help="Add the probability of each class, last; for models of log_loss or --calibrate. Text then begins with a line "
     "'labels ...' in their order, as LIBLINEAR's.",
 )
 @click.option("-b", "liblinear_proba", type=BIT, metavar="0|1", help="LIBLINEAR's: -b 1 is --proba.")
