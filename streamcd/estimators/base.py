@@ -110,7 +110,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, code = np.unique(y, return_inverse=True)
         if self.classes_.size < 2:
-            raise ValueError(f"expected at least two classes, found one class only: {self.classes_[0]!r}")
+            raise ValueError(
+                f"expected at least two classes, found one class only: {self.classes_[:1].tolist()[0]!r}"
+            )
         factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
         weight = None
         if sample_weight is not None:
@@ -120,7 +122,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
                 X, code, weight = X[kept], code[kept], weight[kept]
         dataset = InMemoryDataset(sparse_rows(X), X.shape[1], code, self.classes_.size, weight)
         class_weight = dict(enumerate(factors)) if self.class_weight is not None else None
-        return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}))
+        n_threads = self._n_threads()
+        threads = Threads(1 if n_threads is None else n_threads)
+        return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}, threads))
 
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
         if isinstance(self.class_weight, Mapping):
@@ -131,9 +135,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if asked["method"] in ("primal", "online"):
             self._make_columns(dataset.whole)
         if dataset is not dataset.whole:
-            result, model = self._train_in_memory(
-                dataset, asked
-            )  # a run could not be resumed without these rows
+            # a run on disk could not be resumed without these rows
+            result, model = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
         elif self.workdir is None:
             with tempfile.TemporaryDirectory(prefix="streamcd-") as folder:
                 result = self._train_in_directory(dataset, Path(folder), asked)
@@ -163,7 +166,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if not has_columns(dataset):
             make_columns(dataset, memory=self.memory, listener=self._listener())
 
-    def _train_in_memory(self, dataset: Dataset, asked: dict[str, Any]) -> tuple[Result, Model]:
+    def _train_in_memory(
+        self, dataset: Dataset, asked: dict[str, Any], threads: Threads
+    ) -> tuple[Result, Model]:
         from ..runs.carry_out import train_in_memory
         from ..runs.config import ProblemOptions, TrainOptions, make_rule, settle_acceleration
         from ..training.loop import Session
@@ -174,11 +179,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             None,
             listener,
         )
-        rule, n_threads = make_rule(self.tol, None, self.max_iter), self._n_threads()
+        rule = make_rule(self.tol, None, self.max_iter)
         options = TrainOptions(problem, parse_size(self.memory), float("inf"), rule, in_memory=True)
-        result, (model,) = train_in_memory(
-            dataset, options, Session(listener, None, threads=Threads(1 if n_threads is None else n_threads))
-        )
+        result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
         return result, model
 
     def _train_in_directory(self, dataset: Dataset, workdir: Path, asked: dict[str, Any]) -> Result:
