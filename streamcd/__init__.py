@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .core.progress import Listener as Listener
     from .dataset.dataset import Dataset as Dataset
     from .dataset.dataset import open_dataset as open  # noqa: F401
+    from .estimators.linear import LinearSVC as LinearSVC
+    from .estimators.linear import LogisticRegression as LogisticRegression
+    from .estimators.linear import TwinSVC as TwinSVC
     from .models.model import Model as Model
     from .models.model import load_model as load_model
     from .prediction.evaluate import evaluate as evaluate
@@ -32,10 +35,13 @@ _PUBLIC = {
     "BoxQPResult": ("box_qp.solve", "BoxQPResult"),
     "ConvergenceWarning": ("core.errors", "ConvergenceWarning"),
     "Dataset": ("dataset.dataset", "Dataset"),
+    "LinearSVC": ("estimators.linear", "LinearSVC"),
     "Listener": ("core.progress", "Listener"),
+    "LogisticRegression": ("estimators.linear", "LogisticRegression"),
     "Model": ("models.model", "Model"),
     "Result": ("training.result", "Result"),
     "StreamcdError": ("core.errors", "StreamcdError"),
+    "TwinSVC": ("estimators.linear", "TwinSVC"),
     "convert": ("conversion.convert", "convert"),
     "evaluate": ("prediction.evaluate", "evaluate"),
     "load_model": ("models.model", "load_model"),

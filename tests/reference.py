@@ -24,6 +24,7 @@ from streamcd.kernels.primitives import (
     Rows,
 )
 from streamcd.stream.slot_store import SlotStore
+from streamcd.stream.window import RowArena
 
 # Of BLAS, for small matrices: more would only wait for the processors of other tests. What is tested keeps all of its own.
 one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
@@ -347,16 +348,11 @@ def crammer_singer_subproblem(b: np.ndarray, q: float, upper: np.ndarray) -> np.
 
 
 def kernel_rows(x: sp.csr_array, code: np.ndarray, weight: np.ndarray | None = None) -> Rows:
-    """Rows in the types that datasets have."""
-    n_rows = x.shape[0]
-    return Rows(
-        x.indptr.astype(np.int64),
-        x.indices.astype(np.int32),
-        x.data.astype(np.float32),
-        code.astype(np.int32),
-        np.ones(n_rows) if weight is None else weight.astype(np.float64),
-        np.full(n_rows, 255, dtype=np.uint8),
-    )
+    """Rows as an arena has them, in the types that datasets have."""
+    arena = RowArena((np.dtype(np.int32), np.dtype(np.float32)), x.shape[0], x.nnz, (2, 2))
+    arena.indptr[:], arena.feature[:], arena.value[:] = x.indptr, x.indices, x.data
+    arena.code[:], arena.weight[:] = code, 1.0 if weight is None else weight
+    return Rows(arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold)
 
 
 def new_totals(n_lanes: int) -> np.ndarray:

@@ -416,7 +416,8 @@ def test_active_rows_are_those_active_in_any_of_the_lanes() -> None:
 def test_margins_are_products_and_unknown_features_are_counted() -> None:
     x, _ = random_rows(20, 7, seed=9)
     w = np.random.default_rng(0).standard_normal((5, 3))
-    indptr, feature, value = kernel_rows(x, np.zeros(20))[:3]
+    _, feature, value = kernel_rows(x, np.zeros(20))[:3]
+    indptr = x.indptr.astype(np.int64)
     out = np.empty((20, 3))
     ignored = rows_kernels.margins(indptr, feature, value, w, out)
     assert ignored == (feature >= 5).sum()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import ModelError
 from .chunked_table import starts_of
 from .column_layout import Columns
 from .dataset import Dataset
@@ -157,6 +158,17 @@ class _InMemoryColumns(Columns):
         index = {"feature": occurs, "n_entries": n_entries[occurs]}
         tables = {"entries": {"row": row, "value": columns.data}, "index": index}
         self._parts = ArrayParts(tables, {"entries": entry_start, "index": item_start})
+
+
+def number_matrix(X: Any) -> Any:
+    """Return a SciPy sparse matrix as it is, and anything else as an array of numbers with two dimensions."""
+    found = X if hasattr(X, "tocsr") else np.asarray(X)
+    if found.ndim != 2 or found.dtype.kind not in "biuf":
+        raise ModelError(
+            f"expected a matrix of numbers, rows by features, found {type(X).__name__} with {found.ndim} dimensions of type "
+            f"{found.dtype}"
+        )
+    return found
 
 
 def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -213,6 +213,54 @@ class Model:
         out += self.intercept
         return out, n_ignored
 
+    def matrix_decisions(self, X: Any) -> np.ndarray:
+        """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
+        from ..dataset.in_memory import number_matrix, sparse_rows  # scipy's
+
+        X = number_matrix(X)
+        if X.shape[1] != self.n_features:
+            raise ModelError(
+                f"expected a column for each of the model's {self.n_features} features, found {X.shape[1]} columns"
+            )
+        if hasattr(X, "tocsr") or self.scaling.changes_values:
+            indptr, feature, value = sparse_rows(X)
+            value = self.scaling.apply(indptr, feature, value, self.n_features)
+            return self.decisions(indptr, feature, value)[0]
+        return X @ self.weights + self.intercept
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Compute the decisions about rows.
+
+        Parameters
+        ----------
+        X : array or SciPy sparse matrix, shape (rows, n_features), or a frame of numbers
+            Column ``j`` holds feature ``j``, counted from 0. What was done to the values that the model was trained on
+            (`scaling`) is done to these.
+
+        Returns
+        -------
+        ndarray of float64, shape (rows,) for two classes, else (rows, n_classes)
+            Positive, or largest, for the class that is predicted; of twin planes, minus the distance to each.
+
+        Raises
+        ------
+        ModelError
+            Where there are more or fewer columns than features, or what is in them is no number.
+        """
+        decisions = self.matrix_decisions(X)
+        return decisions[:, 0] if self.is_binary else self.scores(decisions)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predict the labels of rows; `X` and errors as in `decision_function`."""
+        return np.array(self.label_numbers())[self.places(self.matrix_decisions(X))]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Compute the classes' probabilities, shape (rows, n_classes); `X` and errors as in `decision_function`.
+
+        For logistic regression; of several classes each one's ``σ(h)`` is divided by their sum.
+        """
+        return np.exp(self.log_probabilities(self.matrix_decisions(X)))
+
     def scores(self, decisions: np.ndarray) -> np.ndarray:
         """``h(x)·M_r`` of every class ``r``, up to a constant that is the same for all; shape (rows, n_classes).
 

@@ -242,7 +242,8 @@ def _count_correct(
     """Add to `correct` how many rows of each fold are classified rightly by the lanes that left it out."""
     arena = window.arena
     decisions = np.empty((stop - start, w.shape[1]))
-    rows_kernels.margins(arena.indptr[start : stop + 1], arena.feature, arena.value, w[:-1], decisions)
+    indptr = np.ascontiguousarray(arena.indptr[start : stop + 1])
+    rows_kernels.margins(indptr, arena.feature, arena.value, w[:-1], decisions)
     decisions += lanes.bias * w[-1]
     code, fold = arena.code[start:stop], arena.fold[start:stop]
     columns = lanes.block_lanes * lanes.lane_vectors

@@ -11,7 +11,7 @@ from ..core.errors import DatasetError
 from ..core.randomness import assign_folds
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
-from .window import ColumnArena, RowArena
+from .window import ColumnArena, RowArena, row_record
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
 """Entries of a window where the whole dataset is in memory: 32 MB, so that a window's rows stay in the processor's last
@@ -33,8 +33,9 @@ class RowLayout:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of a row: indptr, code, weight, fold, alpha, active."""
-        return 8 + 4 + 8 + 1 + self.state_bytes
+        """Bytes of a row: its record, and its state where that is not part of it."""
+        widths = self.alpha_width, self.n_flags
+        return row_record(widths).itemsize + (0 if self.n_flags == 1 else self.state_bytes)
 
     def open(self, dataset: Dataset) -> Dataset:
         """Return the dataset itself."""

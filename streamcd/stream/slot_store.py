@@ -72,14 +72,13 @@ class SlotStore:
         self._durable = current.copy()
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
-        """Read a chunk's latest state into `arrays` (contiguous, filled in place); False where it was never saved."""
+        """Read a chunk's latest state into `arrays`, in place; False where it was never saved."""
         if self.current[chunk] == NO_SLOT:
             return False
         start, data = _HEADER_BYTES, self.read(chunk)
         for array in arrays:
-            flat = array.reshape(-1).view(np.uint8)
-            flat[:] = np.frombuffer(data, dtype=np.uint8, count=flat.size, offset=start)
-            start += flat.size
+            array[...] = np.frombuffer(data, array.dtype, array.size, start).reshape(array.shape)
+            start += array.nbytes
         return True
 
     def read(self, chunk: int) -> bytes:

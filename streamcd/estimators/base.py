@@ -1,0 +1,301 @@
+"""The common part of the estimators: what they are fitted to, how they are trained, and what they predict.
+
+Arrays are trained in memory and never touch the disk; a dataset on disk is trained in a run directory. Either way it is
+`runs.train` that trains; kernels are loaded at the first fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ..core.errors import ConvergenceWarning, UsageError
+from ..core.memory_budget import parse_size
+from ..core.progress import Listener
+from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.in_memory import InMemoryDataset, sparse_rows
+from ..models.model import Model
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import ConvergenceWarning as TheirConvergenceWarning
+    from sklearn.utils import check_random_state, compute_class_weight
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as missing:
+    raise ImportError(
+        "streamcd.LinearSVC, LogisticRegression and TwinSVC need scikit-learn 1.6 or later "
+        f"(pip install 'streamcd[sklearn]'): {missing}"
+    ) from None
+
+if TYPE_CHECKING:
+    from ..training.result import Result
+
+
+class NotConverged(ConvergenceWarning, TheirConvergenceWarning):
+    """A training ended before its rule of stopping was met; caught as streamcd's warning and as scikit-learn's."""
+
+
+class _Silent(Listener):
+    """Listener that drops everything."""
+
+    def message(self, text: str) -> None:
+        """Drop it."""
+
+    def warning(self, text: str) -> None:
+        """Drop it: an estimator warns of its own."""
+
+
+class LinearClassifier(ClassifierMixin, BaseEstimator):
+    """Base of the estimators.
+
+    A subclass has the parameters ``C, tol, fit_intercept, class_weight, random_state, max_iter, verbose, method, memory,
+    workdir`` and says what they mean to `runs.train`.
+    """
+
+    def _problem(self) -> dict[str, Any]:
+        """Return loss, method and bias, and what else differs from the options' defaults; refuse what is not offered."""
+        raise NotImplementedError
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model to rows in memory, or to a dataset.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (rows, features), frame, Dataset or path
+            float32 is kept, other numbers become float64. A dataset, or the path of one, brings its labels and weights.
+        y : array, shape (rows,)
+            Labels; None with a dataset.
+        sample_weight : array, shape (rows,), optional
+            Factors of the rows' losses, at least 0; rows of weight 0 are left out.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            Where X or y is not what scikit-learn takes, or there is a single class.
+        UsageError
+            Where a parameter is not offered, or `memory` is too small.
+        """
+        asked = self._problem()  # refused before anything is read
+        if isinstance(X, str | os.PathLike | Dataset):
+            if y is not None or sample_weight is not None:
+                raise UsageError(
+                    "a dataset brings its labels and weights: fit(dataset) takes no y or sample_weight"
+                )
+            return self._fit_dataset(X if isinstance(X, Dataset) else open_dataset(X), asked)
+        return self._fit_arrays(X, y, sample_weight, asked)
+
+    def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
+        numbers = (np.float64, np.float32)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=numbers)
+        check_classification_targets(y)
+        self.classes_, code = np.unique(y, return_inverse=True)
+        if self.classes_.size < 2:
+            raise ValueError(f"expected at least two classes, found one class only: {self.classes_[0]!r}")
+        factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            kept = weight > 0
+            if not kept.all():
+                X, code, weight = X[kept], code[kept], weight[kept]
+        dataset = InMemoryDataset(sparse_rows(X), X.shape[1], code, self.classes_.size, weight)
+        class_weight = dict(enumerate(factors)) if self.class_weight is not None else None
+        return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}))
+
+    def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
+        if isinstance(self.class_weight, Mapping):
+            asked["class_weight"] = dict(self.class_weight)
+        else:
+            asked["class_weight"] = self.class_weight
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_  # of an earlier fit
+        self.n_features_in_ = dataset.n_features
+        if asked["method"] == "primal":
+            self._make_columns(dataset)
+        if self.workdir is None:
+            with tempfile.TemporaryDirectory(prefix="streamcd-") as folder:
+                result = self._train_in_directory(dataset, Path(folder), asked)
+                model = result.model
+        else:
+            result = self._train_in_directory(dataset, Path(self.workdir), asked)
+            model = result.model
+        self.classes_ = np.array(model.label_numbers())
+        return self._adopt(result, model)
+
+    def _make_columns(self, dataset: Dataset) -> None:
+        """Make the column layout of a dataset on disk that has none."""
+        from ..conversion.transpose import make_columns
+        from ..dataset.column_layout import has_columns
+
+        if not has_columns(dataset):
+            make_columns(dataset, memory=self.memory, listener=self._listener())
+
+    def _train_in_memory(self, dataset: InMemoryDataset, asked: dict[str, Any]) -> tuple[Result, Model]:
+        from ..runs.config import ProblemOptions, TrainOptions, make_rule, settle_acceleration
+        from ..runs.train import train_in_memory
+        from ..training.loop import Session
+
+        listener = self._listener()
+        problem = settle_acceleration(
+            ProblemOptions.asked(**{"code": None, "ridge": None, "slack": None, **self._shared(), **asked}),
+            None,
+            listener,
+        )
+        rule = make_rule(self.tol, None, self.max_iter)
+        options = TrainOptions(problem, parse_size(self.memory), float("inf"), rule, in_memory=True)
+        result, (model,) = train_in_memory(dataset, options, Session(listener, None))
+        return result, model
+
+    def _train_in_directory(self, dataset: Dataset, workdir: Path, asked: dict[str, Any]) -> Result:
+        """Train in a directory named by what is trained; go on with, or take, what an earlier fit has left there."""
+        from ..runs.resume import resume
+        from ..runs.train import train
+
+        options = {**self._shared(), **asked}
+        run = workdir / f"run-{_digest({**options, 'fingerprint': dataset.fingerprint})}"
+        rule = {"tol": self.tol, "max_passes": self.max_iter, "listener": self._listener()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # `_adopt` warns
+            if (run / "config.json").exists():
+                return resume(run, **rule)
+            workdir.mkdir(parents=True, exist_ok=True)
+            return train(dataset, run, memory=self.memory, **rule, **options)
+
+    def _shared(self) -> dict[str, Any]:
+        """Return the options that do not depend on the estimator."""
+        seed = 0
+        if self.random_state is not None:
+            seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        return {"C": float(self.C), "seed": seed, "acceleration": "auto"}
+
+    def _listener(self) -> Listener:
+        return Listener() if self.verbose else _Silent()
+
+    def _adopt(self, result: Result, model: Model) -> Self:
+        """Take over what was trained, and warn where it has not converged."""
+        self.model_, self.dual_gap_ = model, result.gap
+        self.n_iter_ = self._count_passes(result)
+        if not result.converged:
+            warnings.warn(
+                f"not converged after max_iter={self.max_iter} passes: the relative duality gap is {result.gap:.2g}, "
+                f"tol={self.tol:g}; scale the features (sklearn.preprocessing.MaxAbsScaler, say), or take a smaller C or a "
+                "larger max_iter",
+                NotConverged,
+                stacklevel=4,
+            )
+        return self
+
+    def _count_passes(self, result: Result) -> Any:
+        return result.passes
+
+    # -- what was fitted --------------------------------------------------------------------------------------------------
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """Weights, shape (1, n_features) for two classes, else (n_classes, n_features)."""
+        return self.model_.weights.T
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """Intercepts, shape (1,) for two classes, else (n_classes,)."""
+        return self.model_.intercept
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Compute the decisions about rows.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (rows, features), frame, Dataset or path
+
+        Returns
+        -------
+        ndarray of float64, shape (rows,) for two classes, else (rows, classes)
+            Positive, or largest, for the class that is predicted. Of a dataset, in the order of its source.
+        """
+        decisions = self._decisions(X)
+        scores = self.model_.scores(decisions)
+        if self.model_.is_binary:
+            return decisions[:, 0]
+        return scores[:, 1] - scores[:, 0] if self.classes_.size == 2 else scores
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predict the labels of rows; `X` as in `decision_function`."""
+        decisions = self._decisions(X)
+        return self.classes_[self.model_.places(decisions)]
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the share of rows whose labels are predicted rightly; a dataset brings labels and weights itself."""
+        if not isinstance(X, str | os.PathLike | Dataset):
+            return float(super().score(X, y, sample_weight))
+        dataset = X if isinstance(X, Dataset) else open_dataset(X)
+        label, weight = (_in_source_order(dataset, name) for name in ("label", "weight"))
+        return float(np.average(self.predict(dataset) == label, weights=weight))
+
+    def _decisions(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        if isinstance(X, str | os.PathLike):
+            X = open_dataset(X)
+        if isinstance(X, Dataset):
+            return _dataset_decisions(self.model_, X)
+        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        return self.model_.matrix_decisions(X)
+
+    def __sklearn_tags__(self) -> Any:
+        """Describe the estimator to scikit-learn."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def refuse(estimator: object, **parameters: tuple[Any, tuple[Any, ...], str]) -> None:
+    """Refuse parameters by name: each with its value, the values that are taken, and what to do instead."""
+    for name, (value, taken, advice) in parameters.items():
+        if not any(value is one or value == one for one in taken):
+            offered = " or ".join(repr(one) for one in taken)
+            raise UsageError(
+                f"{type(estimator).__name__}: expected {name}={offered}, found {value!r}; {advice}"
+            )
+
+
+def _digest(options: Mapping[str, Any]) -> str:
+    text = json.dumps(options, sort_keys=True, default=lambda other: repr(other))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _source_order(dataset: Dataset) -> np.ndarray:
+    """Return the stored row of every row of the source, ascending by the latter."""
+    source = [dataset.read_rows(chunk, ("source",))[0] for chunk in range(dataset.n_chunks)]
+    return np.argsort(np.concatenate(source)) if source else np.zeros(0, dtype=np.int64)
+
+
+def _in_source_order(dataset: Dataset, name: str) -> np.ndarray:
+    found = [dataset.read_rows(chunk, (name,))[0] for chunk in range(dataset.n_chunks)]
+    return np.concatenate(found)[_source_order(dataset)]
+
+
+def _dataset_decisions(model: Model, dataset: Dataset) -> np.ndarray:
+    """Decisions about a dataset's rows, chunk by chunk, in the order of the source."""
+    if dataset.scaling != model.scaling:
+        raise UsageError(
+            f"{dataset.path} was converted with {dataset.scaling.options()}, the model was trained with "
+            f"{model.scaling.options()}; convert it like the training data (--like)"
+        )
+    decisions = np.empty((dataset.n_rows, model.n_vectors))
+    for chunk in range(dataset.n_chunks):
+        rows = dataset.read(chunk)
+        stop = rows.row0 + rows.label.size
+        decisions[rows.row0 : stop], _ = model.decisions(rows.indptr, rows.feature, rows.value)
+    return decisions[_source_order(dataset)]

@@ -1,0 +1,337 @@
+"""Linear classifiers with scikit-learn's names: `LinearSVC`, `LogisticRegression` and `TwinSVC`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.errors import UsageError
+from .base import LinearClassifier, refuse
+
+if TYPE_CHECKING:
+    from ..training.result import Result
+
+
+class LinearSVC(LinearClassifier):
+    """Linear support vector classifier: ``½‖w‖² + C Σ loss``, the intercept penalised as scikit-learn's own.
+
+    Parameters
+    ----------
+    penalty : {"l2"}
+    loss : {"squared_hinge", "hinge"}
+    dual : {"auto"}
+        `method` says what is done.
+    tol : float
+        Relative duality gap at which to stop, ``(primal - dual) / primal``.
+    C : float
+        Factor of the sum of losses.
+    multi_class : {"ovr", "crammer_singer"}
+    fit_intercept : bool
+    intercept_scaling : float
+        Value of the constant feature whose weight is the intercept divided by it.
+    class_weight : dict or "balanced", optional
+        Factor of C for the rows of a label, in the problem of every class.
+    verbose : int
+        Log messages, by the logger ``streamcd``.
+    random_state : int, RandomState or None
+        Of the order of visits; None is 0.
+    max_iter : int
+        Passes over the data, at most.
+    method : {"auto", "dual", "primal", "online"}
+        As in `streamcd.train`.
+    memory : int or str
+        Bound on the process's memory, as far as training takes it; see docs/estimators.md.
+    workdir : path, optional
+        Where fits to a dataset keep their runs: the same fit goes on with its run there. A temporary directory by default.
+        Arrays never need one.
+
+    Attributes
+    ----------
+    coef_ : ndarray of float64, shape (1 or n_classes, n_features)
+    intercept_ : ndarray of float64, shape (1 or n_classes,)
+    classes_ : ndarray, shape (n_classes,)
+    n_iter_ : int
+        Passes of the slowest class.
+    dual_gap_ : float
+        Largest relative duality gap of a class, certified.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str, shape (n_features,)
+        Where it was fitted to a frame with names.
+    model_ : streamcd.Model
+
+    Examples
+    --------
+    >>> from streamcd import LinearSVC
+    >>> svc = LinearSVC(C=1.0).fit([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0], [2.0, 0.0]], ["no", "yes", "no", "yes"])
+    >>> svc.predict([[3.0, 0.0]]).tolist()
+    ['yes']
+    """
+
+    def __init__(
+        self,
+        penalty: str = "l2",
+        loss: str = "squared_hinge",
+        *,
+        dual: str = "auto",
+        tol: float = 1e-4,
+        C: float = 1.0,
+        multi_class: str = "ovr",
+        fit_intercept: bool = True,
+        intercept_scaling: float = 1,
+        class_weight: Any = None,
+        verbose: int = 0,
+        random_state: Any = None,
+        max_iter: int = 1000,
+        method: str = "auto",
+        memory: int | str = "1GB",
+        workdir: Any = None,
+    ) -> None:
+        self.penalty, self.loss, self.dual, self.tol, self.C = penalty, loss, dual, tol, C
+        self.multi_class, self.fit_intercept = multi_class, fit_intercept
+        self.intercept_scaling, self.class_weight, self.verbose = intercept_scaling, class_weight, verbose
+        self.random_state, self.max_iter, self.method = random_state, max_iter, method
+        self.memory, self.workdir = memory, workdir
+
+    def _problem(self) -> dict[str, Any]:
+        refuse(
+            self,
+            penalty=(self.penalty, ("l2",), "there is no other penalty"),
+            dual=(self.dual, ("auto",), "method='dual' or method='primal' chooses"),
+            loss=(self.loss, ("squared_hinge", "hinge"), "TwinSVC and LogisticRegression have other losses"),
+            multi_class=(self.multi_class, ("ovr", "crammer_singer"), "there is no other way"),
+        )
+        if self.fit_intercept and not self.intercept_scaling > 0:
+            raise UsageError(f"LinearSVC: expected intercept_scaling > 0, found {self.intercept_scaling}")
+        return {
+            "loss": self.loss if self.multi_class == "ovr" else "crammer_singer",
+            "method": "dual" if self.method == "auto" else self.method,
+            "bias": float(self.intercept_scaling) if self.fit_intercept else -1.0,
+        }
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """Weights, shape (1, n_features) for two classes, else (n_classes, n_features)."""
+        weights = self.model_.weights.T
+        return weights[1:] - weights[:1] if self._is_difference else weights
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """Intercepts, shape (1,) for two classes, else (n_classes,)."""
+        intercept = self.model_.intercept
+        return intercept[1:] - intercept[:1] if self._is_difference else intercept
+
+    @property
+    def _is_difference(self) -> bool:
+        """True where two classes have a vector each, of which scikit-learn knows the difference."""
+        return bool(self.model_.n_vectors == self.model_.n_classes == 2)
+
+
+class LogisticRegression(LinearClassifier):
+    """Logistic regression: ``½‖w‖² + C Σ log(1 + exp(-y (w·x + b)))``, the intercept b not penalised; one-vs-rest.
+
+    Parameters
+    ----------
+    penalty : {"l2"}
+    C : float
+        Factor of the sum of losses.
+    l1_ratio : {0.0, None}
+    dual : {False}
+        `method` says what is done.
+    tol : float
+        Relative duality gap at which to stop, ``(primal - dual) / primal``.
+    fit_intercept : bool
+    intercept_scaling : {1}
+    class_weight : dict or "balanced", optional
+        Factor of C for the rows of a label, in the problem of every class.
+    random_state : int, RandomState or None
+        Of the order of visits; None is 0.
+    solver : {"lbfgs"}
+        Taken, and of no effect: `method` says what is done.
+    max_iter : int
+        Passes over the data, at most.
+    verbose : int
+        Log messages, by the logger ``streamcd``.
+    warm_start : {False}
+    n_jobs : int or None
+        Of no effect.
+    method : {"auto", "dual", "primal", "online"}
+        As in `streamcd.train`; ``"auto"`` is primal with an intercept, which the dual method would penalise, else dual.
+        Primal methods read the column layout, which is made where a dataset has none.
+    memory : int or str
+        Bound on the process's memory, as far as training takes it; see docs/estimators.md.
+    workdir : path, optional
+        Where fits to a dataset keep their runs: the same fit goes on with its run there. A temporary directory by default.
+        Arrays never need one.
+
+    Attributes
+    ----------
+    coef_ : ndarray of float64, shape (1 or n_classes, n_features)
+    intercept_ : ndarray of float64, shape (1 or n_classes,)
+    classes_ : ndarray, shape (n_classes,)
+    n_iter_ : ndarray of int, shape (1 or n_classes,)
+        Passes of every class.
+    dual_gap_ : float
+        Largest relative duality gap of a class, certified.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str, shape (n_features,)
+        Where it was fitted to a frame with names.
+    model_ : streamcd.Model
+
+    Examples
+    --------
+    >>> from streamcd import LogisticRegression
+    >>> regression = LogisticRegression().fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
+    >>> regression.predict_proba([[1.5]]).round(2).tolist()
+    [[0.5, 0.5]]
+    """
+
+    def __init__(
+        self,
+        penalty: str = "l2",
+        *,
+        C: float = 1.0,
+        l1_ratio: float | None = 0.0,
+        dual: bool = False,
+        tol: float = 1e-4,
+        fit_intercept: bool = True,
+        intercept_scaling: float = 1,
+        class_weight: Any = None,
+        random_state: Any = None,
+        solver: str = "lbfgs",
+        max_iter: int = 1000,
+        verbose: int = 0,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        method: str = "auto",
+        memory: int | str = "1GB",
+        workdir: Any = None,
+    ) -> None:
+        self.penalty, self.C, self.l1_ratio, self.dual, self.tol = penalty, C, l1_ratio, dual, tol
+        self.fit_intercept, self.intercept_scaling = fit_intercept, intercept_scaling
+        self.class_weight, self.random_state, self.solver = class_weight, random_state, solver
+        self.max_iter, self.verbose, self.warm_start, self.n_jobs = max_iter, verbose, warm_start, n_jobs
+        self.method, self.memory, self.workdir = method, memory, workdir
+
+    def _problem(self) -> dict[str, Any]:
+        refuse(
+            self,
+            penalty=(self.penalty, ("l2", "deprecated"), "there is no other penalty"),
+            l1_ratio=(self.l1_ratio, (0.0, None), "there is no other penalty than l2"),
+            dual=(self.dual, (False,), "method='dual' with fit_intercept=False is the dual method"),
+            intercept_scaling=(self.intercept_scaling, (1,), "the intercept is not penalised"),
+            solver=(self.solver, ("lbfgs",), "method= chooses; any solver has the same optimum"),
+            warm_start=(self.warm_start, (False,), "streamcd.train(start_from=) begins from another run"),
+        )
+        method = self.method
+        if method == "auto":
+            method = "primal" if self.fit_intercept else "dual"
+        if method == "dual" and self.fit_intercept:
+            raise UsageError(
+                "LogisticRegression: method='dual' would penalise the intercept; take method='primal' (or 'auto'), or "
+                "fit_intercept=False"
+            )
+        bias = 1.0 if self.fit_intercept else -1.0
+        return {
+            "loss": "log_loss",
+            "method": method,
+            "bias": bias,
+            "unpenalized_bias": bool(self.fit_intercept),
+        }
+
+    def _count_passes(self, result: Result) -> Any:
+        return np.array([lane["passes"] for lane in result.lanes])
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Compute the logarithms of the classes' probabilities; `X` as in `decision_function`, shape (rows, classes)."""
+        decisions = self._decisions(X)
+        return self.model_.log_probabilities(decisions)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Compute the classes' probabilities; of several classes each one's ``σ(h)`` is divided by their sum."""
+        return np.exp(self.predict_log_proba(X))
+
+
+class TwinSVC(LinearClassifier):
+    """Twin support vector classifier: a plane for each class, near to its rows and away from the others'.
+
+    ``r/2 ‖w‖² + ½ Σ_own (w·x)² + C Σ_others slack(w·x)`` for each class; a row is of the class whose plane is nearest.
+
+    Parameters
+    ----------
+    C : float
+        Factor of the losses of the other classes' rows.
+    ridge : float
+        The factor r; below 1 method dual is slow.
+    slack : {"hinge", "squared_hinge"}
+    tol : float
+        Relative duality gap at which to stop, ``(primal - dual) / primal``.
+    fit_intercept : bool
+        Append a constant feature 1; its weight is penalised.
+    class_weight : dict or "balanced", optional
+        Factor of C for the rows of a label.
+    verbose : int
+        Log messages, by the logger ``streamcd``.
+    random_state : int, RandomState or None
+        Of the order of visits; None is 0.
+    max_iter : int
+        Passes over the data, at most.
+    method : {"auto", "dual", "sor"}
+        As in `streamcd.train`; ``"auto"`` is dual.
+    memory : int or str
+        Bound on the process's memory, as far as training takes it; see docs/estimators.md.
+    workdir : path, optional
+        Where fits to a dataset keep their runs: the same fit goes on with its run there. A temporary directory by default.
+        Arrays never need one.
+
+    Attributes
+    ----------
+    coef_ : ndarray of float64, shape (n_classes, n_features)
+        The planes, of two classes too.
+    intercept_ : ndarray of float64, shape (n_classes,)
+    classes_ : ndarray, shape (n_classes,)
+    n_iter_ : int
+        Passes of the slowest class.
+    dual_gap_ : float
+        Largest relative duality gap of a class, certified.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str, shape (n_features,)
+        Where it was fitted to a frame with names.
+    model_ : streamcd.Model
+
+    Examples
+    --------
+    >>> from streamcd import TwinSVC
+    >>> twin = TwinSVC().fit([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0], [2.0, 0.0]], [0, 1, 0, 1])
+    >>> twin.predict([[3.0, 0.0]]).tolist()
+    [1]
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        ridge: float = 1.0,
+        slack: str = "hinge",
+        tol: float = 1e-4,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        verbose: int = 0,
+        random_state: Any = None,
+        max_iter: int = 1000,
+        method: str = "auto",
+        memory: int | str = "1GB",
+        workdir: Any = None,
+    ) -> None:
+        self.C, self.ridge, self.slack, self.tol, self.fit_intercept = C, ridge, slack, tol, fit_intercept
+        self.class_weight, self.verbose, self.random_state = class_weight, verbose, random_state
+        self.max_iter, self.method, self.memory, self.workdir = max_iter, method, memory, workdir
+
+    def _problem(self) -> dict[str, Any]:
+        return {
+            "loss": "twin",
+            "method": "dual" if self.method == "auto" else self.method,
+            "bias": 1.0 if self.fit_intercept else -1.0,
+            "ridge": float(self.ridge),
+            "slack": self.slack,
+        }

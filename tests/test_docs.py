@@ -1,0 +1,64 @@
+"""The documentation: every command and example in it is run, and the site builds without a warning."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+NOT_HERE = {"cluster.md"}
+"""Pages whose commands need other machines."""
+
+PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+def examples(page: str) -> list[tuple[str, str]]:
+    """Language and text of a page's shell and Python blocks, in order."""
+    return re.findall(
+        r"^```(sh|python)\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in NOT_HERE and examples(page)])
+def test_the_examples_of_a_page_run_in_their_order(page, tmp_path, monkeypatch, streamcd):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for language, text in examples(page):
+        if language == "python":
+            exec(text, names)
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            program, *arguments = shlex.split(line, comments=True) or ["streamcd", "--version"]
+            assert program == "streamcd", line
+            done = streamcd(*arguments)
+            assert done.returncode == 0, (line, done.stderr)
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra 'docs' is not installed")
+    pytest.importorskip("mkdocstrings", reason="the extra 'docs' is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "api" / "index.html").exists()
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert listed == set(PAGES)
+
+
+def test_the_reference_lists_every_public_name():
+    import streamcd
+
+    listed = set(re.findall(r"^::: [\w.]+\.(\w+)$", Path(ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+    assert {
+        streamcd.__dict__.get(name, getattr(streamcd, name)).__name__
+        for name in streamcd.__all__
+        if not name.startswith("_")
+    } <= listed

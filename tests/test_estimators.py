@@ -1,0 +1,301 @@
+"""The estimators: scikit-learn's checks, its optima, its scripts; and datasets in place of arrays."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import sklearn.linear_model
+import sklearn.svm
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning as TheirWarning
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from small_datasets import multiclass, random_rows, write_dataset
+
+import streamcd
+from streamcd import LinearSVC, LogisticRegression, TwinSVC
+from streamcd.core.errors import UsageError
+from streamcd.dataset.dataset import open_dataset
+
+TO_TOLERANCE = "two fits to one optimum agree to the tolerance, and the check asks for seven digits"
+NOT_OFFERED = {
+    (estimator, f"check_sample_weight_equivalence_on_{kind}_data"): TO_TOLERANCE
+    for estimator in ("LinearSVC", "TwinSVC")
+    for kind in ("dense", "sparse")
+}
+"""The checks that fail, each with the reason."""
+
+
+def failing(estimator: Any) -> dict[str, str]:
+    name = type(estimator).__name__
+    return {check: reason for (owner, check), reason in NOT_OFFERED.items() if owner == name}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@parametrize_with_checks([LinearSVC(), LogisticRegression(), TwinSVC()], expected_failed_checks=failing)
+def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def dense_rows(n_classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    x, y = random_rows(200, 8, density=1.0) if n_classes == 2 else multiclass(n_classes)
+    return x.toarray(), y
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_the_optimum_is_scikit_learns(n_classes: int, weighted: bool, intercept: bool) -> None:
+    x, y = dense_rows(n_classes)
+    weight = np.arange(y.size) % 3 + 0.5 if weighted else None
+    shared = {"C": 0.7, "fit_intercept": intercept}
+    theirs = [
+        sklearn.svm.LinearSVC(tol=1e-10, max_iter=100_000, intercept_scaling=2.0, **shared),
+        sklearn.svm.LinearSVC(tol=1e-10, max_iter=1_000_000, loss="hinge", **shared),
+        sklearn.linear_model.LogisticRegression(tol=1e-10, max_iter=10_000, **shared),
+    ]
+    ours = [
+        LinearSVC(tol=1e-9, max_iter=100_000, intercept_scaling=2.0, **shared),
+        LinearSVC(tol=1e-7, max_iter=100_000, loss="hinge", **shared),
+        LogisticRegression(tol=1e-9, max_iter=100_000, **shared),
+    ]
+    for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        if number == 2 and n_classes > 2:
+            other = sklearn.multiclass.OneVsRestClassifier(
+                other
+            )  # several classes at once, since version 1.8
+            if weighted:
+                continue
+        mine.fit(x, y, weight) if weighted else mine.fit(x, y)
+        other.fit(x, y, weight) if weighted else other.fit(x, y)
+        parts = getattr(other, "estimators_", [other])
+        coef, intercept_ = (
+            np.concatenate([np.atleast_1d(getattr(part, name)) for part in parts])
+            for name in ("coef_", "intercept_")
+        )
+        close = {"atol": 3e-3 if number == 1 else 1e-4}
+        assert np.allclose(mine.coef_, coef, **close)
+        assert np.allclose(mine.intercept_, intercept_, **close)
+        if n_classes == 2 or number != 2:
+            assert np.allclose(mine.decision_function(x), other.decision_function(x), atol=1e-2)
+        assert mine.dual_gap_ <= mine.tol
+
+
+def test_probabilities_are_scikit_learns() -> None:
+    x, y = dense_rows()
+    theirs = sklearn.linear_model.LogisticRegression(tol=1e-9).fit(x, y)
+    ours = LogisticRegression(tol=1e-9).fit(x, y)
+    assert np.allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-4)
+    assert np.allclose(ours.predict_log_proba(x), theirs.predict_log_proba(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("class_weight", ["balanced", {-1.0: 3.0, 1.0: 0.5}])
+def test_class_weights_are_scikit_learns(class_weight: Any) -> None:
+    x, y = dense_rows()
+    for mine, other in (
+        (LinearSVC(tol=1e-9), sklearn.svm.LinearSVC(tol=1e-10, max_iter=100_000)),
+        (LogisticRegression(tol=1e-9), sklearn.linear_model.LogisticRegression(tol=1e-9)),
+    ):
+        mine.set_params(class_weight=class_weight).fit(x, y)
+        other.set_params(class_weight=class_weight).fit(x, y)
+        assert np.allclose(mine.coef_, other.coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
+def test_rows_of_weight_zero_are_left_out(estimator: Any) -> None:
+    x, y = dense_rows()
+    kept = np.arange(y.size) % 4 > 0
+    weighted = clone(estimator).fit(x, y, kept.astype(float))
+    assert np.array_equal(weighted.coef_, clone(estimator).fit(x[kept], y[kept], np.ones(kept.sum())).coef_)
+
+
+@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
+def test_the_form_of_the_matrix_does_not_matter(estimator: Any) -> None:
+    x, y = random_rows()
+    dense = x.toarray()
+    wide = sp.csr_array(x)
+    wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
+    expected = clone(estimator).fit(dense, y)
+    for form in (
+        np.asfortranarray(dense),
+        x,
+        sp.csc_matrix(x),
+        wide,
+        dense.astype(np.float32),
+        dense.tolist(),
+    ):
+        found = clone(estimator).fit(form, y)
+        assert np.array_equal(found.coef_, expected.coef_)
+        assert np.allclose(found.decision_function(form), expected.decision_function(dense))
+
+
+def test_labels_are_what_they_were() -> None:
+    x, y = dense_rows(3)
+    names = np.array(["blue", "green", "red"])[np.unique(y, return_inverse=True)[1]]
+    for estimator in (LinearSVC(), LinearSVC(multi_class="crammer_singer"), TwinSVC()):
+        found = estimator.fit(x, names)
+        assert found.classes_.tolist() == ["blue", "green", "red"]
+        assert set(found.predict(x)) <= set(names)
+        assert found.score(x, names) > 0.6
+
+
+def test_two_classes_of_crammer_singer_have_one_vector() -> None:
+    x, y = dense_rows()
+    ours = LinearSVC(multi_class="crammer_singer", tol=1e-8).fit(x, y)
+    theirs = sklearn.svm.LinearSVC(multi_class="crammer_singer", tol=1e-8, max_iter=100_000).fit(x, y)
+    assert np.allclose(ours.coef_, theirs.coef_, atol=1e-3)
+    assert np.array_equal(ours.decision_function(x) > 0, ours.predict(x) == 1)
+
+
+def test_frames_leave_their_names() -> None:
+    x, y = dense_rows()
+    frame = pd.DataFrame(x, columns=[f"column {j}" for j in range(x.shape[1])])
+    found = LinearSVC().fit(frame, y)
+    assert found.feature_names_in_.tolist() == list(frame.columns)
+    with pytest.raises(ValueError, match="feature names"):
+        found.predict(frame[frame.columns[::-1]])
+
+
+def test_parameters_that_are_not_offered_are_refused_by_name() -> None:
+    x, y = dense_rows()
+    for estimator, name in (
+        (LinearSVC(penalty="l1"), "penalty"),
+        (LinearSVC(dual=False), "dual"),
+        (LinearSVC(intercept_scaling=0.0), "intercept_scaling"),
+        (LogisticRegression(penalty="l1"), "penalty"),
+        (LogisticRegression(l1_ratio=0.5), "l1_ratio"),
+        (LogisticRegression(solver="saga"), "solver"),
+        (LogisticRegression(method="dual"), "method='dual'"),
+        (LinearSVC(memory="200MB"), "memory"),
+    ):
+        with pytest.raises(UsageError, match=name):
+            estimator.fit(x, y)
+
+
+def test_both_warnings_are_given_where_it_has_not_converged() -> None:
+    x, y = dense_rows()
+    with pytest.warns(streamcd.ConvergenceWarning, match="gap is .* tol=1e-12"):
+        LinearSVC(tol=1e-12, max_iter=1).fit(x, y)
+    with pytest.warns(TheirWarning):
+        LogisticRegression(tol=1e-12, max_iter=1).fit(x, y)
+
+
+@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
+def test_a_copy_by_any_means_decides_the_same(estimator: Any, tmp_path: Path) -> None:
+    x, y = dense_rows()
+    found = clone(estimator).fit(x, y)
+    joblib.dump(found, tmp_path / "file")
+    for copied in (
+        pickle.loads(pickle.dumps(found)),
+        copy.deepcopy(found),
+        joblib.load(tmp_path / "file"),
+        joblib.load(tmp_path / "file", mmap_mode="r"),
+        clone(found).fit(x, y),
+    ):
+        assert np.array_equal(copied.decision_function(x), found.decision_function(x))
+
+
+def test_arrays_that_cannot_be_written_to_are_taken(tmp_path: Path) -> None:
+    x, y = random_rows()
+    for name, array in (("x", x.toarray()), ("data", x.data)):
+        np.save(tmp_path / f"{name}.npy", array)
+    dense = np.load(tmp_path / "x.npy", mmap_mode="r")
+    sparse = sp.csr_array((np.load(tmp_path / "data.npy", mmap_mode="r"), x.indices, x.indptr), shape=x.shape)
+    expected = LinearSVC().fit(x, y)
+    for form in (dense, sparse):
+        assert np.array_equal(LinearSVC().fit(form, y).predict(form), expected.predict(x))
+
+
+def script(LinearSVC: Any) -> GridSearchCV:
+    """A script of scikit-learn's users."""
+    x, y = dense_rows()
+    pipeline = Pipeline([("scale", StandardScaler()), ("svc", LinearSVC(random_state=0, max_iter=10_000))])
+    grid = GridSearchCV(pipeline, {"svc__C": [0.01, 0.1, 1.0], "svc__loss": ["hinge", "squared_hinge"]}, cv=3)
+    return grid.fit(x, y)
+
+
+def test_a_script_runs_unchanged_but_for_the_import() -> None:
+    theirs, ours = script(sklearn.svm.LinearSVC), script(LinearSVC)
+    assert ours.best_params_ == theirs.best_params_
+    scores = [grid.cv_results_["mean_test_score"] for grid in (ours, theirs)]
+    assert np.allclose(*scores, atol=0.011)  # two rows of 200
+    coef = [grid.best_estimator_["svc"].coef_ for grid in (ours, theirs)]
+    assert np.allclose(*coef, atol=0.02 * np.abs(coef[1]).max())
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
+def test_a_path_in_place_of_the_arrays_gives_the_same(estimator: Any, n_classes: int, tmp_path: Path) -> None:
+    x, y = dense_rows(n_classes)
+    weight = 1.0 + np.arange(y.size) % 2
+    source = np.random.default_rng(0).permutation(y.size)  # rows lie shuffled
+    shuffled = (sp.csr_array(x[source]), y[source])
+    write_dataset(tmp_path / "data", shuffled, weight=weight[source], source=source, value_dtype=np.float64)
+    arrays = clone(estimator).set_params(tol=1e-8).fit(x, y, weight)
+    found = make_pipeline(clone(estimator).set_params(tol=1e-8)).fit(tmp_path / "data")
+    fitted = found[-1]
+    assert np.allclose(fitted.coef_, arrays.coef_, atol=1e-3)
+    assert np.allclose(fitted.intercept_, arrays.intercept_, atol=1e-3)
+    assert fitted.classes_.tolist() == arrays.classes_.tolist()
+    for form in (tmp_path / "data", str(tmp_path / "data"), open_dataset(tmp_path / "data"), x):
+        assert np.array_equal(found.predict(form), arrays.predict(x))
+    assert found.score(tmp_path / "data") == arrays.score(x, y, weight)
+    assert np.allclose(fitted.decision_function(tmp_path / "data"), arrays.decision_function(x), atol=1e-2)
+
+
+def test_a_workdir_keeps_runs_and_goes_on_with_them(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", random_rows())
+    first = LinearSVC(workdir=tmp_path / "work", max_iter=2)
+    with pytest.warns(TheirWarning):
+        first.fit(tmp_path / "data")
+    second = clone(first).set_params(max_iter=1000).fit(tmp_path / "data")
+    (run,) = (tmp_path / "work").iterdir()
+    assert streamcd.load_model(run).certificate["passes"] == [second.n_iter_]
+    assert second.dual_gap_ <= 1e-4
+    clone(first).set_params(max_iter=1000, C=3.0).fit(tmp_path / "data")
+    assert len(list((tmp_path / "work").iterdir())) == 2
+
+
+def test_a_dataset_takes_no_labels_beside_it(tmp_path: Path) -> None:
+    x, y = random_rows()
+    write_dataset(tmp_path / "data", (x, y))
+    with pytest.raises(UsageError, match="brings its labels"):
+        LinearSVC().fit(tmp_path / "data", y)
+
+
+def test_folds_in_several_threads_are_those_of_one() -> None:
+    x, y = dense_rows()
+    with joblib.parallel_config("threading"):
+        scores = [cross_val_score(LinearSVC(), x, y, n_jobs=n_jobs) for n_jobs in (1, 3)]
+    assert np.array_equal(*scores)
+
+
+def test_without_scikit_learn_the_error_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").write_text("raise ImportError('none here')\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport streamcd\nstreamcd.LinearSVC"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: streamcd.LinearSVC")
+    assert "pip install 'streamcd[sklearn]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_coefficients_of_a9a_are_those_of_lbfgs(real_data: Any, tmp_path: Path) -> None:
+    dataset = streamcd.convert(real_data("a9a"), tmp_path / "a9a", dtype="float64")
+    x, y = dataset.to_scipy()
+    theirs = sklearn.linear_model.LogisticRegression(tol=1e-8, max_iter=10_000).fit(x, y)
+    for data in ((x, y), (dataset.path,)):
+        ours = LogisticRegression(tol=1e-9, max_iter=10_000).fit(*data)
+        assert np.allclose(ours.coef_, theirs.coef_, atol=2e-3)
+        assert np.allclose(ours.intercept_, theirs.intercept_, atol=2e-3)
