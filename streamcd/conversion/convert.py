@@ -25,9 +25,8 @@ from ..models.encoding import read_encoding
 from .byte_sources import total_bytes
 from .conversion_options import Like, Options, Plan
 from .formats import Reading, expand, open_source
-from .libsvm import BLOCK_BYTES
 from .pipeline import Conversion
-from .sources import Source
+from .sources import BLOCK_BYTES, Source
 from .staging import staging_directory
 from .table_rows import checked_options
 

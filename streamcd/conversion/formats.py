@@ -204,6 +204,11 @@ def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str)
 
     types, name = reader.types(), display_name(name)
     known = reading.encoding
+    if known is None and not reading.needs_label:
+        raise DataError(
+            f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
+            "have no names; train on a dataset that was converted from a table"
+        )
     encoding = plan_encoding(types, options, name) if known is None else known
     if known is not None:
         check_columns(known, types, reading.needs_label, name)

@@ -32,8 +32,8 @@ from .byte_sources import (
 )
 from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
 from .rows import Counts, RowBatch, Rows
+from .sources import BLOCK_BYTES
 
-BLOCK_BYTES = 8 << 20
 MAX_INDEX = 1 << 62
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -80,7 +80,9 @@ _COUNTED = [_ROWS, _ENTRIES, _ZEROS, _UNDERFLOWS, _IGNORED, _QIDS, _DECIMAL_LABE
 
 
 @kernel
-def _parse(text, stop, state, label, indptr, index, value, least_index, end_index, ignore, known):
+def _parse(
+    text, stop, state, label, indptr, index, value, least_index, end_index, ignore, needs_label, known
+):
     """Parse the lines of ``text[state[_POSITION]:stop]``; return why it stopped.
 
     Parameters
@@ -96,6 +98,8 @@ def _parse(text, stop, state, label, indptr, index, value, least_index, end_inde
     least_index, end_index : int64
         Indices allowed are ``least_index <= index < end_index``; those from ``end_index`` on are passed over where
         ``ignore``.
+    needs_label : bool
+        Else a row may begin with an entry, and its label is NaN.
 
     Returns
     -------
@@ -132,7 +136,9 @@ def _parse(text, stop, state, label, indptr, index, value, least_index, end_inde
             else:
                 number, end, kind = number_at(text, position)
                 c = text[end]
-                if kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
+                if not needs_label and kind != MALFORMED and c == 0x3A:
+                    number, end, kind = np.nan, position, OK
+                elif kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
                     status = _BAD_LABEL
                     break
                 if kind == HARD:
@@ -356,7 +362,8 @@ class _Parser:
 
     def _parse(self, block: ByteBlock, text: np.ndarray, state: np.ndarray) -> int:
         room = (self._label, self._indptr, self._index, self._value)
-        allowed = (self._least_index, self._end_index, self._form.ignore_beyond)
+        form = self._form
+        allowed = (self._least_index, self._end_index, form.ignore_beyond, form.needs_label)
         known = 0.0
         while True:
             status = _parse(text, block.stop, state, *room, *allowed, known)

@@ -16,7 +16,7 @@ from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import TaskDictionary
 from .rows import Counts, Rows
-from .sources import Counted, Source
+from .sources import Source
 
 
 class Task(NamedTuple):
@@ -85,11 +85,6 @@ class Parsed(NamedTuple):
 def changed(path: str) -> DataError:
     """Make the error of a source that changed while it was read."""
     return DataError(f"{path}: changed while it was read; convert it again")
-
-
-def count_piece(source: Source, piece: Any) -> Counted:
-    """Count the rows of a piece."""
-    return source.count(piece)
 
 
 def parse_task(parsing: Parsing, task: Task) -> Parsed:

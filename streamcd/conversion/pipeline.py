@@ -41,7 +41,7 @@ from .feature_statistics import (
 )
 from .libsvm import copy_weights
 from .numbering import Merged, Numbering, label_maps, merge_dictionaries, read_merged
-from .parsing import Parsed, Parsing, Task, Weights, changed, count_piece, merge_distinct, parse_task
+from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task
 from .rows import Counts
 from .shard_writing import (
     Shape,
@@ -54,7 +54,7 @@ from .shard_writing import (
     save_scales,
     write_shards,
 )
-from .sources import Counted, Source
+from .sources import Source, counted_pieces
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
 _MAX_RANGES = 8
@@ -125,24 +125,13 @@ class Conversion:
         source = self.source
         if self.pool.n_workers == 1 or source.in_memory:
             return [Task(0, source.whole())]
-        pieces = source.pieces(TASKS_PER_WORKER * self.pool.n_workers)
-        counted = self._count(pieces)
-        if not all(found.whole for found in counted):  # a row goes on in the next piece
-            pieces = source.whole()
-            counted = self._count(pieces)
+        pieces, counted = counted_pieces(source, TASKS_PER_WORKER * self.pool.n_workers, self.pool)
         check_rows(sum(found.n_rows for found in counted), source.paths, source.what)
         starts = range_starts(pieces, [(found.n_rows, found.n_lines) for found in counted])
         return [
             Task(number, [piece], *starts[number], counted[number].n_rows)
             for number, piece in enumerate(pieces)
         ]
-
-    def _count(self, pieces: Sequence[Any]) -> list[Counted]:
-        tasks = [(self.source, piece) for piece in pieces]
-        found: list[Counted] = self.pool.run(
-            count_piece, tasks, phase="count", sizes=[piece.n_bytes for piece in pieces]
-        )
-        return found
 
     def _form(self, tasks: Sequence[Task]) -> RunFormat:
         options = self.options

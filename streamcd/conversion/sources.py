@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ..core.process_pool import Pool
 from ..models.encoding import Encoding
 from .byte_sources import ByteRange, expected_text_bytes, share_out, total_bytes
 from .numbering import TaskDictionary
 from .rows import RowBatch
+
+BLOCK_BYTES = 8 << 20
+"""Bytes of text that are parsed at a time, at most."""
 
 
 class Piece(Protocol):
@@ -141,3 +145,19 @@ class LibsvmSource(IndexedSource):
         from .libsvm import iterate_batches
 
         return iterate_batches(pieces, self.form, first_row, first_line)
+
+
+def count_piece(source: Source, piece: Any) -> Counted:
+    """Count the rows of a piece."""
+    return source.count(piece)
+
+
+def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> tuple[list[Any], list[Counted]]:
+    """Cut a source into pieces that end with a row, and count the rows of each."""
+    for pieces in (source.pieces(n_tasks), source.whole()):
+        tasks = [(source, piece) for piece in pieces]
+        sizes = [piece.n_bytes for piece in pieces]
+        counted: list[Counted] = pool.run(count_piece, tasks, phase="count", sizes=sizes)
+        if all(found.whole for found in counted):
+            break
+    return pieces, counted

@@ -33,9 +33,12 @@ class ChunkData:
 
 
 def schema(**columns: Any) -> Schema:
-    """Describe columns without nulls by their names and numpy types."""
+    """Describe columns without nulls by their names and numpy types, or `str`."""
     return pa.schema(
-        [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in columns.items()]
+        [
+            pa.field(name, pa.string() if dtype is str else pa.from_numpy_dtype(dtype), nullable=False)
+            for name, dtype in columns.items()
+        ]
     )
 
 

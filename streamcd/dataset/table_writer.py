@@ -84,7 +84,7 @@ class TableWriter:
             store_schema=False,
         )
 
-    def write(self, **columns: np.ndarray) -> None:
+    def write(self, **columns: Any) -> None:
         arrays = [pa.array(columns[field.name], type=field.type) for field in self.schema]
         table = pa.table(arrays, schema=self.schema)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))

@@ -22,67 +22,13 @@ from ..core.atomic_files import replacing, sync
 from ..core.code_matrices import default_code, has_vector_per_class
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
-from ..core.metadata import Count, Kind, Structure, content_digest, read_metadata, write_metadata
+from ..core.metadata import read_metadata, write_metadata
 from ..dataset.scaling import Scaling
-from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord, read_encoding
+from .encoding import CATEGORIES_FILE, Encoding, read_encoding
+from .model_file import MODEL, STORED_FIELDS, ModelFile
 
 UNKNOWN_CLASS = "(unknown)"
 """In place of the name of a class that the model does not know."""
-
-
-class ModelScaling(Structure):
-    """Transformation of the values that the model was trained on; the checksum is that of ``scaling.npy``."""
-
-    scale: str
-    normalize: str
-    digest: str
-    checksum: str = ""
-
-
-class ModelFile(Structure, kw_only=True):
-    """``model.json``; fields as those of `Model`."""
-
-    loss: str
-    method: str
-    C: float | None
-    n_features: Count
-    bias: float
-    free_bias: bool = False
-    intercept: list[float]
-    classes: list[float]
-    label_kind: str
-    code: list[list[int]] | None
-    tie_order: list[Count]
-    ridge: float = 1.0
-    slack: str = "hinge"
-    class_weight: dict[float, float]
-    index_base: int
-    fingerprint: str
-    versions: dict[str, str]
-    certificate: dict[str, Any]
-    scaling: ModelScaling | None = None
-    class_names: list[str] | None = None
-    encoding: EncodingRecord | None = None
-    categories_checksum: str = ""
-    weights_checksum: str
-
-
-_STORED_FIELDS = [
-    name
-    for name in ModelFile.__struct_fields__
-    if name not in ("scaling", "weights_checksum", "code", "encoding", "categories_checksum")
-]
-
-MODEL = Kind(
-    "streamcd-model",
-    2,
-    ModelFile,
-    ModelError,
-    "restore it from a copy, or train again",
-    "digest",
-    lambda description: content_digest(description, "digest"),
-    older=(1,),  # 1 had no digest
-)
 
 
 @dataclass
@@ -377,7 +323,7 @@ class Model:
 
     def _description(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        for name in _STORED_FIELDS:
+        for name in STORED_FIELDS:
             value = getattr(self, name)
             fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
         fields["code"] = None if self._has_default_code else self.code.tolist()
@@ -594,7 +540,7 @@ def _model_from(
     description: ModelFile, weights: np.ndarray, scaling: Scaling, encoding: Encoding | None
 ) -> Model:
     # every field of the same name, as it is or as the array that `Model` makes of it
-    same = {name: getattr(description, name) for name in _STORED_FIELDS if name != "n_features"}
+    same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
     code = default_code(description.loss, len(description.classes))
     if description.code is not None:
         code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import DataError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset
@@ -37,6 +38,11 @@ class _Evaluation:
 
     def add(self, rows: DecidedRows) -> None:
         model, decisions, label = self.model, rows.decisions, rows.label
+        if np.isnan(label).any():
+            row = int(rows.source[np.flatnonzero(np.isnan(label))[0]]) + 1
+            raise DataError(
+                f"row {row:,}: expected a label to compare with, found none; 'streamcd predict' needs none"
+            )
         predicted = model.places(decisions)
         place = np.minimum(np.searchsorted(model.classes, label), model.n_classes - 1)
         known = model.classes[place] == label
@@ -96,9 +102,17 @@ class _Evaluation:
         table[np.ix_(known, known)] = counts_of_known
         for label, counts in self.unknown.items():
             table[np.searchsorted(labels, label), known] = counts
-        as_integer = model.label_kind == "integer"
-        numbers = [int(x) if as_integer and x == int(x) else float(x) for x in labels]
-        return {"labels": numbers, "confusion": table.tolist()}
+        return {
+            "labels": [_listed_label(model, float(label)) for label in labels],
+            "confusion": table.tolist(),
+        }
+
+
+def _listed_label(model: Model, label: float) -> int | float | str:
+    """A label as results list it, known to the model or not."""
+    if model.class_names is not None:
+        return model.label_text(label)
+    return int(label) if model.label_kind == "integer" and label == int(label) else label
 
 
 def _row_terms(

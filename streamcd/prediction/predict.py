@@ -1,4 +1,4 @@
-"""Predictions of a model, streamed over a dataset or libsvm text in bounded memory."""
+"""Predictions of a model, streamed over a dataset, text or tables in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ import numpy as np
 
 from ..conversion.byte_sources import (
     ByteRange,
+    check_rows,
     expand_sources,
     is_compressed,
     range_starts,
-    share_out,
     total_bytes,
 )
+from ..conversion.formats import Reading, expand, open_source
+from ..conversion.rows import Counts
+from ..conversion.sources import BLOCK_BYTES, Source, counted_pieces
+from ..conversion.table_rows import TableOptions
 from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
 from ..core.locks import scratch_directory
@@ -76,9 +80,10 @@ class Decisions:
     ) -> None:
         self.model, self.listener = model, listener
         self.scratch = scratch or Path(tempfile.gettempdir())
-        self.n_ignored = 0
+        self.n_ignored = self.n_unseen = 0
         scales = model.scaling.scales
-        needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes)}
+        encoded = 0 if model.encoding is None else model.encoding.nbytes
+        needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes) + encoded}
         # decisions, scores, probabilities and what is made of them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
@@ -89,6 +94,7 @@ class Decisions:
             self._shift = _feature_shift(self.dataset, model)
         else:
             self._path = os.fspath(data)
+            self._paths, self._roots = expand(self._path)
             self._scaling = model.scaling if model.scaling.changes_values else None
             needs["text"] = _TEXT_BLOCKS_HELD << 16
             needs["decompression"] = 0 if self._is_plain_text() else _LEAST_DECODER_BYTES
@@ -119,8 +125,25 @@ class Decisions:
 
     def _is_plain_text(self) -> bool:
         """Tell regular files without compression."""
-        paths = expand_sources(self._path)
-        return total_bytes(paths) is not None and not any(is_compressed(path) for path in paths)
+        return total_bytes(self._paths) is not None and not any(is_compressed(path) for path in self._paths)
+
+    def _source(self, block_bytes: int, decoder_bytes: int) -> Source:
+        """Open the files as a source of rows with the model's features."""
+        model = self.model
+        reading = Reading(
+            np.float64,
+            block_bytes,
+            decoder_bytes=decoder_bytes,
+            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes,
+            index_base=model.index_base,
+            n_features=model.n_features,
+            ignore_beyond=True,
+            needs_label=False,
+            encoding=model.encoding,
+            class_names=tuple(model.class_names or ()),
+            of_numbers=model.class_names is None,
+        )
+        return open_source(self._paths, self._roots, "auto", reading, TableOptions())
 
     def _rows_of_a_group(self, needs: dict[str, int], row_bytes: int, footer_bytes: int) -> int:
         """Rows of a group with which groups and footers together take the least; adds both to `needs`.
@@ -132,16 +155,14 @@ class Decisions:
             return _LEAST_ROWS
         if self.dataset is not None:
             n_rows = self.dataset.n_rows
-        elif (n_bytes := total_bytes(paths := expand_sources(self._path))) is None:
+        elif (n_bytes := total_bytes(self._paths)) is None:
             return _LEAST_ROWS + min(_MAX_ROWS - _LEAST_ROWS, self.left // 4 // row_bytes)
         else:
             n_rows = n_bytes // _LEAST_LINE_BYTES
             least = 2 * math.sqrt(n_rows * footer_bytes * row_bytes)
-            if needs["decompression"] or least > self.left // 2:
-                from ..conversion.libsvm import LibsvmFormat, count_rows
-
-                form = LibsvmFormat(block_bytes=1 << 16, decoder_bytes=_LEAST_DECODER_BYTES + self.left // 4)
-                n_rows = sum(count_rows(ByteRange(path), form)[0] for path in paths)
+            source = self._source(1 << 16, _LEAST_DECODER_BYTES + self.left // 4)
+            if needs["decompression"] or least > self.left // 2 or source.encoding is not None:
+                n_rows = sum(source.count(piece).n_rows for piece in source.whole())
         rows = max(_LEAST_ROWS, math.ceil(math.sqrt(n_rows * footer_bytes / row_bytes)))
         needs["decisions"] = rows * row_bytes
         needs["the footer of the predictions"] = -(-n_rows // rows) * footer_bytes
@@ -159,6 +180,10 @@ class Decisions:
             self.listener.warning(
                 f"{self.n_ignored:,} entries ignored: their feature is beyond the model's width of {self.model.n_features}"
             )
+        if self.n_unseen:
+            self.listener.warning(
+                f"{self.n_unseen:,} categories ignored that the model has not seen in training"
+            )
 
     def dataset_rows(self, phase: str, chunks: range) -> Iterator[DecidedRows]:
         """The rows of some chunks."""
@@ -174,30 +199,21 @@ class Decisions:
             self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
     def text_rows(self, phase: str, part: ByteRange | None = None, *start: int) -> Iterator[DecidedRows]:
-        """The rows of all text, or of a range of it that starts at the given row and line."""
-        from ..conversion import libsvm  # the parser's kernels: only where there is text
-
-        model = self.model
-        form = libsvm.LibsvmFormat(
-            np.float64,
-            model.index_base,
-            model.n_features,
-            ignore_beyond=True,
-            block_bytes=self._text_block,
-            decoder_bytes=self._decoder_bytes,
-        )
-        counts = None
-        for batch in (
-            libsvm.iterate_sources(self._path, form, self.listener, phase)
-            if part is None
-            else libsvm.iterate_batches([part], form, *start)
-        ):
+        """The rows of all files, or of a piece of them that starts at the given row and line."""
+        source = self._source(self._text_block, self._decoder_bytes)
+        counts = Counts()
+        pieces, first = (source.whole(), (0, 0)) if part is None else ([part], start)
+        for batch in source.parse(pieces, first[0], first[1], None):
+            if part is None:
+                self.listener.progress(Progress(phase, batch.bytes_read, source.total_bytes, "B"))
             counts, rows = batch.counts, batch.rows
             feature = rows.index - self.model.index_base
             weight = np.ones(rows.n_rows)
             yield from self._decide(rows.source_row, rows.label, weight, rows.indptr, feature, rows.value)
-        if counts is not None:
-            self.n_ignored += counts.n_ignored
+        if part is None:
+            check_rows(counts.n_rows, source.paths, source.what)
+        self.n_ignored += counts.n_ignored
+        self.n_unseen += counts.n_unseen
 
     def _shared_rows(self, phase: str) -> Iterator[DecidedRows]:
         """All rows, decided by several processes; theirs come in files, in the order of one process's."""
@@ -209,8 +225,8 @@ class Decisions:
                 data = self.dataset.path if self.dataset else self._path
                 shared = data, str(directory), self._share
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
-                ignored = workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes)
-            self.n_ignored += sum(ignored)
+                for ignored, unseen in workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes):
+                    self.n_ignored, self.n_unseen = self.n_ignored + ignored, self.n_unseen + unseen
             for path in paths:
                 yield from self._read_rows(path)
                 path.unlink()
@@ -223,17 +239,13 @@ class Decisions:
             shares = in_shares(np.diff(dataset.entry_start).tolist(), n_tasks)
             sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
             return [(range(start, stop),) for start, stop in shares], sizes, "rows"
-        from ..conversion.libsvm import LibsvmFormat, check_rows, count_rows
-
-        paths = expand_sources(self._path)
-        ranges = share_out(paths, n_tasks)
-        sizes = [part.n_bytes for part in ranges]
         decoder_bytes = max(_LEAST_DECODER_BYTES, (self._share - RESERVED_BYTES) // 4)
-        tasks = [(part, LibsvmFormat(decoder_bytes=decoder_bytes)) for part in ranges]
-        counted = workers.run(count_rows, tasks, phase="count", sizes=sizes)
-        starts = range_starts(ranges, counted)
-        check_rows(sum(n_rows for n_rows, _ in counted), paths)
-        return [(part, *start) for part, start in zip(ranges, starts, strict=True)], sizes, "B"
+        source = self._source(BLOCK_BYTES, decoder_bytes)
+        pieces, counted = counted_pieces(source, n_tasks, workers)
+        check_rows(sum(found.n_rows for found in counted), source.paths, source.what)
+        starts = range_starts(pieces, [(found.n_rows, found.n_lines) for found in counted])
+        sizes = [piece.n_bytes for piece in pieces]
+        return [(piece, *start) for piece, start in zip(pieces, starts, strict=True)], sizes, "B"
 
     def _read_rows(self, path: Path) -> Iterator[DecidedRows]:
         """Rows from a worker's file, as many at a time as are decided at a time here."""
@@ -265,8 +277,8 @@ def _shared_model(directory: str) -> Model:
 
 def _decide_share(
     data: str | Path, directory: str, budget: int, out: Path, part: range | ByteRange, *start: int
-) -> int:
-    """Write the rows of some chunks or of a range of text with their decisions; returns the entries ignored."""
+) -> tuple[int, int]:
+    """Write the rows of some chunks or of a piece of files with their decisions; returns entries and categories ignored."""
     model = _shared_model(directory)
     decisions = Decisions(data, model, budget, Listener())
     rows = (
@@ -278,7 +290,7 @@ def _decide_share(
             records[:, 0] = np.ascontiguousarray(block.source, dtype=np.int64).view(np.float64)
             records[:, 1], records[:, 2], records[:, 3:] = block.label, block.weight, block.decisions
             records.tofile(file)
-    return decisions.n_ignored
+    return decisions.n_ignored, decisions.n_unseen
 
 
 def _is_dataset(data: str | os.PathLike[str]) -> bool:
@@ -345,8 +357,8 @@ def predict(
     Parameters
     ----------
     data : Dataset or path
-        A dataset, or libsvm text (files, directories, globs; compressed or not). Text and unscaled datasets are scaled
-        as the model's training data was.
+        A dataset, or whatever `convert` reads (files, directories, globs). Files and unscaled datasets are scaled as the
+        model's training data was; of a table, columns are those of its data. Rows need no label.
     model : Model or path
         A path names a model or a run.
     out : path or text file
@@ -368,7 +380,8 @@ def predict(
     Returns
     -------
     dict
-        ``n_rows`` and ``n_ignored`` (entries of features that the model does not have).
+        ``n_rows``, ``n_ignored`` (entries of features that the model does not have), and ``n_unseen`` (categories that it
+        has not seen).
 
     Raises
     ------
@@ -376,7 +389,7 @@ def predict(
     """
     if isinstance(out, str | os.PathLike):
         is_text = not isinstance(data, Dataset) and not _is_dataset(data)
-        inputs = expand_sources(os.fspath(data)) if is_text else ()  # type: ignore[arg-type]
+        inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]
         kind = "a Parquet file of predictions"
         check_output(Path(out), kind, lambda path: has_column(path, "prediction"), force=force, inputs=inputs)
     budget = parse_size(memory)
@@ -396,7 +409,7 @@ def predict(
             n_rows += block.shape[0]
             _write_labels(model, block, out)
         out.flush()
-        return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
+        return {"n_rows": n_rows, "n_ignored": decisions.n_ignored, "n_unseen": decisions.n_unseen}
 
     target = Path(out)
     with replacing(target) as partial:
@@ -411,7 +424,7 @@ def predict(
             start, n_rows = n_rows, n_rows + block.shape[0]
             writer.write(**_predictions(model, start, block, proba))
         writer.close()
-    return {"n_rows": n_rows, "n_ignored": decisions.n_ignored}
+    return {"n_rows": n_rows, "n_ignored": decisions.n_ignored, "n_unseen": decisions.n_unseen}
 
 
 def _row_groups(blocks: Iterable[tuple[int, np.ndarray]], decisions: Decisions) -> Iterator[np.ndarray]:
@@ -454,7 +467,9 @@ def _prediction_columns(model: Model, proba: bool) -> dict[str, Any]:
     names = ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in labels]
     if proba:
         names += [f"probability_{label}" for label in labels]
-    label_type = np.int64 if model.label_kind == "integer" else np.float64
+    label_type: Any = np.int64 if model.label_kind == "integer" else np.float64
+    if model.class_names is not None:
+        label_type = str
     return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
 
 
@@ -466,12 +481,19 @@ def _predictions(model: Model, start: int, decisions: np.ndarray, proba: bool) -
     )
     columns = [
         np.arange(start, start + decisions.shape[0]),
-        model.labels(decisions).astype(types["prediction"]),
+        _predicted_labels(model, decisions, types["prediction"]),
         *scores.T,
     ]
     if proba:
         columns += [*np.exp(model.log_probabilities(decisions)).T]
     return dict(zip(types, columns, strict=True))
+
+
+def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> Any:
+    if model.class_names is not None:
+        texts = model.label_texts()
+        return [texts[place] for place in model.places(decisions).tolist()]
+    return model.labels(decisions).astype(label_type)
 
 
 def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:

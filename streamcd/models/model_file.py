@@ -1,0 +1,64 @@
+"""The description of a model on disk: ``model.json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import ModelError
+from ..core.metadata import Count, Kind, Structure, content_digest
+from .encoding import EncodingRecord
+
+
+class ModelScaling(Structure):
+    """Transformation of the values that the model was trained on; the checksum is that of ``scaling.npy``."""
+
+    scale: str
+    normalize: str
+    digest: str
+    checksum: str = ""
+
+
+class ModelFile(Structure, kw_only=True):
+    """``model.json``; fields as those of `Model`."""
+
+    loss: str
+    method: str
+    C: float | None
+    n_features: Count
+    bias: float
+    free_bias: bool = False
+    intercept: list[float]
+    classes: list[float]
+    label_kind: str
+    code: list[list[int]] | None
+    tie_order: list[Count]
+    ridge: float = 1.0
+    slack: str = "hinge"
+    class_weight: dict[float, float]
+    index_base: int
+    fingerprint: str
+    versions: dict[str, str]
+    certificate: dict[str, Any]
+    scaling: ModelScaling | None = None
+    class_names: list[str] | None = None
+    encoding: EncodingRecord | None = None
+    categories_checksum: str = ""
+    weights_checksum: str
+
+
+STORED_FIELDS = [
+    name
+    for name in ModelFile.__struct_fields__
+    if name not in ("scaling", "weights_checksum", "code", "encoding", "categories_checksum")
+]
+
+MODEL = Kind(
+    "streamcd-model",
+    2,
+    ModelFile,
+    ModelError,
+    "restore it from a copy, or train again",
+    "digest",
+    lambda description: content_digest(description, "digest"),
+    older=(1,),  # 1 had no digest
+)

@@ -1,0 +1,154 @@
+"""The encoding of a table goes with its models: new tables in other formats, categories never seen, columns that lack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from test_tables import make_table, write_table
+
+import streamcd
+from streamcd.core.errors import StreamcdError
+from streamcd.core.progress import Listener
+
+COLUMN = 4  # of the labels
+
+
+def named_table() -> pa.Table:
+    """A table whose labels are names."""
+    table = make_table()
+    names = pa.array(np.where(table["bought"].to_numpy() > 0, "yes", "no"))
+    return table.set_column(COLUMN, "bought", names)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a table, its dataset, scaled, and a run."""
+    path = tmp_path_factory.mktemp("trained")
+    write_table(named_table(), path / "t.csv")
+    streamcd.convert(
+        path / "t.csv", path / "data", label="bought", drop="id,w", scale="standard", dtype="float64"
+    )
+    streamcd.train(path / "data", path / "run", loss="log_loss", tol=1e-6)
+    return path
+
+
+class Warnings(Listener):
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def warning(self, text: str) -> None:
+        self.found.append(text)
+
+
+@pytest.mark.parametrize("name", ["new.csv", "new.parquet", "new.arrow"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_new_table_is_predicted_as_the_dataset_is(
+    trained: Path, tmp_path: Path, name: str, workers: int
+) -> None:
+    streamcd.predict(trained / "data", trained / "run", tmp_path / "of-dataset.parquet")
+    shuffled = named_table().select(["w", "visits", "city", "bought", "age"])
+    result = streamcd.predict(
+        write_table(shuffled, tmp_path / name), trained / "run", tmp_path / "p.parquet", workers=workers
+    )
+    expected, found = (pa.parquet.read_table(tmp_path / part) for part in ("of-dataset.parquet", "p.parquet"))
+    assert found["prediction"].to_pylist() == expected["prediction"].to_pylist()
+    assert set(found["prediction"].to_pylist()) == {"yes", "no"}
+    assert np.allclose(found["decision"].to_numpy(), expected["decision"].to_numpy(), rtol=1e-12)
+    assert (result["n_ignored"], result["n_unseen"]) == (0, 0)
+
+
+def test_evaluation_speaks_the_names_of_the_classes(trained: Path) -> None:
+    of_data = streamcd.evaluate(trained / "data", trained / "run")
+    of_file = streamcd.evaluate(trained / "t.csv", trained / "run")
+    assert of_file["labels"] == of_data["labels"] == ["no", "yes"]
+    assert of_file["confusion"] == of_data["confusion"]
+
+
+def test_categories_never_seen_are_ignored_and_counted(trained: Path, tmp_path: Path) -> None:
+    table = pa.table({"age": [1.0, 1.0], "city": ["Atlantis", "Rome"], "visits": [0, 0]})
+    path = write_table(table, tmp_path / "new.csv")
+    listener = Warnings()
+    found = streamcd.predict(path, trained / "run", tmp_path / "p.parquet", listener=listener)
+    assert found["n_unseen"] == 1
+    assert listener.found == ["1 categories ignored that the model has not seen in training"]
+    decisions = pa.parquet.read_table(tmp_path / "p.parquet")["decision"].to_numpy()
+    model = streamcd.load_model(trained / "run")
+    weights = dict(
+        zip(model.encoding.feature_names(np.arange(model.n_features)), model.weights[:, 0], strict=True)
+    )
+    assert model.scaling.scales is not None
+    rome = list(weights).index("city=Rome")
+    assert decisions[1] - decisions[0] == pytest.approx(weights["city=Rome"] / model.scaling.scales[rome])
+
+
+def test_a_missing_column_is_named(trained: Path, tmp_path: Path) -> None:
+    path = write_table(named_table().drop_columns(["city"]), tmp_path / "new.parquet")
+    with pytest.raises(StreamcdError, match="expected the columns of the data trained on, found no 'city'"):
+        streamcd.predict(path, trained / "run", tmp_path / "p.parquet")
+
+
+def test_rows_without_a_label_are_predicted_and_not_evaluated(trained: Path, tmp_path: Path) -> None:
+    path = write_table(named_table().drop_columns(["bought"]), tmp_path / "new.csv")
+    assert streamcd.predict(path, trained / "run", tmp_path / "p.parquet")["n_rows"] == 400
+    with pytest.raises(StreamcdError, match="row 1: expected a label to compare with, found none"):
+        streamcd.evaluate(path, trained / "run")
+
+
+def test_libsvm_rows_without_a_label_are_predicted(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("1 1:1 3:2\n-1 2:1\n1 1:2\n-1 2:3 3:1\n")
+    (tmp_path / "new.txt").write_text("1:1 3:2\n2:1\n1:2\n2:3 3:1\n")
+    streamcd.convert(tmp_path / "t.txt", tmp_path / "data")
+    streamcd.train(tmp_path / "data", tmp_path / "run")
+    found = []
+    for name in ("t.txt", "new.txt"):
+        streamcd.predict(tmp_path / name, tmp_path / "run", tmp_path / f"{name}.parquet")
+        found.append(pa.parquet.read_table(tmp_path / f"{name}.parquet"))
+    assert found[0].equals(found[1])
+    with pytest.raises(StreamcdError, match="expected a number as label, found '1:1'"):
+        streamcd.convert(tmp_path / "new.txt", tmp_path / "refused")
+
+
+def test_a_table_needs_a_model_of_a_table(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("1 1:1 3:2\n-1 2:1\n")
+    streamcd.convert(tmp_path / "t.txt", tmp_path / "data")
+    streamcd.train(tmp_path / "data", tmp_path / "run")
+    with pytest.raises(StreamcdError, match="found a table: the model's data came from none"):
+        streamcd.predict(write_table(make_table(), tmp_path / "n.csv"), tmp_path / "run", tmp_path / "p")
+
+
+def test_like_takes_columns_and_classes(trained: Path, tmp_path: Path) -> None:
+    for like in ("data", "run"):
+        test = streamcd.convert(
+            write_table(named_table(), tmp_path / "test.parquet"),
+            tmp_path / f"of-{like}",
+            like=trained / like,
+        )
+        dataset = streamcd.open(trained / "data")
+        assert test.n_features == dataset.n_features
+        assert test.info()["classes"] == ["no", "yes"]
+        found, expected = (streamcd.evaluate(part, trained / "run")["confusion"] for part in (test, dataset))
+        assert found == expected
+
+
+def test_class_weights_go_by_names(trained: Path, tmp_path: Path) -> None:
+    result = streamcd.train(trained / "data", tmp_path / "run", class_weight={"yes": 3.0})
+    assert streamcd.load_model(tmp_path / "run").class_weight == {1.0: 3.0}
+    assert result.converged
+    with pytest.raises(
+        StreamcdError, match="class weight for label maybe: no such label; the data has the labels no"
+    ):
+        streamcd.train(trained / "data", tmp_path / "other", class_weight={"maybe": 3.0})
+
+
+def test_a_damaged_encoding_is_refused(trained: Path, tmp_path: Path) -> None:
+    model = streamcd.load_model(trained / "run")
+    model.save(tmp_path / "model")
+    (tmp_path / "model" / "categories.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StreamcdError, match=r"categories\.parquet: checksum differs"):
+        streamcd.load_model(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["class_names"] == ["no", "yes"]
