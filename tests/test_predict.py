@@ -154,7 +154,7 @@ def test_a_stream_gets_the_labels_one_a_line(small_problem, made_dataset, libsvm
     expected = [f"{label:g}" for label in model.labels(plain_decisions(model, x))]
     for data in (made_dataset(x, y), libsvm_file(x, y)):
         text = io.StringIO()
-        assert predict(data, model, text) == {"n_rows": y.size, "n_ignored": 0}
+        assert predict(data, model, text) == {"n_rows": y.size, "n_ignored": 0, "n_unseen": 0}
         assert text.getvalue().splitlines() == expected
 
 

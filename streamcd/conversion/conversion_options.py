@@ -54,6 +54,7 @@ class Options:
     """Options of a conversion, checked."""
 
     columns: TableOptions
+    in_memory: bool  # the source is
     dest: Path
     memory_bytes: int
     seed: int
@@ -71,6 +72,11 @@ class Options:
     scale: str
     normalize: str
     workers: int
+
+    @property
+    def has_map(self) -> bool:
+        """True where strings or indices may have to be numbered anew."""
+        return self.compact or bool(self.columns.label) or self.like is not None or self.in_memory
 
     @property
     def scaling(self) -> Scaling:

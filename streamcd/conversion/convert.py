@@ -25,6 +25,7 @@ from ..models.encoding import read_encoding
 from .byte_sources import total_bytes
 from .conversion_options import Like, Options, Plan
 from .formats import Reading, expand, open_source
+from .in_memory import is_files, open_data
 from .pipeline import Conversion
 from .sources import BLOCK_BYTES, Source
 from .staging import staging_directory
@@ -37,7 +38,7 @@ _BLOCK_BYTES_OF_SEVERAL = 1 << 20
 
 
 def convert(
-    sources: str | Path | Sequence[str | Path],
+    sources: Any,
     dest: str | Path,
     *,
     format: str = "auto",
@@ -65,12 +66,14 @@ def convert(
     workers: int = 1,
     listener: Listener | None = None,
 ) -> Dataset:
-    """Convert text or tables to a dataset.
+    """Convert text, tables or arrays to a dataset.
 
     Parameters
     ----------
-    sources : path or sequence of paths
-        Files, directories, globs, ``"-"`` for standard input; text plain or compressed.
+    sources : path, sequence of paths, or data
+        Files, directories, globs, ``"-"`` for standard input; text plain or compressed. Or ``(X, y)`` or ``(X, y, weights)``
+        of NumPy arrays, SciPy matrices or dask arrays; a frame, which is all with ``__arrow_c_stream__`` (pandas, Polars,
+        DuckDB, Arrow) and dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
     dest : path
         The dataset's directory. It appears when it is complete.
     format : {"auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy"}
@@ -135,9 +138,11 @@ def convert(
         Where the disk is full, or another conversion writes the same dataset.
     """
     scale, normalize = checked_names(scale, normalize)
-    paths, roots = expand(sources)
+    from_files = is_files(sources)
+    paths, roots = expand(sources) if from_files else ([], {})
     options = Options(
         columns=checked_options(label, weight_column, features, drop, hash, missing),
+        in_memory=not from_files,
         dest=Path(dest),
         memory_bytes=parse_size(memory),
         seed=int(seed),
@@ -158,11 +163,15 @@ def convert(
     )
     _check(options, paths)
     listener = listener or Listener()
-    if options.workers > 1 and total_bytes(paths) is None:
+    if from_files and options.workers > 1 and total_bytes(paths) is None:
         listener.warning("standard input and pipes are read by one process: converting with --workers 1")
         options = replace(options, workers=1)
     plan = _plan(options)
-    source = open_source(paths, roots, format, _reading(options, plan), options.columns)
+    reading = _reading(options, plan)
+    if from_files:
+        source = open_source(paths, roots, format, reading, options.columns)
+    else:
+        source = open_data(sources, reading, options.columns)
     _check_source(options, source)
     with (
         staging_directory(options.dest, options.force) as work,
@@ -329,7 +338,7 @@ def _plan(options: Options) -> Plan:
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
     block_bytes = min(max(left // 80, 1 << 16), most)
-    in_map = left // 4 if options.compact or options.columns.label or options.like else 0
+    in_map = left // 4 if options.has_map else 0
     return Plan(
         block_bytes=block_bytes,
         max_line_bytes=max(left // 24, block_bytes),

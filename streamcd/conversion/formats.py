@@ -157,7 +157,9 @@ def open_source(
         return _open_libsvm(paths, head, reading, options)
     if format in _TABLES:
         return _open_table(_table_reader(paths, roots, format, head, reading), reading, options, paths[0])
-    raise UsageError(f"{format} is not read yet")
+    from .matrix_files import open_matrices  # zip and npy: only where they are met
+
+    return open_matrices(paths, format, reading, options)
 
 
 def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
@@ -200,7 +202,7 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
 
 
 def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str) -> Source:
-    from .table_rows import TableSource, plan_encoding
+    from .table_rows import TableSource, plan_encoding, wanted_types
 
     types, name = reader.types(), display_name(name)
     known = reading.encoding
@@ -212,16 +214,7 @@ def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str)
     encoding = plan_encoding(types, options, name) if known is None else known
     if known is not None:
         check_columns(known, types, reading.needs_label, name)
-    wanted = {column: types[column] for column in encoding.names if column in types}
-    wanted |= {column.name: "string" for column in encoding.columns if column.kind in ("category", "hashed")}
-    for column in encoding.columns:
-        if column.kind == "number":
-            wanted[column.name] = "number"
-    for name in (encoding.label, encoding.weight):
-        if name and name in types:
-            wanted[name] = types[name]
-    if encoding.label in wanted and (reading.class_names or reading.of_numbers):
-        wanted[encoding.label] = "string" if reading.class_names else "number"
+    wanted = wanted_types(encoding, types, reading.class_names, reading.of_numbers)
     return TableSource(
         reader,
         encoding,

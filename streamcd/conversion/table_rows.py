@@ -37,8 +37,13 @@ class TableBatch(NamedTuple):
 class TableReader(Protocol):
     """Reads tables in files or in memory, a batch at a time."""
 
-    paths: list[str]
-    in_memory: bool
+    @property
+    def paths(self) -> list[str]:
+        """Files that are read."""
+
+    @property
+    def in_memory(self) -> bool:
+        """True where this process alone can read it."""
 
     @property
     def total_bytes(self) -> int | None:
@@ -110,6 +115,21 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
         raise UsageError(f"{name}: expected columns of features, found none besides {options.label!r}")
     bits = options.bits if any(column.kind == "hashed" for column in columns) else 0
     return Encoding(tuple(ordered), options.missing, bits, options.label, options.weight)
+
+
+def wanted_types(
+    encoding: Encoding, types: dict[str, str], class_names: Sequence[str], of_numbers: bool
+) -> dict[str, str]:
+    """What the columns that are read hold; `class_names` and `of_numbers` say what labels are elsewhere."""
+    wanted = {name: types[name] for name in encoding.names if name in types}
+    kinds = {"category": "string", "hashed": "string", "number": "number"}
+    wanted |= {column.name: kinds[column.kind] for column in encoding.columns if column.kind in kinds}
+    for name in (encoding.label, encoding.weight):
+        if name and name in types:
+            wanted[name] = types[name]
+    if encoding.label in wanted and (class_names or of_numbers):
+        wanted[encoding.label] = "string" if class_names else "number"
+    return wanted
 
 
 def _listed(names: dict[str, str]) -> str:

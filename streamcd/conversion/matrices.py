@@ -1,0 +1,259 @@
+"""Matrices as sources of rows: sparse rows and dense ones, in files and in memory, with their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..core.errors import DataError
+from ..dataset.arrow_columns import arrow_strings, strings_of
+from ..kernels import tables as kernels
+from ..models.table_encoder import BLOCK_CELLS, describe_refusal, sorted_rows
+from .numbering import TaskDictionary
+from .rows import Counts, RowBatch, Rows
+from .sources import Counted
+
+
+class MatrixBlock(NamedTuple):
+    """Some rows of a matrix: a dense one as `values`, a sparse one as the arrays of SciPy's CSR; labels or None."""
+
+    values: np.ndarray | None
+    indptr: np.ndarray
+    indices: np.ndarray
+    value: np.ndarray
+    label: np.ndarray | None
+    weight: np.ndarray | None
+    bytes_read: int
+    message: Callable[[int], str]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the block."""
+        return self.indptr.size - 1 if self.values is None else self.values.shape[0]
+
+
+class MatrixReader(Protocol):
+    """Reads matrices, a block of rows at a time."""
+
+    @property
+    def paths(self) -> list[str]:
+        """Files that are read."""
+
+    @property
+    def in_memory(self) -> bool:
+        """True where this process alone can read it."""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes on disk; None where nobody knows."""
+
+    @property
+    def n_columns(self) -> int | None:
+        """Width of the matrix; None where it is not known before it is read."""
+
+    def whole(self) -> list[Any]:
+        """All rows, in pieces."""
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        """All rows, in about `n_tasks` pieces."""
+
+    def count(self, piece: Any) -> Counted:
+        """Count the rows of a piece."""
+
+    def blocks(self, pieces: Sequence[Any]) -> Iterator[MatrixBlock]:
+        """Read rows."""
+
+
+@dataclass(frozen=True)
+class MatrixSource:
+    """Rows of matrices, whose columns are the indices from `first_index` on."""
+
+    reader: MatrixReader
+    value_dtype: np.dtype
+    names_labels: bool
+    class_names: list[str]
+    weighted: bool
+    needs_label: bool = True
+    width_end: int = kernels.LARGEST_INDEX + 1  # columns beyond are too many
+    ignore_beyond: bool = False
+    first_index: int = 0
+
+    what = "rows"
+    encoding = None
+    grows = False
+    of_indices = True
+
+    @property
+    def paths(self) -> list[str]:
+        return self.reader.paths
+
+    @property
+    def in_memory(self) -> bool:
+        return self.reader.in_memory
+
+    @property
+    def total_bytes(self) -> int | None:
+        return self.reader.total_bytes
+
+    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+        return None if self.total_bytes is None else 2 * sum(piece.n_bytes for piece in pieces)
+
+    def whole(self) -> list[Any]:
+        return self.reader.whole()
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        return self.reader.pieces(n_tasks)
+
+    def count(self, piece: Any) -> Counted:
+        return self.reader.count(piece)
+
+    def parse(
+        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        maker = _RowMaker(self, dictionary)
+        for block in self.reader.blocks(pieces):
+            label = maker.labels(block)
+            for start, stop in _cut(block):
+                counts = maker.counts
+                before = first_row + counts.n_rows
+                indptr, index, value = maker.rows(block, start, stop)
+                maker.count(label[start:stop], index.size, block, start)
+                weight = None if block.weight is None else _checked(block.weight[start:stop])
+                source_row = np.arange(before, before + stop - start)
+                rows = Rows(source_row, label[start:stop], weight, indptr, index, value)
+                yield RowBatch(rows, block.bytes_read, counts)
+
+
+def _checked(weight: np.ndarray) -> np.ndarray:
+    """Weights of rows as float64; refused where one is none."""
+    from ..solvers.problem import LEAST_WEIGHT
+
+    weight = np.asarray(weight, np.float64)
+    if not ((weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))).all():
+        raise DataError(
+            f"expected weights of 0, or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, found others"
+        )
+    return weight
+
+
+def located(path: str, before: int) -> Callable[[int], str]:
+    """Say where a row is, by its number among those after the first `before` ones of a file."""
+    return lambda row: f"{path}, row {before + row + 1}"
+
+
+def _cut(block: MatrixBlock) -> Iterator[tuple[int, int]]:
+    """Cut the rows of a block into ranges of about `BLOCK_CELLS` entries."""
+    start = 0
+    while start < block.n_rows:
+        if block.values is None:
+            most = block.indptr[start] + BLOCK_CELLS
+            stop = int(np.searchsorted(block.indptr, most, side="right")) - 1
+            stop = min(stop, start + BLOCK_CELLS)
+        else:
+            stop = start + BLOCK_CELLS // max(block.values.shape[1], 1)
+        stop = min(max(stop, start + 1), block.n_rows)
+        yield start, stop
+        start = stop
+
+
+class _RowMaker:
+    """Makes rows of entries, and counts."""
+
+    def __init__(self, source: MatrixSource, dictionary: TaskDictionary | None) -> None:
+        self._source, self._dictionary = source, dictionary
+        self._known = {name: float(number) for number, name in enumerate(source.class_names)}
+        self.counts = Counts()
+        width = source.reader.n_columns
+        if width:  # a column of zeros is a feature too
+            self.counts.max_index = width - 1 + source.first_index
+        self._state = np.zeros(kernels.N_STATE, np.int64)
+        self._state[kernels.MAX_INDEX] = -1
+
+    def rows(self, block: MatrixBlock, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Entries of rows ``start:stop`` of a block."""
+        source = self._source
+        indptr = np.zeros(stop - start + 1, np.int64)
+        if block.values is None:
+            starts = block.indptr[start : stop + 1].astype(np.int64)
+            first, last = int(starts[0]), int(starts[-1])
+            starts -= first
+            found = sorted_rows(starts, block.indices[first:last], block.value[first:last])
+            index, value = np.empty(last - first, np.int64), np.empty(last - first, source.value_dtype)
+            status = kernels.sparse_rows(
+                starts, *found, 0, source.width_end, source.ignore_beyond, indptr, index, value, self._state
+            )
+        else:
+            values = block.values[start:stop]
+            found = (np.empty(0), values)
+            index, value = np.empty(values.size, np.int64), np.empty(values.size, source.value_dtype)
+            status = kernels.dense_rows(
+                values, source.width_end, source.ignore_beyond, indptr, index, value, self._state
+            )
+        if status != kernels.OK:
+            self._refuse(status, block, start, found)
+        index = index[: indptr[-1]]
+        index += source.first_index
+        return indptr, index, value[: indptr[-1]]
+
+    def _refuse(self, status: int, block: MatrixBlock, start: int, found: tuple[Any, Any]) -> None:
+        row, place = int(self._state[kernels.ROW]), int(self._state[kernels.COLUMN])
+        if block.values is None:
+            number = found[0][place] if status >= kernels.NEGATIVE_INDEX else found[1][place]
+        else:
+            number = place if status >= kernels.NEGATIVE_INDEX else block.values[start + row, place]
+        reason = describe_refusal(status, number, self._source.value_dtype, 0, self._source.width_end)
+        if status == kernels.NULL_VALUE:
+            reason = f"expected a finite value, found {number}; correct or remove the row"
+        raise DataError(f"{block.message(start + row)}: {reason}")
+
+    def labels(self, block: MatrixBlock) -> np.ndarray:
+        """The labels of a block's rows, as numbers."""
+        given, source = block.label, self._source
+        if given is None:
+            if source.needs_label:
+                raise DataError(f"{block.message(0)}: expected labels, found none; see --label")
+            return np.full(block.n_rows, np.nan)
+        if given.shape != (block.n_rows,):
+            raise DataError(
+                f"{block.message(0)}: expected a label for each of {block.n_rows:,} rows, found an array of shape "
+                f"{given.shape}"
+            )
+        if source.names_labels:
+            return self._numbered(given)
+        if given.dtype.kind not in "biuf":
+            raise DataError(f"{block.message(0)}: expected numbers as labels, found {given.dtype}")
+        label = given.astype(np.float64) + 0.0
+        bad = np.isinf(label) | (np.isnan(label) & source.needs_label)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise DataError(
+                f"{block.message(row)}: expected a finite label, found {label[row]}; correct or remove the row"
+            )
+        return label
+
+    def _numbered(self, given: np.ndarray) -> np.ndarray:
+        names, places = np.unique(given.astype(str), return_inverse=True)
+        if self._dictionary is None:
+            known = np.array([self._known.get(name, len(self._known)) for name in names.tolist()], np.float64)
+            return known[places]
+        strings, valid = strings_of(arrow_strings(names.tolist()))
+        codes = self._dictionary.labels.number(0, strings, valid, True, "label")
+        return codes[places].astype(np.float64)
+
+    def count(self, label: np.ndarray, n_entries: int, block: MatrixBlock, start: int) -> None:
+        """Take rows into the counts."""
+        counts, state = self.counts, self._state
+        counts.n_rows, counts.n_entries = counts.n_rows + label.size, counts.n_entries + n_entries
+        counts.n_explicit_zeros = int(state[kernels.ZEROS])
+        counts.n_underflows, counts.n_ignored = int(state[kernels.UNDERFLOWS]), int(state[kernels.IGNORED])
+        with np.errstate(invalid="ignore"):
+            counts.n_decimal_labels += int(((label != np.floor(label)) | (np.abs(label) >= 2.0**53)).sum())
+        first = self._source.first_index
+        width = block.values.shape[1] if block.values is not None else self._source.reader.n_columns or 0
+        largest = max(int(state[kernels.MAX_INDEX]), width - 1) + first
+        if largest > counts.max_index:
+            counts.max_index, counts.max_location = largest, block.message(start)
+        counts.zero_index = not first

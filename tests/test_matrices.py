@@ -1,0 +1,168 @@
+"""Matrices and data in memory as sources: the same rows and entries as libsvm text of the same numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy.sparse
+from test_tables import convert, make_table, write_table
+
+import streamcd
+from streamcd.core.errors import StreamcdError
+
+N_ROWS, N_COLUMNS = 300, 12
+
+
+def make_arrays() -> tuple[np.ndarray, np.ndarray]:
+    """A matrix with zeros, a column of them at the end, and labels."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(N_ROWS, N_COLUMNS)) * (rng.random((N_ROWS, N_COLUMNS)) < 0.4)
+    X[0, -1], X[:, 3] = 1.0, 0.0
+    return X.astype(np.float32).astype(np.float64), rng.choice([-1.0, 2.0], N_ROWS)
+
+
+def digest_of_text(X: np.ndarray, y: np.ndarray, path: Path) -> str:
+    lines = [
+        f"{label:g} " + " ".join(f"{j}:{float(row[j])!r}" for j in np.flatnonzero(row))
+        for row, label in zip(X, y, strict=True)
+    ]
+    (path / "text.txt").write_text("\n".join(lines) + "\n")
+    return str(streamcd.convert(path / "text.txt", path / "of-text").info()["data_digest"])
+
+
+def wide_csr(X: np.ndarray) -> scipy.sparse.csr_array:
+    """CSR with indices of 64 bits, descending within rows."""
+    made = scipy.sparse.csr_array(X)
+    indptr, indices, data = made.indptr, made.indices.astype(np.int64), made.data
+    for start, stop in itertools.pairwise(indptr.tolist()):
+        indices[start:stop], data[start:stop] = (
+            indices[start:stop][::-1].copy(),
+            data[start:stop][::-1].copy(),
+        )
+    made = scipy.sparse.csr_array((data, indices, indptr.astype(np.int64)), shape=X.shape)
+    made.indices, made.indptr = indices, indptr.astype(np.int64)
+    return made
+
+
+def batches(X: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, N_ROWS, 70):
+        yield X[start : start + 70], y[start : start + 70]
+
+
+SOURCES: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+    "array": lambda X, y: (X, y),
+    "float32": lambda X, y: (X.astype(np.float32), y.astype(np.int8)),
+    "fortran": lambda X, y: (np.asfortranarray(X), y),
+    "list": lambda X, y: (X.tolist(), y.tolist()),
+    "csr": lambda X, y: (scipy.sparse.csr_matrix(X), y),
+    "csr64": lambda X, y: (wide_csr(X), y),
+    "csc": lambda X, y: (scipy.sparse.csc_array(X), y),
+    "iterable": lambda X, y: list(batches(X, y)),
+    "generator": batches,
+    "callable": lambda X, y: lambda: batches(X, y),
+    "frame of batches": lambda X, y: [
+        pa.table({f"{j}": part[:, j] for j in range(N_COLUMNS)} | {"label": labels}) for part, labels in batches(X, y)
+    ],
+    "frame and labels": lambda X, y: (pa.table({f"{j}": X[:, j] for j in range(N_COLUMNS)}), y),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_data_in_memory_gives_the_rows_and_entries_of_text(tmp_path: Path, name: str) -> None:
+    X, y = make_arrays()
+    made = streamcd.convert(SOURCES[name](X, y), tmp_path / "out")
+    assert made.info()["data_digest"] == digest_of_text(X, y, tmp_path)
+    assert (made.n_features, made.index_base) == (N_COLUMNS, 0)
+    assert made.verify() == []
+
+
+def test_dask_arrays_and_frames_come_block_by_block(tmp_path: Path) -> None:
+    dask_array = pytest.importorskip("dask.array")
+    X, y = make_arrays()
+    expected = digest_of_text(X, y, tmp_path)
+    pair = (dask_array.from_array(X, chunks=(80, 5)), dask_array.from_array(y, chunks=50))
+    assert streamcd.convert(pair, tmp_path / "of-array").info()["data_digest"] == expected
+    pytest.importorskip("pandas")
+    dask_frame = pytest.importorskip("dask.dataframe")
+    frame = make_table().to_pandas()
+    made = convert(dask_frame.from_pandas(frame, npartitions=3), tmp_path / "of-frame")
+    assert made.fingerprint == convert(frame, tmp_path / "of-pandas").fingerprint
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
+def test_frames_give_the_dataset_of_their_file(tmp_path: Path, library: str) -> None:
+    module = pytest.importorskip(library)
+    table = make_table()
+    frame: Any = None
+    if library == "pandas":
+        frame = table.to_pandas()
+        frame["city"] = frame["city"].astype("category")
+    elif library == "polars":
+        frame = module.from_arrow(table)
+    else:
+        frame = module.from_arrow(table)
+    expected = convert(write_table(table, tmp_path / "t.csv"), tmp_path / "of-file")
+    assert convert(frame, tmp_path / "of-frame", workers=2).fingerprint == expected.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["npz", "npz-with-names", "npy", "npy-column"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_files_of_matrices(tmp_path: Path, kind: str, workers: int) -> None:
+    X, y = make_arrays()
+    label: str | None = None
+    path = tmp_path / f"m.{kind[:3]}"
+    if kind.startswith("npz"):
+        made = scipy.sparse.csr_array(X)
+        parts = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
+        labels = y if kind == "npz" else np.where(y > 0, "yes", "no")
+        np.savez_compressed(path, format=b"csr", **parts, y=labels)
+    elif kind == "npy":
+        np.save(path, X.astype(np.float32))
+        np.save(tmp_path / "y.npy", y)
+        label = str(tmp_path / "y.npy")
+    else:
+        np.save(path, np.column_stack([X, y]))
+        label = "-1"
+    dataset = streamcd.convert(path, tmp_path / "out", label=label, workers=workers)
+    if kind == "npz-with-names":
+        assert dataset.info()["classes"] == ["no", "yes"]
+    else:
+        assert dataset.info()["data_digest"] == digest_of_text(X, y, tmp_path)
+
+
+def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
+    X, y = make_arrays()
+    streamcd.convert((X, np.where(y > 0, "b", "a")), tmp_path / "data")
+    streamcd.train(tmp_path / "data", tmp_path / "run")
+    np.save(tmp_path / "new.npy", X)
+    streamcd.predict(tmp_path / "data", tmp_path / "run", tmp_path / "1.parquet")
+    streamcd.predict(tmp_path / "new.npy", tmp_path / "run", tmp_path / "2.parquet")
+    first, second = (pa.parquet.read_table(tmp_path / name) for name in ("1.parquet", "2.parquet"))
+    assert first["prediction"].to_pylist() == second["prediction"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            np.ones((2, 2)),
+            r"expected files, \(X, y\), a frame, or an iterable of such batches, found ndarray",
+        ),
+        ((np.ones((2, 2)), np.ones(3)), "row 1: expected a label for each of 2 rows"),
+        ((np.array([[1.0, np.nan]]), np.ones(1)), "row 1: expected a finite value, found nan"),
+        ((np.ones((2, 2)), None), "row 1: expected labels, found none"),
+        ((np.ones(2), np.ones(2)), "expected X with two dimensions, of numbers"),
+        ([], "expected at least one source, found none"),
+        (3, "found int"),
+        ((np.ones((1, 1)), np.ones(1), np.array([-1.0])), "expected weights of 0, or from"),
+    ],
+)
+def test_data_that_is_none_is_refused_in_a_line(tmp_path: Path, data: Any, message: str) -> None:
+    with pytest.raises(StreamcdError, match=message):
+        streamcd.convert(data, tmp_path / "out")
