@@ -19,6 +19,7 @@ from reference import (
 )
 from small_datasets import NAMED, Rows, multiclass, random_rows, windows_of, write_dataset
 
+from streamcd.cluster.engines import Simulation
 from streamcd.core.errors import UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
@@ -132,6 +133,26 @@ def test_lanes_end_where_their_own_runs_end(tmp_path: Path, loss: str) -> None:
         assert alone.converged
         for one, other in zip(mine, alone.lanes, strict=True):
             assert one["primal_objective"] == pytest.approx(other["primal_objective"], rel=2.1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "C", "n_workers"),
+    [("hinge", 3.0, 2), ("squared_hinge", 3.0, 4), ("log_loss", 30.0, 2), ("crammer_singer", 3.0, 2)],
+)
+def test_workers_take_a_fraction_of_the_rounds_too(
+    tmp_path: Path, loss: str, C: float, n_workers: int
+) -> None:
+    """And what is certified are the weights that the run ends with."""
+    x, y = badly_conditioned()
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=12, n_shards=12)
+    asked: dict[str, Any] = {"loss": loss, "C": C, "tol": 1e-2, "client": Simulation(n_workers)}
+    fast = train(data, tmp_path / "run", max_passes=300, **asked)
+    plain = train(data, tmp_path / "plain", max_passes=2 * fast.passes, acceleration="none", **asked)
+    assert fast.converged
+    assert not plain.converged
+    if loss != "crammer_singer":
+        primal = primal_objectives(loss, augmented(x, -1.0), y, run_weights(tmp_path / "run", -1.0), C)
+        assert primal[0] == pytest.approx(fast.primal_objective, rel=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -156,10 +156,11 @@ def test_the_whole_way_in_json(text, tmp_path, small_problem):
         "train", tmp_path / "data", tmp_path / "run", "--loss", "hinge", "-C", "0.5", "--tol", "1e-8"
     )
     keys = (
-        "primal_objective dual_objective gap violation converged stop_reason passes seconds bytes_read "
+        "primal_objective dual_objective gap violation converged stop_reason passes seconds kernel_seconds bytes_read "
         "peak_memory_bytes n_features n_rows n_lanes lanes"
     )
     assert set(keys.split()) <= set(trained)
+    assert 0 < trained["kernel_seconds"] < trained["seconds"]
     assert trained["converged"] is True
     assert trained["gap"] <= 1e-8
     assert run_json("resume", tmp_path / "run")["primal_objective"] == trained["primal_objective"]

@@ -222,10 +222,14 @@ def test_changes_add_up_sparse_or_dense(share: float) -> None:
 # Partitions in one process
 
 
+@pytest.mark.parametrize("acceleration", ["auto", "none"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_one_partition_is_the_single_process_bit_for_bit(loss: str, classes: Dataset, tmp_path: Path) -> None:
-    streamcd.train(classes, tmp_path / "one", loss=loss, max_passes=30, acceleration="none")
-    streamcd.train(classes, tmp_path / "round", loss=loss, max_passes=30, client=Simulation(1))
+def test_one_partition_is_the_single_process_bit_for_bit(
+    loss: str, acceleration: str, classes: Dataset, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"loss": loss, "max_passes": 30, "tol": 1e-9, "acceleration": acceleration}
+    streamcd.train(classes, tmp_path / "one", **options)
+    streamcd.train(classes, tmp_path / "round", client=Simulation(1), **options)
     assert (weights(tmp_path / "one") == weights(tmp_path / "round")).all()
 
 
@@ -252,18 +256,24 @@ def test_named_problems_in_partitions(name: str, loss: str, tmp_path: Path) -> N
     assert result.converged
 
 
+@pytest.mark.parametrize(("acceleration", "rounding"), [("auto", 1e-6), ("none", 1e-9)])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_dual_never_falls_and_is_what_the_certificate_finds(
-    loss: str, classes: Dataset, tmp_path: Path
+    loss: str, acceleration: str, rounding: float, classes: Dataset, tmp_path: Path
 ) -> None:
-    """The sum kept along the steps and w against a read of alpha: a wrong step or a step applied wrongly would show."""
-    run = tmp_path / "run"
-    streamcd.train(classes, run, loss=loss, max_passes=40, tol=1e-9, client=Simulation(3))
+    """The sum kept along the steps and w against a read of alpha: a wrong step or a step applied wrongly would show.
+
+    A certificate takes off what rounding may do, which is more where w is far from w(alpha); and an accelerated round
+    descends on another dual.
+    """
+    run, options = tmp_path / "run", {"max_passes": 40, "tol": 1e-9, "acceleration": acceleration}
+    streamcd.train(classes, run, loss=loss, client=Simulation(3), **options)
     records = log(run)
     kept = [r["objective_estimate"] - r["gap_estimate"] for r in records if r["kind"] == "train"]
-    assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in itertools.pairwise(kept))
+    if acceleration == "none":
+        assert all(later >= earlier - 1e-9 * abs(earlier) for earlier, later in itertools.pairwise(kept))
     assert records[-1]["kind"] == "certify"
-    assert records[-1]["dual"] == pytest.approx(kept[-1], rel=1e-9)
+    assert records[-1]["dual"] == pytest.approx(kept[-1], rel=rounding)
 
 
 @pytest.mark.parametrize("loss", BINARY)
@@ -424,22 +434,6 @@ def test_dask_does_what_the_simulation_does(loss: str, client: Any, data: Datase
     assert len(record["seconds"]["workers"]) == 2
     assert record["bytes_sent"] > 0
     assert record["eta"]
-
-
-def test_dask_takes_turns_as_the_simulation_does(
-    client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounds of all, passes of one worker, certificates of all."""
-    monkeypatch.setattr("streamcd.cluster.schedule.ROUNDS_BEFORE_SOLO", 3)
-    monkeypatch.setattr("streamcd.cluster.schedule.MIN_JOINT_PASSES", 1)
-    options: dict[str, Any] = {"loss": "hinge", "max_passes": 20, "tol": 1e-9}
-    streamcd.train(data, tmp_path / "dask", client=client, **options)
-    streamcd.train(data, tmp_path / "made", client=Simulation(2), **options)
-    assert (weights(tmp_path / "dask") == weights(tmp_path / "made")).all()
-    for run in ("dask", "made"):
-        taken = [record["workers"] for record in log(tmp_path / run) if record["kind"] == "train"]
-        assert taken[:6] == [2, 2, 2, 1, 2, 1]
-        assert log(tmp_path / run)[-1]["workers"] == 2
 
 
 @pytest.mark.parametrize(("n_shards", "warned"), [(3, True), (4, False)])
@@ -700,7 +694,8 @@ def _children(pid: int) -> list[str]:
 def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, tmp_path: Path) -> None:
     """What --memory bounds is the sum of this machine's processes, however many workers a run goes on with."""
     run = tmp_path / "run"
-    streamcd.train(data, run, client=client, memory="1GB", local_workers=2, max_passes=2)
+    options: dict[str, Any] = {"memory": "1GB", "max_passes": 2, "acceleration": "none"}
+    streamcd.train(data, run, client=client, local_workers=2, **options)
     memory = {2: json.loads((run / "config.json").read_text())["memory"]}
     for n in (1, 0):
         streamcd.resume(run, client=client, local_workers=n, max_passes=3 + n)

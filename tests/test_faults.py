@@ -9,6 +9,7 @@ import pytest
 
 from streamcd.core.atomic_files import write_file
 from tools.faults.__main__ import KINDS, main
+from tools.faults.budgets import TOO_LITTLE, least_memory
 from tools.faults.certificates import false_claims
 from tools.faults.commands import contents, run_command
 from tools.faults.injection import HOWS, FaultyFiles
@@ -85,11 +86,11 @@ def test_the_table_is_markdown_and_counts_trials_not_findings() -> None:
 def test_false_certificates_are_noticed() -> None:
     rows = [(1, 1.0), (-1, -1.0)]
     fine = {"primal_objective": 0.5, "dual_objective": 0.5, "converged": True}
-    assert false_claims(fine, "hinge", 1.0, rows, 1.0, 1e-9) == []
-    assert len(false_claims({**fine, "dual_objective": 0.51}, "hinge", 1.0, rows, 1.0, 1e-9)) == 1
-    assert len(false_claims({**fine, "primal_objective": 0.6}, "hinge", 1.0, rows, 1.0, 1e-9)) == 1
+    assert false_claims(fine, "hinge", 1.0, rows, [1.0], 1e-9) == []
+    assert len(false_claims({**fine, "dual_objective": 0.51}, "hinge", 1.0, rows, [1.0], 1e-9)) == 1
+    assert len(false_claims({**fine, "primal_objective": 0.6}, "hinge", 1.0, rows, [1.0], 1e-9)) == 1
     far = {"primal_objective": 1.125, "dual_objective": 0.5, "converged": True}
-    assert len(false_claims(far, "hinge", 1.0, rows, 0.5, 1e-9)) == 1
+    assert len(false_claims(far, "hinge", 1.0, rows, [0.5], 1e-9)) == 1
 
 
 def test_a_command_in_a_child_ends_with_status_output_and_operations(tmp_path: Path) -> None:
@@ -109,3 +110,9 @@ def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixt
     output = tmp_path / "table.md"
     assert main(["--kind", "text", "--count", "1", "--jobs", "1", "--output", str(output)]) == 0
     assert "| text | 1 | 0 | 0 | 0 | 0 | 0 |" in output.read_text()
+
+
+def test_the_least_memory_is_read_from_a_refusal() -> None:
+    assert least_memory("300 MB interpreter and libraries + 26 MB blocks = 326 MB needed; give more") == 328
+    assert least_memory("= 1.2 GB needed; give a larger --memory") == 1206
+    assert least_memory("done") == TOO_LITTLE

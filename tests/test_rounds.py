@@ -204,12 +204,13 @@ def test_sigma_prime_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path:
 def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
     loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many rows of few features: every worker sees all there is to learn. Measured: 30 against > 200, 6 against 16."""
-    monkeypatch.setattr(
-        "streamcd.cluster.schedule.RoundSchedule.certificate_failed", lambda schedule, local_passes: None
-    )  # no worker comes to their aid
+    """Many rows of few features: every worker sees all there is to learn. Measured: 30 against 129, 6 against 13.
+
+    With acceleration, 10 against 18 and 6 against 12.
+    """
     data = write_dataset(tmp_path / "data", random_rows(600, 6, seed=3), n_chunks=16, n_shards=16)
     options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "max_passes": 300, "client": Simulation(4)}
+    options["acceleration"] = "none"
     streamcd.train(data, tmp_path / "dealt", **options)
     monkeypatch.setattr(
         "streamcd.cluster.engines.assign_shards_randomly",

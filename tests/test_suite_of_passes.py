@@ -41,7 +41,7 @@ def test_a_cell_is_trained_plain_and_accelerated_once_and_shown(folder: Path) ->
     [coarse, fine] = pairs(Records(folder / "records").done)
     assert coarse.gain > 3
     assert fine.plain > coarse.plain > 40
-    assert f"| heart_scale |  | {coarse} |" in docs.read_text()
+    assert f"| heart_scale | {coarse} |" in docs.read_text()
     again = CliRunner().invoke(main, options)
     assert " of " not in again.output.partition("|")[0]
     assert docs.read_text().startswith("before")
@@ -76,12 +76,22 @@ def test_bars_count_what_did_not_arrive_with_its_limit_and_leave_out_what_neithe
     hinge = by_name["mean gain, plain 40 passes or more: hinge, to 1e-3"]
     assert (hinge.found, hinge.holds) == ("40.0 × over 1 cells", True)
     assert by_name["any cell and gap"].found == "2 of 3 are worse"
-    assert by_name["clicks squared_hinge C = 1, to 0.001"].holds is False
-    assert by_name["a9a hinge C = 1, to 0.001"].holds is None
+    assert by_name["clicks squared_hinge C = 1, to 1e-3"].holds is False
+    assert by_name["a9a hinge C = 1, to 1e-3"].holds is None
     text = report(found)
-    assert "| heart_scale |  | > 1000 → 25 |" in text
-    assert "Neither arrived: heart_scale hinge C = 1 (dual) to 0.0001." in text
-    assert "* clicks squared_hinge C = 1 (dual), to 1e-06: 130 → 200" in text
+    assert "| heart_scale | > 1000 → 25 |" in text
+    assert "Neither arrived within the passes: heart_scale hinge C = 1 (dual) to 1e-4." in text
+    assert "* clicks squared_hinge C = 1 (dual), to 1e-6: 130 → 200" in text
+
+
+def test_a_run_that_time_has_stopped_is_shown_and_not_counted() -> None:
+    slow = record(HEART, "none", 60)
+    slow.stopped = "time"
+    found = done(record(HEART, "auto", 90, coarse=80), slow)
+    by_name = {bar.what: bar for bar in bars(found)}
+    assert by_name["mean gain, plain 40 passes or more: hinge, to 1e-3"].holds is None
+    assert by_name["any cell and gap"].found == "0 of 0 are worse"
+    assert "| heart_scale | > 60 → 80 |" in report(found)
 
 
 def test_the_suite_has_every_cell_once() -> None:

@@ -8,6 +8,8 @@ limit is the memory budget (both need root; without it the table says that the d
 
     python tools/bench.py DATASET --memory 400MB --rounds 3
 
+Against LIBLINEAR, scikit-learn, Snap ML, Cyanure and Vowpal Wabbit, to levels of the optimum: ``python -m tools.peers``.
+
 With ``--convert``, seconds of a conversion instead, by one process and by several in turn; all have to end at the same
 fingerprint. Processor time is shown beside them: what the machine does for others meanwhile does not count there. The last
 line is the machine's own limit: as many conversions by one process each at the same time, which have nothing to wait for.

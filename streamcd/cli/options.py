@@ -303,7 +303,7 @@ training_options = together(
         help="Outer proximal point around the passes of --method dual, by which badly conditioned problems (large C, long "
         "rows) take a tenth of them or fewer; it takes one more array of the weights' size, and training goes on without "
         "where that does not fit in --memory. auto finds its strength kappa while training. With -e, another --omega than "
-        "1, several workers and the other methods training is plain.",
+        "1, and by the other methods, training is plain.",
     ),
     click.option(
         "--ridge",

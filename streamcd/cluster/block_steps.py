@@ -19,6 +19,9 @@ With ``b = s a`` it is, up to a factor s, the partition's own dual with costs s 
        among the A_k a_k depends on g alone, and where g is flat it shifts between them for ever. New blocks are new
        mixtures.
 
+An accelerated lane (`solvers.acceleration`) makes the round on the dual of its proximal point, in which ``½ mu ‖w‖²`` stands
+for ``½‖w‖²``: the models have s mu for s, and the slope ``mu w·Δw``. Its next round begins at another centre.
+
 Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search; Ma et al.,
 ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who assign rows to threads anew in every
 pass.

@@ -274,9 +274,8 @@ class DaskEngine:
                 )
             time.sleep(_POLL_SECONDS)
         self._started = True
-        names = sorted(admitted)[: request.n_workers]
-        self._owners = assign_shards_randomly(self.shard_entries, names, request.shard_key)
-        if request.n_workers is None and set(self._announced) != set(self._owners):
+        self._owners = assign_shards_randomly(self.shard_entries, sorted(admitted), request.shard_key)
+        if set(self._announced) != set(self._owners):
             self._announced = list(self._owners)
             self._announce(len(admitted))
         return self._owners

@@ -93,7 +93,7 @@ class SerialEngine:
         return join_responses(list(self._shards), responses, change, w.nbytes * len(responses))
 
     def _assign(self, request: RoundRequest) -> None:
-        shards = assign_shards_randomly(self._entries, self._workers[: request.n_workers], request.shard_key)
+        shards = assign_shards_randomly(self._entries, self._workers, request.shard_key)
         if shards != self._shards:
             self.close()
             self._shards = shards

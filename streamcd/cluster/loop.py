@@ -20,14 +20,14 @@ import numpy as np
 from ..core.atomic_files import sync
 from ..core.errors import EnvironmentFailure
 from ..core.randomness import random_key
-from ..kernels.primitives import DUAL, GAP
-from ..solvers.dual import violation
+from ..kernels.primitives import DUAL
+from ..solvers import acceleration
+from ..solvers.dual import RowSolver, violation
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
 from ..stream.slot_store import chunk_slots
 from ..training.checkpoint import Run
 from ..training.loop import Session, Task, TrainingLoop
 from ..training.result import BY_VIOLATION
-from ..training.stopping import restore
 from .block_steps import (
     APART,
     LINEAR,
@@ -41,13 +41,11 @@ from .block_steps import (
 )
 from .engines import Engine, RoundResult, SerialEngine, Simulation, WorkersLost, shard_entries
 from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
-from .schedule import RoundSchedule
 
-_MAX_GAP_FACTOR = 100.0
 _ASSIGNMENT = 0x6465616C  # tells these keys from those of reads and windows
 _MAX_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
 
-_NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness", "lane_gap_estimate_factor": "lane_understated"}
+_NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness"}
 """Arrays of a state that have another name in ``state.npz``."""
 
 
@@ -74,8 +72,9 @@ class _Step:
 class RoundLoop(TrainingLoop):
     """Training on workers of a client (or `Simulation`), round after round; every round is a checkpoint.
 
-    `memory` is a worker's, in bytes; one that does not respond for `worker_timeout` seconds loses its shards to others.
-    `local_passes` are of every worker a round; None for `default_local_passes`.
+    `method` and `kappa` are method and acceleration as `registry.make_solver` takes them. `memory` is a worker's, in bytes;
+    one that does not respond for `worker_timeout` seconds loses its shards to others. `local_passes` are of every worker a
+    round; None for `default_local_passes`.
     """
 
     def __init__(
@@ -84,6 +83,7 @@ class RoundLoop(TrainingLoop):
         task: Task,
         session: Session,
         method: str,
+        kappa: float | str,
         memory: int,
         local_passes: int | None,
         worker_timeout: float,
@@ -99,18 +99,18 @@ class RoundLoop(TrainingLoop):
             seed=task.seed,
             memory=memory,
             identity=directory.identity,
+            acceleration=kappa,
         )
+        assert isinstance(task.solver, RowSolver)
+        self.solver = task.solver
         self.local_passes = local_passes or default_local_passes(dataset.n_rows, dataset.n_features)
         self.engine: Engine | None = None
         self.bytes_read = 0
         self.round, self.attempts = 0, 0
         self.passes_made: int | None = None  # in the last training round: one where a worker is alone
         self.assigned_round = 0  # for which shards were last assigned
-        self.schedule = RoundSchedule()
-        self.calibrates = False  # whether certificates of the round calibrate the estimate of the gap
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
-        for name in ("gap_estimate_factor", "sigma_prime"):
-            self.state.lanes[name] = np.ones(task.problem.n_lanes)
+        self.state.lanes["sigma_prime"] = np.ones(task.problem.n_lanes)
         self._folder.mkdir(exist_ok=True)
         self._restore_checkpoint()
         self._remove_other_attempts()
@@ -164,10 +164,8 @@ class RoundLoop(TrainingLoop):
 
     def _request(self) -> RoundRequest:
         training = self.state.phase(TRAIN).size > 0
-        alone = training and self.schedule.alone
-        if alone and not self.schedule.was_alone:  # several workers know no thresholds for shrinking
-            restore(self.state, self.state.phase(TRAIN))
         token = f"{self.round + 1:06d}-{os.urandom(4).hex()}"
+        self.solver.begin_pass(self.state, self.state.phase(TRAIN))  # once, however often a round is repeated
         if training:
             (self._folder / token).mkdir()
         return RoundRequest(
@@ -181,7 +179,6 @@ class RoundLoop(TrainingLoop):
             shard_key=random_key(
                 self.task.seed, _ASSIGNMENT, self.round if training else self.assigned_round
             ),
-            n_workers=1 if alone else None,
         )
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -199,11 +196,13 @@ class RoundLoop(TrainingLoop):
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
         sums, k = result.direction, len(result.worker_seconds)
+        sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k)[trained]
         # Δw is a difference of two w, each of them rounded
-        sums[trained, MAGNITUDE] += lane_products(
+        mu = acceleration.mu(self.state.lanes)
+        product, squared = mu * product, mu * squared
+        sums[trained, MAGNITUDE] += mu[trained] * lane_products(
             self.state.w[:, columns], self.state.w[:, columns], trained.size
         )
-        sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k)[trained]
         if line_search_is_closed(self.task.problem):
             eta = quadratic_step(product, squared, sums, k)
             dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
@@ -219,21 +218,17 @@ class RoundLoop(TrainingLoop):
         trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
         self._move(result, step, trained, certified)
         state.totals[:] = result.totals
-        if not request.n_workers:
-            state.totals[trained, GAP] *= state.lanes["gap_estimate_factor"][trained]
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
         # the rules of a single process count the last pass
         state.lanes["passes"][trained] += result.n_passes - 1
         state.lanes["sigma_prime"][:] = step.sigma_prime
-        self.calibrates = result.w is None and not self.schedule.was_alone
         self._conclude_read(trained, certified)
         state.read += result.n_passes
         self.round += 1
         if trained.size:
             self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
             self.assigned_round = self.round - 1
-            self.schedule.trained(len(result.worker_seconds), self.local_passes)
         return {
             "round": self.round,
             "read": state.read,
@@ -261,25 +256,6 @@ class RoundLoop(TrainingLoop):
             state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]
 
     def _review_certificates(self, certified: np.ndarray) -> None:
-        failed = certified[self.state.lanes["phase"][certified] == TRAIN]
-        if self.calibrates:
-            self._calibrate_gap_estimate(failed)
-        if failed.size:
-            self.schedule.certificate_failed(self.local_passes)
-        self._recheck_violation_at_common_w(certified)
-
-    def _calibrate_gap_estimate(self, failed: np.ndarray) -> None:
-        """Scale the estimate by the certified gap: it takes the partitions' own progress for that of the whole."""
-        lanes = self.state.lanes
-        for lane in failed:
-            if lanes["estimate"][lane] > 0:  # not before the first estimate, which is nan
-                factor = lanes["gap"][lane] / lanes["estimate"][lane]
-                lanes["gap_estimate_factor"][lane] = np.clip(
-                    lanes["gap_estimate_factor"][lane] * factor, 1.0, _MAX_GAP_FACTOR
-                )
-                lanes["caution"][lane] = 1.0
-
-    def _recheck_violation_at_common_w(self, certified: np.ndarray) -> None:
         """Reopen lanes whose violation was small at the workers' own w, but is not at the common w."""
         lanes, eps = self.state.lanes, self.task.rule.eps
         if eps is None:
@@ -312,7 +288,6 @@ class RoundLoop(TrainingLoop):
             arrays[on_disk] = arrays.pop(name)
         arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
         arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.assigned_round)
-        arrays["turns"] = self.schedule.to_array()
 
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         # runs begun before there was any have none
@@ -321,9 +296,7 @@ class RoundLoop(TrainingLoop):
             arrays[name] = arrays.pop(on_disk)
         self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
         self.round = int(arrays.pop("round"))
-        if "turns" in arrays:  # runs begun before there was a schedule have none
-            self.schedule = RoundSchedule.from_array(arrays.pop("turns"))
-            self.assigned_round = int(arrays.pop("dealt"))
+        self.assigned_round = int(arrays.pop("dealt", 0))  # the first runs on workers have none
 
     def _begin(self) -> None:
         start, task = self.task.warm_start, self.task
@@ -336,7 +309,7 @@ class RoundLoop(TrainingLoop):
             self.state.lanes["dual_sum"] += start.write_alpha(store, layout.n_flags, copies=2)
             store.sync()
             store.close()
-            start.fill_weights(self.state.w)
+            start.fill_from_alpha(self.state)
             self.state.lanes["phase"][:] = TRAIN
         self._commit()
 

@@ -20,7 +20,17 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError
 from ..core.randomness import random_key
 from ..dataset.dataset import Dataset, open_dataset
-from ..kernels.primitives import DUAL, GAP, LOG_LOSS, LOSS, N_STEPS, N_VISITED
+from ..kernels.primitives import (
+    ALPHA,
+    ALPHA_CURVATURE,
+    ALPHA_SQUARE,
+    DUAL,
+    GAP,
+    LOG_LOSS,
+    LOSS,
+    N_STEPS,
+    N_VISITED,
+)
 from ..solvers.problem import LOSSES, Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..solvers.registry import make_solver
@@ -61,6 +71,9 @@ million features, windows read from disk under 520 MB, two workers reached 392 a
 459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
 """
 
+_OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
+"""Totals that are those of the last local pass."""
+
 _SAVE_BYTES = 1 << 24  # of numpy's buffer, through which it writes arrays to a file, and of dask's frames
 
 Report = Callable[[int], None]
@@ -79,6 +92,7 @@ class WorkerSpec:
     seed: int
     memory: int  # budget of a worker, bytes
     identity: Identity | None = None  # of the run
+    acceleration: float | str = "none"  # as `registry.make_solver` takes it
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,6 @@ class RoundRequest:
     n_passes: int  # reads, each with a number of its own; a partition alone makes one, whatever this says
     lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
     shard_key: np.uint64  # shards are assigned by it; the key of the last round leaves them where they are
-    n_workers: int | None = None  # that take part; None for all
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases."""
@@ -142,9 +155,13 @@ def paired_layout(layout: RowLayout) -> RowLayout:
 
 
 def model_bytes(solver: Solver) -> int:
-    """Compute the memory of w and its copies, of which `Solver.state_bytes` counts two, and of tables of classes."""
+    """Compute the memory of w and its copies, of what acceleration keeps beside it, and of tables of classes.
+
+    `Solver.state_bytes` counts w twice. Only the coordinating process holds centres.
+    """
     tables = TABLE_COPIES * solver.problem.full_table_bytes
-    return solver.state_bytes // 2 * WEIGHT_COPIES + tables + saving_bytes(solver)
+    w_bytes = 8 * (solver.problem.n_features + 1) * solver.layout.n_flags
+    return solver.state_bytes + (WEIGHT_COPIES - 2) * w_bytes + tables + saving_bytes(solver)
 
 
 def saving_bytes(solver: Solver) -> int:
@@ -182,10 +199,11 @@ class Partition:
         self._chunks = np.flatnonzero(np.isin(whole.chunk_part, shards))
         self._dataset = whole.select_parts(shards)
         self._problem = _writable(spec.problem)
-        self._solver = solver = make_solver(self._problem, spec.method, self._dataset)
+        options: dict[str, Any] = {"acceleration": spec.acceleration}
+        self._solver = solver = make_solver(self._problem, spec.method, self._dataset, **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
-        self._scaled_solver = make_solver(self._scaled_problem, spec.method, self._dataset)
+        self._scaled_solver = make_solver(self._scaled_problem, spec.method, self._dataset, **options)
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
         weights = {"weights": model_bytes(solver)}
         self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
@@ -264,14 +282,15 @@ class Partition:
 
     def _conclude_pass(self, local: _LocalRound, number: int, last: bool) -> None:
         totals = local.state.totals
-        totals[:, [GAP, LOSS, DUAL]] /= local.sigma_prime[:, None]
+        totals[:, [GAP, LOSS, DUAL, ALPHA]] /= local.sigma_prime[:, None]
+        totals[:, [ALPHA_CURVATURE, ALPHA_SQUARE]] /= local.sigma_prime[:, None] ** 2
         local.dual_change += totals[:, DUAL]
         if number == 0:
             local.totals = totals.copy()
             phase = local.state.lanes["phase"]
             local.state.lanes["phase"] = np.where(np.isin(phase, (START, CERTIFY)), DONE, phase)
         elif last:
-            local.totals[:, [N_STEPS, N_VISITED]] = totals[:, [N_STEPS, N_VISITED]]
+            local.totals[:, _OF_LAST_PASS] = totals[:, _OF_LAST_PASS]
         totals[:] = new_totals(self._n_lanes)
 
     def _response(self, local: _LocalRound, w: np.ndarray) -> RoundResponse:
@@ -386,6 +405,8 @@ def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndar
     local = {name: np.array(array) for name, array in lanes.items()}
     if not alone:
         local["high"][:], local["low"][:], local["restore"][:] = np.inf, -np.inf, True
+        if "moves" in local:  # so that every pass counts all of the rows' alpha
+            local["moves"][:] = 0
     return local
 
 

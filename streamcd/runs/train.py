@@ -165,7 +165,7 @@ def train(
         slack=slack,
         unpenalized_bias=bool(unpenalized_bias),
     )
-    problem = settle_acceleration(problem, eps, listener, on_workers=client is not None)
+    problem = settle_acceleration(problem, eps, listener)
     _check_rounds(problem, client, plan, local_passes=local_passes, worker_timeout=worker_timeout)
     timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
     shared = parse_size(memory) if local_workers else None
@@ -267,8 +267,8 @@ def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Se
         return Loop(part, task, session).run()
     from ..cluster.loop import RoundLoop  # only where there are workers
 
-    method = run.options.method
-    return RoundLoop(part, task, session, method, memory, rounds.local_passes, rounds.worker_timeout).run()
+    solver, waits = (run.options.method, run.options.acceleration), rounds.worker_timeout
+    return RoundLoop(part, task, session, *solver, memory, rounds.local_passes, waits).run()
 
 
 def carry_out(

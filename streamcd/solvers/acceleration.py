@@ -93,8 +93,9 @@ class Acceleration:
     def add_to(self, state: State) -> None:
         """Add what is kept to a new state: the companion of w (see `kernels.acceleration`), and numbers of each lane.
 
-        ``in_pass`` is set where w is the iterate of an unfinished training read; ``distance`` is ``½‖w - w(alpha)‖²``;
-        ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is fixed.
+        ``in_pass`` is set where w is the iterate of an unfinished training read, ``moves`` of which have ended;
+        ``distance`` is ``½‖w - w(alpha)‖²``; ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is
+        fixed.
         """
         n_lanes = self._first.size
         state.matrices["companion"] = np.zeros(state.w.shape)
@@ -102,7 +103,10 @@ class Acceleration:
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
-        state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
+        state.lanes["in_pass"], state.lanes["moves"] = (
+            np.zeros(n_lanes, dtype=bool),
+            np.zeros(n_lanes, dtype=np.int64),
+        )
         state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
 
     def begin_pass(self, state: State, lanes: np.ndarray) -> None:
@@ -121,6 +125,7 @@ class Acceleration:
         arguments = (state.w, state.matrices["companion"], self._width, trained, kept["kappa"])
         acceleration_kernels.end_pass(*arguments, sums, sketch)
         kept["in_pass"][trained] = False
+        kept["moves"][trained] += 1
         with np.errstate(all="ignore"):  # the loop says what is not finite
             norms = np.sqrt(_row_products(sketch, sketch) * _row_products(previous, previous))
             products = _row_products(sketch, previous)
@@ -162,7 +167,7 @@ def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float)
 
 def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
     """Balance inner gap and movement within bounds given by the alpha in use; theta, their factor, follows the angle."""
-    distance, n_passes = float(lanes["distance"][lane]), int(lanes["passes"][lane])
+    distance, n_passes = float(lanes["distance"][lane]), int(lanes["moves"][lane])
     alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
     if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
         return
@@ -204,6 +209,12 @@ def _row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _clip(number: float, low: float, high: float) -> float:
     return min(max(number, low), high)
+
+
+def mu(lanes: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return 1 + kappa of every lane; 1 for lanes that are trained plainly."""
+    scale: np.ndarray = 1.0 + lanes["kappa"] if "kappa" in lanes else np.ones(lanes["phase"].size)
+    return scale
 
 
 def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ from ..kernels.primitives import (
 from ..stream.arenas import RowLayout
 from ..stream.window import RowArena, Window
 from . import over_relaxation
-from .acceleration import Acceleration
+from .acceleration import Acceleration, mu
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, new_lanes, new_totals
 
@@ -301,10 +301,8 @@ def steering_of(state: State, tolerance: np.ndarray) -> Steering:
 
 def acceleration_numbers(state: State) -> tuple[np.ndarray, np.ndarray]:
     """Return 1/mu of every lane, and where no pass has counted the rows' alpha (see `Steering`)."""
-    kept = state.lanes
-    if "kappa" not in kept:
-        return np.ones(kept["phase"].size), np.zeros(kept["phase"].size)
-    return 1.0 / (1.0 + kept["kappa"]), (kept["passes"] == 0).astype(np.float64)
+    uncounted = state.lanes.get("moves", np.ones(state.lanes["phase"].size)) == 0
+    return 1.0 / mu(state.lanes), uncounted.astype(np.float64)
 
 
 def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:

@@ -67,6 +67,7 @@ class TrainingLoop(ABC):
         self.stop_requested = session.stop_requested or (lambda: None)
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before = 0.0, 0
+        self.kernel_seconds = 0.0
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
 
@@ -79,7 +80,7 @@ class TrainingLoop(ABC):
                 self._train()
         finally:
             self._close()
-        return Outcome(self.state.lanes, self._seconds(), self._bytes_read())
+        return Outcome(self.state.lanes, self._seconds(), self._bytes_read(), self.kernel_seconds)
 
     @abstractmethod
     def _train(self) -> None:
@@ -203,7 +204,9 @@ class Loop(TrainingLoop):
 
     def _train(self) -> None:
         task, folds = self.task, self.task.problem.n_folds
+        started = time.monotonic()
         task.solver.load_kernels(task.dataset, self.state)
+        self.kernel_seconds = time.monotonic() - started
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
@@ -290,17 +293,14 @@ class Loop(TrainingLoop):
     def _warm_start(self, start: WarmStart) -> None:
         """Take over from another run what the solver asks for."""
         state, solver = self.state, self.task.solver
-        if "companion" in state.matrices:
-            start.fill_weights(state.matrices["companion"])
-            start.fill_centre(state)
-        elif solver.warm_start != "alpha":
-            start.fill_weights(state.w, dual=solver.warm_start == "alpha and w")
         if solver.warm_start == "w":
+            start.fill_weights(state.w, dual=False)
             # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
             return
         dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
         if solver.warm_start == "alpha and w":
+            start.fill_from_alpha(state)
             state.lanes["dual_sum"] += dual_sum
             state.lanes["phase"][:] = TRAIN
 

@@ -47,6 +47,7 @@ class Result:
     stop_reason: str  # "gap", "violation", "max_passes" or "rounding", of the lane that ended worst
     passes: int  # training passes of the slowest lane
     seconds: float  # of all sessions of the run
+    kernel_seconds: float  # of these, loading kernels in this session: once in a process, and longer where they are compiled
     bytes_read: int  # from the files of the dataset and of the dual variables, in all sessions of the run
     peak_memory_bytes: int  # resident, of this process
     n_features: int
@@ -110,6 +111,7 @@ class Outcome:
     lanes: dict[str, np.ndarray]  # the per-lane arrays of the last state
     seconds: float
     bytes_read: int
+    kernel_seconds: float  # of `seconds`, in this session
 
 
 def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
@@ -119,6 +121,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
         {name: np.concatenate([outcome.lanes[name] for outcome in outcomes]) for name in names},
         sum(outcome.seconds for outcome in outcomes),
         sum(outcome.bytes_read for outcome in outcomes),
+        sum(outcome.kernel_seconds for outcome in outcomes),
     )
 
 
@@ -154,6 +157,7 @@ def make_result(
         stop_reason=REASONS[int(kept["reason"].max())],
         passes=int(kept["passes"].max()),
         seconds=outcome.seconds,
+        kernel_seconds=outcome.kernel_seconds,
         bytes_read=outcome.bytes_read,
         peak_memory_bytes=peak_memory_bytes(),
         n_features=n_features,

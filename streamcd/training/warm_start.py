@@ -114,7 +114,15 @@ class WarmStart:
         for source in self._sources:
             source.add_weights(w, dual=dual)
 
-    def fill_centre(self, state: State) -> None:
+    def fill_from_alpha(self, state: State) -> None:
+        """Write w(alpha) of the new lanes, and of accelerated ones the first centre."""
+        if "companion" not in state.matrices:
+            self.fill_weights(state.w)
+            return
+        self.fill_weights(state.matrices["companion"])
+        self._fill_centre(state)
+
+    def _fill_centre(self, state: State) -> None:
         """Write the mean of the old lanes' own w to `state.w`, the first centre, and begin with their kappa and theta.
 
         From C = 1 to 10 a9a with squared hinge took 2 to 4 passes so, 14 to 24 from the centre w(alpha), 12 from nothing.

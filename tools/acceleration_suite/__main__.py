@@ -25,8 +25,9 @@ from tools.acceleration_suite.cells import SOURCES, all_cells, chosen
 from tools.acceleration_suite.plot import PANELS, plot_curves
 from tools.acceleration_suite.runs import Limits, Records, run_all
 from tools.acceleration_suite.tables import report
+from tools.marked_section import replace_section
 
-_BEGIN, _END = "<!-- begin: python -m tools.acceleration_suite -->", "<!-- end -->"
+_COMMAND = "python -m tools.acceleration_suite"
 _RECORDS = Path(__file__).with_name("records.jsonl")
 
 
@@ -78,17 +79,9 @@ def main(
     text = report(kept.done)
     print(text)
     if docs is not None:
-        _replace_section(docs, text)
+        replace_section(docs, _COMMAND, text)
     if plot is not None:
         plot_curves(PANELS, folder, limits, plot)
-
-
-def _replace_section(path: Path, text: str) -> None:
-    before, found, rest = path.read_text().partition(_BEGIN)
-    _, ended, after = rest.partition(_END)
-    if not found or not ended:
-        raise click.ClickException(f"{path}: expected a section between {_BEGIN} and {_END}")
-    path.write_text(f"{before}{_BEGIN}\n\n{text.strip()}\n\n{_END}{after}")
 
 
 if __name__ == "__main__":

@@ -101,10 +101,13 @@ def run_all(records: Records, cells: list[Cell], folder: Path, limits: Limits, j
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
         runs = [pool.submit(run_cell, *run, folder, limits) for run in missing]
-        for number, future in enumerate(as_completed(runs), 1):
-            record = future.result()
-            records.add(record)
-            print(f"{number} of {len(runs)}: {describe(record)}", flush=True)
+        try:
+            for number, future in enumerate(as_completed(runs), 1):
+                record = future.result()
+                records.add(record)
+                print(f"{number} of {len(runs)}: {describe(record)}", flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)  # Ctrl-C waits for what is under way, not for what was to come
 
 
 def describe(record: Record) -> str:

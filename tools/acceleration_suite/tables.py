@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from .cells import COARSE, COSTS, SOURCES, Cell
+from .cells import COARSE, COSTS, SOURCES, Cell, all_cells
 from .runs import Record
 
 _PLAIN_PASSES = 40  # gains are averaged over cells where plain descent takes as many, or more
@@ -26,6 +26,7 @@ class Pair:
     accelerated: int
     plain_arrived: bool = True
     accelerated_arrived: bool = True
+    timed_out: bool = False  # the passes of one that did not arrive say nothing
 
     @property
     def gain(self) -> float:
@@ -34,8 +35,8 @@ class Pair:
 
     @property
     def excess(self) -> float:
-        """Passes above what the bar allows."""
-        return self.accelerated - (_SHARE * self.plain + _MORE)
+        """Passes above what the bar allows; none where that is not known."""
+        return 0.0 if self.timed_out else self.accelerated - (_SHARE * self.plain + _MORE)
 
     def __str__(self) -> str:
         shown = [
@@ -71,18 +72,25 @@ def _pair(cell: Cell, tol: float, done: Done) -> Pair | None:
         accelerated.passes.get(gap, accelerated.made),
         gap in plain.passes,
         gap in accelerated.passes,
+        any(gap not in record.passes and record.stopped == "time" for record in (plain, accelerated)),
     )
 
 
-def open_cells(done: Done) -> list[tuple[Cell, float]]:
-    """Cells and gaps that neither run has reached."""
-    return [
-        (cell, tol)
-        for cell, acceleration in done
-        if acceleration == "auto" and (cell, "none") in done
-        for tol in cell.tolerances
-        if not any(f"{tol:g}" in done[cell, asked].passes for asked in ("auto", "none"))
-    ]
+def open_cells(done: Done) -> dict[str, list[str]]:
+    """Cells and gaps that neither run has reached, by what stopped them."""
+    found: dict[str, list[str]] = {"time": [], "passes": []}
+    for cell, acceleration in done:
+        if acceleration == "auto" and (cell, "none") in done:
+            both = [done[cell, asked] for asked in ("auto", "none")]
+            gaps = [tol for tol in cell.tolerances if not any(f"{tol:g}" in record.passes for record in both)]
+            why = "time" if any(record.stopped == "time" for record in both) else "passes"
+            found[why] += [f"{_name(cell)} ({cell.method}) to {power(tol)}" for tol in gaps]
+    return found
+
+
+def power(tol: float) -> str:
+    """A power of ten, as in 1e-3."""
+    return f"1e{round(math.log10(tol))}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,7 @@ def bars(done: Done) -> list[Bar]:
 
 def _worst_bar(known: list[Pair]) -> Bar:
     worse = [pair for pair in known if pair.excess > 0]
-    found = f"{len(worse)} of {len(known)} are worse"
+    found = f"{len(worse)} of {sum(not pair.timed_out for pair in known)} are worse"
     return Bar("any cell and gap", "1.15 × plain + 3 passes", found, not worse if known else None)
 
 
@@ -173,7 +181,7 @@ def geometric_mean(numbers: Iterable[float]) -> float:
 
 
 def _mean_bar(what: str, known: list[Pair], asked: float) -> Bar:
-    slow = [pair for pair in known if pair.plain >= _PLAIN_PASSES]
+    slow = [pair for pair in known if pair.plain >= _PLAIN_PASSES and not pair.timed_out]
     what = f"mean gain, plain {_PLAIN_PASSES} passes or more: {what}"
     if not slow:
         return Bar(what, f"{asked:g} ×", "", None)
@@ -188,7 +196,7 @@ def _name(cell: Cell) -> str:
 def _cell_bar(done: Done, cell: Cell, tol: float, asked: int) -> Bar:
     record = done.get((cell, "auto"))
     passes = None if record is None else record.passes.get(f"{tol:g}")
-    what = f"{_name(cell)}, to {tol:g}"
+    what = f"{_name(cell)}, to {power(tol)}"
     found = "" if record is None else f"> {record.made} passes" if passes is None else f"{passes} passes"
     holds = None if record is None else passes is not None and passes <= asked
     return Bar(what, f"{asked} passes", found, holds)
@@ -196,7 +204,7 @@ def _cell_bar(done: Done, cell: Cell, tol: float, asked: int) -> Bar:
 
 def _gain_bar(known: list[Pair], cell: Cell, asked: float) -> Bar:
     pair = next((pair for pair in known if pair.cell == cell and pair.tol == COARSE), None)
-    what = f"{_name(cell)}, to {COARSE:g}"
+    what = f"{_name(cell)}, to {power(COARSE)}"
     if pair is None:
         return Bar(what, f"{asked:g} × fewer", "", None)
     return Bar(what, f"{asked:g} × fewer", f"{pair}: {pair.gain:.1f} ×", pair.gain >= asked)
@@ -217,7 +225,7 @@ def _certificates_bar(done: Done) -> Bar:
 
 def _rounds_bar(done: Done, cell: Cell, asked: int) -> Bar:
     record = done.get((cell, "auto"))
-    what = f"rounds to {COARSE:g}, {_name(cell)}, {cell.workers} workers"
+    what = f"rounds to {power(COARSE)}, {_name(cell)}, {cell.workers} workers"
     if record is None:
         return Bar(what, f"{asked}", "", None)
     kind = "" if record.accelerated else ", plain"
@@ -242,15 +250,23 @@ def report(done: Done) -> str:
     worse = sorted((pair for pair in known if pair.excess > 0), key=lambda pair: pair.excess, reverse=True)
     if worse:
         parts += ["Worse than 1.15 × plain + 3 passes:", ""]
-        parts += [f"* {_name(pair.cell)} ({pair.cell.method}), to {pair.tol:g}: {pair}" for pair in worse] + [
-            ""
-        ]
+        parts += [
+            f"* {_name(pair.cell)} ({pair.cell.method}), to {power(pair.tol)}: {pair}" for pair in worse
+        ] + [""]
     for title, cells in _groups(known):
         parts += [f"### {title}", "", *_passes_table(cells), ""]
     never = open_cells(done)
-    if never:
-        names = [f"{_name(cell)} ({cell.method}) to {tol:g}" for cell, tol in never]
-        parts += ["Neither arrived: " + "; ".join(names) + ".", ""]
+    if never["passes"]:
+        parts += ["Neither arrived within the passes: " + "; ".join(never["passes"]) + ".", ""]
+    if never["time"]:
+        parts += [
+            "Neither arrived within the time that they were given: " + "; ".join(never["time"]) + ".",
+            "",
+        ]
+    known_cells = {cell for cell, _ in done}
+    left = sum(cell not in known_cells for cell in all_cells())
+    if left:
+        parts += [f"Not trained yet: {left} of {sum(1 for _ in all_cells())} cells.", ""]
     return "\n".join(parts)
 
 
@@ -275,9 +291,10 @@ def _groups(known: list[Pair]) -> Iterable[tuple[str, list[Pair]]]:
 
 def _passes_table(of_one: list[Pair]) -> list[str]:
     tolerances = sorted({pair.tol for pair in of_one}, reverse=True)
-    columns = [(tol, cost) for tol in tolerances for cost in COSTS]
+    costs = [cost for cost in COSTS if any(cost == pair.cell.C for pair in of_one)]
+    columns = [(tol, cost) for tol in tolerances for cost in costs]
     by_place = {(pair.cell.data, pair.tol, pair.cell.C): str(pair) for pair in of_one}
-    lines = ["| | " + " | ".join(f"C = {cost:g}, {tol:g}" for tol, cost in columns) + " |"]
+    lines = ["| | " + " | ".join(f"C = {cost:g}, {power(tol)}" for tol, cost in columns) + " |"]
     lines += ["| --- |" + " --- |" * len(columns)]
     for name in SOURCES:
         row = [by_place.get((name, *column), "") for column in columns]

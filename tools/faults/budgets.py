@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -30,7 +33,19 @@ CONVERT, TRAIN, PREDICT = "convert data.txt out", "train out run --max-passes 2"
 
 SHAPES = (
     Shape("wide", 2000, 5_000_000, 2, 400, (f"{CONVERT} --scale standard", TRAIN)),
-    Shape("tall", 200_000, 30, 2, 300, (CONVERT, TRAIN, PREDICT)),
+    Shape(
+        "very wide",
+        20_000,
+        10_000_000,
+        2,
+        700,
+        (
+            f"{CONVERT} --scale standard",
+            "convert data.txt two --scale maxabs --normalize l2",
+            "convert data.txt three --scale standard --workers 2",
+        ),
+    ),
+    Shape("tall", 200_000, 30, 2, 330, (CONVERT, TRAIN, PREDICT)),
     Shape("many classes", 3000, 500, 1000, 400, (CONVERT, TRAIN)),
     Shape(
         "probabilities",
@@ -41,13 +56,19 @@ SHAPES = (
         (CONVERT, f"{TRAIN} --loss log_loss --method dual", f"{PREDICT} --proba"),
     ),
     Shape("many lanes", 5000, 2000, 30, 400, (CONVERT, "tune out run -C 0.1,0.3,1,3 --cv 3 --max-passes 2")),
-    Shape("column layout", 20_000, 200_000, 2, 300, (CONVERT, "columns out", f"{TRAIN} --method primal")),
-    Shape("two workers", 50_000, 1000, 2, 800, (f"{CONVERT} --workers 2",)),
+    Shape("column layout", 20_000, 200_000, 2, 335, (CONVERT, "columns out", f"{TRAIN} --method primal")),
+    Shape("three classes", 20_000, 300, 3, 335, (CONVERT, f"{TRAIN} --loss crammer_singer")),
+    Shape("two workers", 50_000, 1000, 2, 870, (f"{CONVERT} --workers 2", f"{PREDICT} --workers 2")),
 )
+TOO_LITTLE = 301
+"""MB that no command works with: the refusal names the least."""
 
 
 class Budgets:
-    """Trial k measures shape k modulo their number; run by one job, as memory is shared."""
+    """Trial k measures shape k modulo their number: at its budget, and in the next round at the least of every command.
+
+    Run by one job, as memory is shared.
+    """
 
     default_count = 2 * len(SHAPES)
 
@@ -59,16 +80,28 @@ class Budgets:
         make_data(place / "data.txt", shape, rng)
         findings = []
         for command in shape.commands:
-            words = [*command.split(), "--memory", f"{shape.memory}MB"]
+            memory = shape.memory
+            if number // len(SHAPES) % 2:
+                memory = least_memory(measure([*command.split(), "--memory", f"{TOO_LITTLE}MB"], place)[2])
+            words = [*command.split(), "--memory", f"{memory}MB"]
             status, peak, said = measure(words, place)
-            what = f"{shape.name}: {' '.join(words)}: exit {status}, {peak / 1e6:.0f} MB of {shape.memory}; {said}"
-            if peak > shape.memory * 1e6:
+            what = f"{shape.name}: {' '.join(words)}: exit {status}, {peak / 1e6:.0f} MB of {memory}; {said}"
+            if peak > memory * 1e6:
                 findings.append(Finding("beyond", what))
             if status not in (0, 1, 2) or "Traceback" in said:
                 findings.append(Finding("ugly", what))
             if status != 0:
-                break  # refused, which is a fine end
+                findings.append(Finding("wrong", f"{what}: refused"))
+                break
         return findings
+
+
+def least_memory(refusal: str) -> int:
+    """The least memory in MB that a refusal names, to three digits, as one that it cannot round up to."""
+    named = re.search(r"= ([0-9.]+) (MB|GB) needed", refusal)
+    if named is None:
+        return TOO_LITTLE
+    return math.ceil(float(named[1]) * {"MB": 1, "GB": 1000}[named[2]] * 1.005)
 
 
 def make_data(path: Path, shape: Shape, rng: random.Random) -> None:
@@ -81,12 +114,16 @@ def make_data(path: Path, shape: Shape, rng: random.Random) -> None:
 
 
 def measure(words: list[str], place: Path) -> tuple[int, int, str]:
-    """Run a command; exit status, peak in bytes of all of its processes, last line of what it said."""
+    """Run a command; exit status, peak in bytes of all of its processes, last line of what it said.
+
+    Kernels that no earlier command in `place` has compiled are compiled.
+    """
     root = Path(__file__).resolve().parent.parent.parent
     launch = f"import sys; sys.path.insert(0, {str(root)!r}); from streamcd.cli.commands import main; main()"
     with open(place / "said", "w") as said:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(place / "kernels")}
         process = subprocess.Popen(
-            [sys.executable, "-c", launch, *words], cwd=place, stdout=said, stderr=said
+            [sys.executable, "-c", launch, *words], cwd=place, stdout=said, stderr=said, env=environment
         )
         peaks: dict[int, int] = {}
         while process.poll() is None:
@@ -95,7 +132,7 @@ def measure(words: list[str], place: Path) -> tuple[int, int, str]:
             time.sleep(POLL_SECONDS)
     lines = (place / "said").read_text(errors="replace").strip().splitlines() or [""]
     traceback = "Traceback: " if any(line.startswith("Traceback") for line in lines) else ""
-    return process.returncode, sum(peaks.values()), traceback + lines[-1][:200]
+    return process.returncode, sum(peaks.values()), traceback + lines[-1][:600]
 
 
 def _tree(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Mutated libsvm text against scikit-learn's parser: what both take, they read alike."""
+"""Mutated libsvm text against scikit-learn's parser and LIBLINEAR's for Python: what two take, they read alike."""
 
 from __future__ import annotations
 
@@ -64,28 +64,45 @@ def mutated(rng: random.Random) -> bytes:
 
 
 def compare(text: bytes, place: Path) -> Finding | None:
-    """What the two parsers make of a text; a refusal by one of them is no fault."""
-    from sklearn.datasets import load_svmlight_file
-
+    """What parsers make of a text; a refusal by one of them is no fault."""
     from streamcd.core.errors import StreamcdError
 
+    path = _saved(place / "text", text)
     try:
-        ours = _parse_ours(_saved(place / "text", text))
+        ours = _parse_ours(path)
     except StreamcdError as error:
         return Finding("ugly", f"an error of {len(str(error))} letters") if len(str(error)) > 1000 else None
     except Exception as error:
         return Finding("ugly", repr(error))
-    try:
-        x, y = load_svmlight_file(io.BytesIO(text), zero_based=True)
-    except Exception:
-        return None
-    if not np.array_equal(ours[0], y):
-        return Finding("wrong", f"labels {ours[0].tolist()}, scikit-learn's {y.tolist()}")
-    x.eliminate_zeros()
-    theirs = [dict(zip(row.indices.tolist(), row.data.tolist(), strict=True)) for row in x]
-    if ours[1] != theirs:
-        return Finding("wrong", f"rows {ours[1]}, scikit-learn's {theirs}")
+    for name, parse in (("scikit-learn", _parse_scikit_learn), ("LIBLINEAR", _parse_liblinear)):
+        try:
+            theirs = parse(path)
+        except Exception:
+            continue
+        if not np.array_equal(ours[0], theirs[0]):
+            return Finding("wrong", f"labels {ours[0].tolist()}, {name}'s {theirs[0].tolist()}")
+        if ours[1] != theirs[1]:
+            return Finding("wrong", f"rows {ours[1]}, {name}'s {theirs[1]}")
     return None
+
+
+Parsed = tuple[np.ndarray, list[dict[int, float]]]
+"""Labels, and of each row its values by feature, without zeros."""
+
+
+def _parse_scikit_learn(path: Path) -> Parsed:
+    from sklearn.datasets import load_svmlight_file
+
+    x, y = load_svmlight_file(io.BytesIO(path.read_bytes()), zero_based=True)
+    x.eliminate_zeros()
+    return y, [dict(zip(row.indices.tolist(), row.data.tolist(), strict=True)) for row in x]
+
+
+def _parse_liblinear(path: Path) -> Parsed:
+    from liblinear.commonutil import svm_read_problem
+
+    labels, rows = svm_read_problem(str(path))
+    return np.array(labels), [{index: value for index, value in row.items() if value} for row in rows]
 
 
 def _saved(path: Path, text: bytes) -> Path:
@@ -93,7 +110,7 @@ def _saved(path: Path, text: bytes) -> Path:
     return path
 
 
-def _parse_ours(path: Path) -> tuple[np.ndarray, list[dict[int, float]]]:
+def _parse_ours(path: Path) -> Parsed:
     from streamcd.conversion.libsvm import LibsvmFormat, iterate_sources
 
     labels: list[float] = []
