@@ -12,25 +12,30 @@ import scipy.sparse as sp
 from reference import (
     augmented,
     exact_optimum,
+    loss_values,
     primal_objectives,
     run_dual,
     run_weights,
     signs_of,
 )
-from small_datasets import NAMED, Rows, multiclass, random_rows, windows_of, write_dataset
+from small_datasets import NAMED, Rows, columns_of, multiclass, random_rows, windows_of, write_dataset
+from test_primal import Pass
 
 from streamcd.cluster.engines import Simulation
 from streamcd.core.errors import UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs import train as train_module
+from streamcd.runs.config import ProblemOptions, TrainOptions, make_rule
+from streamcd.runs.lane_groups import resolve
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
+from streamcd.solvers import extrapolation
 from streamcd.solvers.registry import SOLVERS
 from streamcd.training.checkpoint import open_run, read_arrays, read_config
 from streamcd.training.result import Result
 
-LOSSES = [entry.loss for entry in SOLVERS if entry.accelerates]
+LOSSES = [entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows"]
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 
 
@@ -86,6 +91,17 @@ def test_badly_conditioned_rows_take_a_fraction_of_the_passes(tmp_path: Path, lo
     assert fast.converged
     assert fast.passes <= plain.passes / 4
     assert fast.primal_objective == pytest.approx(plain.primal_objective, rel=2e-3)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+@pytest.mark.parametrize("method", ["primal", "online"])
+def test_extrapolated_passes_over_columns_are_a_fraction(tmp_path: Path, loss: str, method: str) -> None:
+    data = columns_of(tmp_path / "data", badly_conditioned())
+    asked: dict[str, Any] = {"loss": loss, "method": method, "C": 20.0, "tol": 1e-5, "max_passes": 3000}
+    plain, fast = (train(data, tmp_path / name, acceleration=name, **asked) for name in ("none", "auto"))
+    assert fast.converged
+    assert fast.passes <= plain.passes / 2
+    assert fast.primal_objective == pytest.approx(plain.primal_objective, rel=2e-5)
 
 
 @pytest.mark.parametrize("n_chunks", [1, 9])
@@ -178,6 +194,62 @@ def test_a_kappa_of_0_is_plain_descent_bit_for_bit(
         np.testing.assert_array_equal(plain[name], zero[name])
 
 
+@pytest.mark.parametrize("method", ["primal", "online"])
+@pytest.mark.parametrize("free", [False, True])
+def test_an_extrapolation_by_0_is_plain_descent_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, free: bool
+) -> None:
+    data = columns_of(tmp_path / "data", multiclass())
+    asked: dict[str, Any] = {
+        "method": method,
+        "bias": 1.0,
+        "unpenalized_bias": free,
+        "tol": 1e-3,
+        "C": [0.5, 5.0],
+    }
+    train(data, tmp_path / "plain", acceleration="none", **asked)
+    monkeypatch.setattr(extrapolation, "_MOST_FACTOR", 0.0)
+    train(data, tmp_path / "zero", **asked)
+    plain, zero = state_of(tmp_path / "plain"), state_of(tmp_path / "zero")
+    assert "row_previous" in zero
+    for name in ("w", "row_score", "lane_primal", "lane_dual", "lane_gap", "lane_estimate", "lane_passes"):
+        np.testing.assert_array_equal(plain[name], zero[name])
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+@pytest.mark.parametrize("free", [False, True])
+def test_no_extrapolation_makes_the_objective_rise(tmp_path: Path, loss: str, free: bool) -> None:
+    """Not one up to the factor that needs no trial, nor one that is far too long, which is shortened."""
+    x, y = random_rows(60, 5, seed=2)
+    data, dense = columns_of(tmp_path / "data", (x, y)), augmented(x, 1.0)
+    rng, shortened = np.random.default_rng(0), 0
+
+    def objectives(w: np.ndarray) -> np.ndarray:
+        losses = loss_values(loss, y[:, None] * (dense @ w)).sum(axis=0)
+        return 0.5 * (w[: 5 if free else 6] ** 2).sum(axis=0) + np.array([1.0, 30.0]) * losses
+
+    for size in (0.01, 0.3, 3.0, 3.0):
+        it = Pass(data, loss, acceleration="auto", C=[1.0, 30.0], bias=1.0, free_bias=free)
+        kept, w, score = it.state.lanes, it.state.w, it.state.rows["score"]
+        start = rng.standard_normal((6, 2))
+        w[:] = start + size * rng.standard_normal((6, 2))
+        it.state.matrices["previous"][:], it.state.rows["previous"][:] = start, dense @ start
+        score[:] = dense @ w
+        it.solver.conclude_pass(it.state, np.arange(2))
+        ends, moved, free_factor = w.copy(), w - start, kept["free_extrapolation"].clip(0.0, 1.0)
+        before = objectives(w)
+        np.testing.assert_allclose(kept["line_start"], before, rtol=1e-12)
+        for share in np.linspace(0.0, 1.0, 5):
+            assert (objectives(ends + share * free_factor * moved) <= before * (1 + 1e-12)).all()
+        kept["extrapolation"][:], kept["free_extrapolation"][:] = 50.0, 0.0
+        it.visit([])
+        shortened += int((kept["extrapolation"] < 50.0).sum())
+        assert (objectives(w) <= before * (1 + 1e-12)).all()
+        np.testing.assert_allclose(score, dense @ w, rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(it.state.matrices["previous"], ends)
+    assert shortened > 0
+
+
 @pytest.mark.parametrize("options", [{"omega": 1.5}, {"eps": 0.1}, {"loss": "twin", "method": "sor"}])
 def test_where_it_does_not_apply_training_is_plain(tmp_path: Path, options: dict[str, Any]) -> None:
     """Said where it was left to auto, refused where a kappa was asked for."""
@@ -187,6 +259,12 @@ def test_where_it_does_not_apply_training_is_plain(tmp_path: Path, options: dict
     assert "method" in options or any("without acceleration" in line for line in notes.lines)
     with pytest.raises(UsageError, match="acceleration 2"):
         train(data, tmp_path / "other", acceleration=2.0, **options)
+
+
+@pytest.mark.parametrize("method", ["primal", "online"])
+def test_primal_methods_have_no_kappa(tmp_path: Path, method: str) -> None:
+    with pytest.raises(UsageError, match=r"acceleration 2: .* without a kappa"):
+        train(columns_of(tmp_path / "data", random_rows()), tmp_path / "run", method=method, acceleration=2.0)
 
 
 @pytest.mark.parametrize("value", ["sometimes", -1.0, float("nan"), float("inf")])
@@ -204,6 +282,33 @@ def test_without_room_for_the_array_training_is_plain_and_says_so(tmp_path: Path
         train(data, tmp_path / memory, memory=memory, max_passes=2, listener=notes)
         assert read_config(tmp_path / memory)["options"]["acceleration"] == expected
     assert sum("without acceleration" in line for line in notes.lines) == 1
+
+
+def test_without_room_for_scores_twice_primal_training_is_plain_and_says_so(tmp_path: Path) -> None:
+    """26 bytes a row with one lane, 18 without: scores are not paged to make room, but where they are paged anyway."""
+    data, notes = columns_of(tmp_path / "data", random_rows()), Notes()
+    data.n_rows = 10**9
+    for memory, expected in ((27, "auto"), (22, "none"), (10, "auto")):
+        problem = ProblemOptions(method="primal", acceleration="auto")
+        asked = TrainOptions(problem, memory * 10**9, checkpoint_every=60.0, rule=make_rule(None, None, 1000))
+        config = resolve(data, asked, notes).config
+        assert config.options.acceleration == expected
+        assert (config.plan.page_rows > 0) == (memory == 10)
+    assert sum("without acceleration" in line and "scores" in line for line in notes.lines) == 1
+
+
+def test_by_the_primal_method_the_violation_is_that_of_the_weights(tmp_path: Path) -> None:
+    """LIBLINEAR's rule with acceleration: ``‖∇f(w)‖ <= eps min(n+, n-)/n ‖∇f(0)‖`` at the weights of the model."""
+    x, y = badly_conditioned()
+    data = columns_of(tmp_path / "data", (x, y))
+    result = train(data, tmp_path / "run", method="primal", C=20.0, eps=1e-3)
+    assert read_config(tmp_path / "run")["options"]["acceleration"] == "auto"
+    assert result.stop_reason == "violation"
+    dense, w = augmented(x, -1.0), run_weights(tmp_path / "run", -1.0)[:, 0]
+    slopes = 2 * 20.0 * np.maximum(1 - y * (dense @ w), 0.0) * y
+    start = np.linalg.norm(dense.T @ (2 * 20.0 * y))
+    violation = np.linalg.norm(w - dense.T @ slopes) / start * y.size / min((y > 0).sum(), (y < 0).sum())
+    assert result.violation == pytest.approx(violation, rel=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -255,6 +360,11 @@ def test_kappa_is_in_the_log_and_in_the_result(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert all(0 < line["kappa"][0] <= line["kappa"][1] for line in lines)
     assert lines[-1]["kappa"][1] == max(lane["kappa"] for lane in result.lanes)
+    data = columns_of(tmp_path / "columns", multiclass())
+    result = train(data, tmp_path / "primal", method="primal", max_passes=6, tol=0.0)
+    lines = [json.loads(line) for line in (tmp_path / "primal" / "log.jsonl").read_text().splitlines()]
+    assert all(0 <= line["extrapolation"][0] <= line["extrapolation"][1] <= 1 for line in lines)
+    assert lines[-1]["extrapolation"][1] == max(lane["extrapolation"] for lane in result.lanes) > 0
 
 
 def test_shrinking_keeps_its_gain(tmp_path: Path) -> None:

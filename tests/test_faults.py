@@ -12,6 +12,7 @@ from tools.faults.__main__ import KINDS, main
 from tools.faults.budgets import TOO_LITTLE, least_memory
 from tools.faults.certificates import false_claims
 from tools.faults.commands import contents, run_command
+from tools.faults.damage import DAMAGES, damage
 from tools.faults.injection import HOWS, FaultyFiles
 from tools.faults.text import mutated
 from tools.faults.trials import Finding, Row, run_attack, table
@@ -100,6 +101,13 @@ def test_a_command_in_a_child_ends_with_status_output_and_operations(tmp_path: P
     assert (ended.status, ended.answer["n_rows"], ended.operations > 5) == (0, 2, True)
     assert contents(tmp_path / "out") == (ended.answer["fingerprint"],)
     assert run_command(tmp_path, "info", "nothing").status == 2
+
+
+def test_damage_always_changes_the_file(tmp_path: Path) -> None:
+    for how in DAMAGES:
+        (tmp_path / "file").write_bytes(bytes(100))
+        damage(tmp_path / "file", how, random.Random(1))
+        assert how == "gone" or (tmp_path / "file").read_bytes() != bytes(100)
 
 
 def test_texts_are_drawn_by_the_seed() -> None:

@@ -115,7 +115,10 @@ def forget_identity(run: Path) -> None:
     )
     (run / "log.jsonl").write_text(text)
     np.savez(run / "state.npz", **{**arrays, "log_bytes": np.int64(len(text))})
-    tag = checkpoint_tag(run)
+    forget_tags(run, checkpoint_tag(run))
+
+
+def forget_tags(run: Path, tag: bytes) -> None:
     for part in (run / "dual").rglob("part-*"):
         content = part.read_bytes()
         while (at := content.find(tag)) >= 0:  # zeros in its place, and the checksum of the rest
@@ -159,7 +162,13 @@ def test_a_run_of_before_identities_goes_on_with_one_warning_and_gets_one(
     streamcd.resume(old, max_passes=7, listener=second)
     assert not any("identity" in text for text in second.said)
     assert not verify_run(old)
-    # from now on the files of another are told
+    # from now on the files of another are told, and those without an identity are another's
+    identity = checkpoint.read_identity(old)
+    assert identity is not None
+    shutil.copytree(old, tmp_path / "without")
+    forget_tags(tmp_path / "without", identity.tag)
+    with pytest.raises(CheckpointError, match=r"dual.*of another run"):
+        streamcd.resume(tmp_path / "without", max_passes=9)
     shutil.copy(whole / "state.npz", old / "state.npz")
     with pytest.raises(CheckpointError, match=r"state\.npz: of another run"):
         streamcd.resume(old, max_passes=9)

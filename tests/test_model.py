@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 from liblinear.liblinearutil import load_model as liblinear_load
@@ -13,8 +15,10 @@ from liblinear.liblinearutil import predict as liblinear_predict
 from liblinear.liblinearutil import save_model as liblinear_save
 from liblinear.liblinearutil import train as liblinear_train
 
+from streamcd.core.code_matrices import default_code
 from streamcd.core.errors import ModelError
 from streamcd.core.progress import Listener
+from streamcd.dataset.scaling import Scaling
 from streamcd.models.liblinear import export_liblinear, import_liblinear
 from streamcd.models.model import MODEL, Model, load_model, verify_model
 
@@ -373,3 +377,57 @@ def test_verify_takes_models(tmp_path, streamcd_json, streamcd):
     assert json.loads(path.read_text())["digest"] == digest
     _change(path.parent, weights_checksum="sha256:0")
     assert "weights.npy" in verify_model(tmp_path / "path")[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Matrices and frames
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_matrices_and_frames_are_decided_about_as_rows_are(n_classes: int, scaled: bool) -> None:
+    rng = np.random.default_rng(n_classes)
+    n_vectors = 1 if n_classes == 2 else n_classes
+    scales = rng.random(6) + 0.5
+    model = Model(
+        weights=rng.standard_normal((6, n_vectors)),
+        intercept=rng.standard_normal(n_vectors),
+        classes=np.arange(n_classes) * 2.0 - 1.0,
+        code=default_code("log_loss", n_classes),
+        loss="log_loss",
+        C=1.0,
+        scaling=Scaling("maxabs", "l2", scales) if scaled else Scaling(),
+    )
+    x = rng.standard_normal((30, 6)) * (rng.random((30, 6)) < 0.7)
+    values = x
+    if scaled:
+        values = x / scales
+        values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-300)
+    decisions = values @ model.weights + model.intercept
+    forms = [
+        x,
+        np.asfortranarray(x),
+        x.tolist(),
+        sp.csr_array(x),
+        sp.coo_matrix(x),
+        pd.DataFrame(x),
+        pa.table(pd.DataFrame(x)),
+    ]
+    for form in forms:
+        assert np.allclose(model.decision_function(form), decisions[:, 0] if n_vectors == 1 else decisions)
+        assert np.array_equal(model.predict(form), model.labels(decisions))
+        assert model.predict(form).dtype == np.int64
+        assert np.allclose(model.predict_proba(form), np.exp(model.log_probabilities(decisions)))
+        assert np.allclose(model.predict_proba(form).sum(axis=1), 1.0)
+
+
+def test_a_matrix_that_does_not_fit_is_refused() -> None:
+    model = Model(np.ones((3, 1)), np.zeros(1), np.array([0.0, 1.0]), np.array([[-1], [1]]), "hinge", 1.0)
+    with pytest.raises(ModelError, match="model's 3 features, found 2 columns"):
+        model.predict(np.ones((4, 2)))
+    with pytest.raises(ModelError, match="matrix of numbers"):
+        model.predict(pd.DataFrame({"a": ["x"], "b": ["y"], "c": ["z"]}))
+    with pytest.raises(ModelError, match="1 dimensions"):
+        model.predict(np.ones(3))
+    with pytest.raises(ModelError, match="log_loss"):
+        model.predict_proba(np.ones((1, 3)))

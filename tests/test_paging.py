@@ -48,7 +48,7 @@ PAGED = Plan(60, 90, resident=False, page_rows=7)
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("primal", {"C": 0.5}),
+        ("primal", {"C": 0.5, "acceleration": "none"}),
         ("online", {"C": [0.3, 500.0], "bias": 0.7, "class_weight": {-1.0: 2.0}}),
         ("primal", {"C": 3.0, "bias": 1.0, "unpenalized_bias": True}),
     ],

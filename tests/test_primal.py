@@ -55,7 +55,15 @@ def small_windows(dataset: Dataset, share: float = 0.25, *, resident: bool = Fal
 class Pass:
     """One solver over one resident window, for looking at single steps."""
 
-    def __init__(self, dataset: Dataset, loss: str, *, method: str = "primal", **problem: Any) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        loss: str,
+        *,
+        method: str = "primal",
+        acceleration: str = "none",
+        **problem: Any,
+    ) -> None:
         assert dataset.classes is not None
         assert dataset.class_counts is not None
         self.problem = make_problem(
@@ -65,7 +73,7 @@ class Pass:
             n_features=dataset.n_features,
             **problem,
         )
-        self.solver = make_solver(self.problem, method, dataset)
+        self.solver = make_solver(self.problem, method, dataset, acceleration=acceleration)
         self.state: State = self.solver.new_state()
         plan = Plan(max(dataset.n_entries, 1), dataset.n_features, resident=True)
         with Stream(dataset, plan, self.solver.layout, 0) as stream:

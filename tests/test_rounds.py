@@ -118,6 +118,11 @@ def partition_after(
     return partition, partition.run(request, w), w
 
 
+def own_rows(partition: Partition) -> int:
+    """Rows of the partition's shards, which are the first of the dataset."""
+    return int(np.diff(partition.whole.row_start)[partition._own].sum())
+
+
 def local_model(partition: Partition, response: RoundResponse, w: np.ndarray, sigma_prime: float) -> float:
     """``m(Δa) - m(0)`` of hinge and Crammer-Singer, whose dual is linear but for ‖w‖²."""
     change = response.change.dense()
@@ -143,7 +148,7 @@ def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losse
 ) -> None:
     """At ``w + s Σ Δa y x``, row by row."""
     partition, response, w = partition_after(classes, loss, sigma_prime, 3000, tmp_path / "dual")
-    arena, n_rows, width = partition._arena, partition._dataset.n_rows, partition._width
+    arena, n_rows, width = partition._arena, own_rows(partition), partition._width
     assert arena is not None
     alpha, base = arena.alpha[:n_rows, :width], arena.alpha[:n_rows, width:]
     x = np.zeros((n_rows, w.shape[0]))
@@ -173,7 +178,7 @@ def test_sigma_prime_does_not_change_what_a_row_adds_to_the_gap(loss: str, tmp_p
     found = []
     for sigma_prime in (1.0, 4.0):
         partition, response, _ = partition_after(data, loss, sigma_prime, 1, tmp_path / f"dual{sigma_prime}")
-        assert partition._dataset.n_rows == 1
+        assert own_rows(partition) == 1
         found.append(response.totals[:, GAP])
         partition.close()
     np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
@@ -321,3 +326,21 @@ def test_1_2_and_4_workers_end_at_the_same_objective(
         )
         assert found.converged, (workers, found.gap)
         assert found.primal_objective == pytest.approx(alone.primal_objective, rel=tol)
+
+
+@pytest.mark.slow
+def test_accelerated_rounds_on_a9a_are_few(real_data: Any, tmp_path: Path) -> None:
+    """Measured: squared hinge 8 and 12 rounds on 2 and 4 workers (39 and 50 without), hinge 9 and 14 (59 and 85)."""
+    data = streamcd.convert(
+        str(real_data("a9a")), tmp_path / "a9a", shard_size=SHARD_SIZES["a9a"], chunk_size="60KB"
+    )
+    for loss, workers, most in (
+        ("squared_hinge", 2, 20),
+        ("squared_hinge", 4, 32),
+        ("hinge", 2, 30),
+        ("hinge", 4, 55),
+    ):
+        run = tmp_path / f"{loss}-{workers}"
+        found = streamcd.train(data, run, loss=loss, tol=1e-3, client=Simulation(workers))
+        assert found.converged
+        assert training_rounds(run) <= most

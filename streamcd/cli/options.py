@@ -302,8 +302,9 @@ training_options = together(
         metavar="auto|none|KAPPA",
         help="Outer proximal point around the passes of --method dual, by which badly conditioned problems (large C, long "
         "rows) take a tenth of them or fewer; it takes one more array of the weights' size, and training goes on without "
-        "where that does not fit in --memory. auto finds its strength kappa while training. With -e, another --omega than "
-        "1, and by the other methods, training is plain.",
+        "where that does not fit in --memory. auto finds its strength kappa while training. By primal and online a pass "
+        "begins beyond the point where the last one ended, as far as a line search says, which takes one more array of "
+        "rows' scores too and has no KAPPA. By dual with -e, with another --omega than 1, and by sor training is plain.",
     ),
     click.option(
         "--ridge",
@@ -342,7 +343,8 @@ training_options = together(
         metavar="EPS",
         help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
         "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
-        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖. Trains without acceleration.",
+        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖. By dual it trains without acceleration; by "
+        "primal and online with it, w being the end of a pass.",
     ),
     click.option("--max-passes", type=int, default=1000, help="Passes over the data at most."),
     click.option(

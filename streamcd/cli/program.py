@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -24,7 +27,7 @@ class Program(click.Group):
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        with handled(_stop, signal.SIGINT, signal.SIGTERM):
+        with handled(_stop, signal.SIGINT, signal.SIGTERM), _logged_warnings():
             try:
                 status = super().main(arguments, prog_name or "streamcd", **extra)
             except BrokenPipeError:
@@ -33,6 +36,23 @@ class Program(click.Group):
             except (Exception, KeyboardInterrupt) as error:
                 sys.exit(_report(error, "--json" in arguments))
         sys.exit(status if isinstance(status, int) else 0)
+
+
+class _WarningLines(logging.Handler):
+    """Warnings that reach no listener, as the command line prints its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        console.Console(quiet=True).warning(record.getMessage())
+
+
+@contextmanager
+def _logged_warnings() -> Iterator[None]:
+    logger, lines = logging.getLogger("streamcd"), _WarningLines(logging.WARNING)
+    logger.addHandler(lines)
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

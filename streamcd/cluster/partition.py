@@ -192,21 +192,23 @@ class Partition:
 
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
         self.whole = whole = dataset or open_same(spec)  # also for the next partition of the same run
-        self.spec, self.shards, self._folder = spec, shards, Path(spec.folder)
-        self.alone = len(shards) == whole.n_shards
+        self.spec, self._folder = spec, Path(spec.folder)
         self.wanted: str | None = None  # the round that may go on; others end at their next window
         self._n_rows = np.diff(whole.row_start)
-        self._chunks = np.flatnonzero(np.isin(whole.chunk_part, shards))
-        self._dataset = whole.select_parts(shards)
         self._problem = _writable(spec.problem)
         options: dict[str, Any] = {"acceleration": spec.acceleration}
-        self._solver = solver = make_solver(self._problem, spec.method, self._dataset, **options)
+        self._solver = solver = make_solver(self._problem, spec.method, whole, **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
-        self._scaled_solver = make_solver(self._scaled_problem, spec.method, self._dataset, **options)
+        self._scaled_solver = make_solver(self._scaled_problem, spec.method, whole, **options)
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
         weights = {"weights": model_bytes(solver)}
-        self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
+        self._dataset, self._chunks = whole, np.arange(whole.n_chunks)
+        self.plan = make_plan(whole, spec.memory, self._layout, weights)
+        self.has_room_for_all = self.plan.resident  # then other shards can be assigned to it
+        if not self.has_room_for_all:
+            self._dataset, self._chunks = whole.select_parts(shards), self._chunks_of(shards)
+            self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
         n_folds = self._problem.n_folds
         self._stream = Stream(self._dataset, self.plan, self._layout, spec.seed, n_folds=n_folds)
         self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
@@ -218,6 +220,16 @@ class Partition:
             ""
         )  # what an attempt wrote: the first slot of every chunk
         self._slot_bytes_read = 0
+        self.assign(shards)
+
+    def assign(self, shards: list[int]) -> None:
+        """Take these shards from now on, of which those had before are still in memory; where there is room for all."""
+        self.shards, self.alone = shards, len(shards) == self.whole.n_shards
+        self._own = self._chunks_of(shards) if self.has_room_for_all else np.arange(self._chunks.size)
+        self._stream.restrict(self._own)
+
+    def _chunks_of(self, shards: list[int]) -> np.ndarray:
+        return np.flatnonzero(np.isin(self.whole.chunk_part, shards))
 
     def run(self, request: RoundRequest, w: np.ndarray, report: Report | None = None) -> RoundResponse:
         """Make the local passes of a round from the common `w`, which is not changed."""
@@ -250,7 +262,7 @@ class Partition:
         """Sum `block_steps.log_slopes` over the rows at a step, after `run`."""
         total = np.zeros((self._n_lanes, 3))
         width, arena = self._width, self._arena
-        for local, chunk in enumerate(self._chunks.tolist()):
+        for local, chunk in zip(self._own.tolist(), self._chunks[self._own].tolist(), strict=True):
             n_rows = int(self._n_rows[chunk])
             if arena is not None and self._holds[local] == request.token:
                 start = int(self._dataset.row_start[local])

@@ -88,8 +88,13 @@ def peak_memory_bytes() -> int:
 
 def page_cache_room() -> float:
     """Return the bytes of files that the page cache can hold beside this process; infinite if the system does not tell."""
+    return min(available_memory(), _cgroup_limit() - RESERVED_BYTES)
+
+
+def available_memory() -> float:
+    """Return the bytes that this process can still take; infinite if the system does not tell."""
     available = _read_figure("/proc/meminfo", "MemAvailable")
-    return min(float("inf") if available is None else available, _cgroup_limit() - RESERVED_BYTES)
+    return min(float("inf") if available is None else available, _cgroup_limit())
 
 
 def _cgroup_limit() -> float:

@@ -50,6 +50,71 @@ class Dataset(RowTable):
         self.seed: int = manifest["seed"]
         self.class_names: list[str] | None = manifest.get("class_names")
 
+    def __len__(self) -> int:
+        """Number of rows."""
+        return self.n_rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and features."""
+        return self.n_rows, self.n_features
+
+    def head(self, n_rows: int = 5) -> Any:
+        """Read the first rows as they are stored, which is shuffled unless converted without.
+
+        Returns
+        -------
+        pyarrow.Table
+            Columns ``source`` (0-based row of the source), ``label``, ``weight``, and lists ``feature`` (0-based) and
+            ``value``.
+        """
+        from .exchange import head  # here and below: only where it is asked for
+
+        return head(self, n_rows)
+
+    def to_arrow(self, memory: int | str | None = None) -> Any:
+        """Read all rows, in the order of the source, as a ``pyarrow.Table`` with the columns of `head`.
+
+        `memory` and errors as in `to_scipy`.
+        """
+        from .exchange import to_arrow
+
+        return to_arrow(self, memory)
+
+    def to_scipy(self, memory: int | str | None = None) -> tuple[Any, np.ndarray]:
+        """Read all rows, in the order of the source.
+
+        Parameters
+        ----------
+        memory : int or str, optional
+            Bound on the process's memory; what is free on this machine by default.
+
+        Returns
+        -------
+        X : scipy.sparse.csr_array, shape (rows, features)
+        y : ndarray, shape (rows,)
+            Labels.
+
+        Raises
+        ------
+        UsageError
+            Where they do not fit.
+        """
+        from .exchange import to_scipy
+
+        return to_scipy(self, memory)
+
+    def __repr__(self) -> str:
+        from .exchange import summary
+
+        figures = [f"{name}: {text}" for name, text in summary(self).items()]
+        return "\n  ".join([f"<streamcd.Dataset {self.path}", *figures]) + ">"
+
+    def _repr_html_(self) -> str:
+        from .exchange import as_html
+
+        return as_html(self)
+
     def open_columns(self) -> Any:
         """Open the column layout (`column_layout.Columns`); raises `DatasetError` where there is none, or it is damaged."""
         from .column_layout import open_columns  # only where it is read

@@ -21,6 +21,7 @@ from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.exchange import source_labels
 from ..dataset.in_memory import InMemoryDataset, sparse_rows
 from ..models.model import Model
 
@@ -242,7 +243,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             return float(super().score(X, y, sample_weight))
         dataset = X if isinstance(X, Dataset) else open_dataset(X)
         label, weight = (_in_source_order(dataset, name) for name in ("label", "weight"))
-        return float(np.average(self.predict(dataset) == label, weights=weight))
+        hits = self.predict(dataset) == source_labels(dataset, label)
+        return float(np.average(hits, weights=weight))
 
     def _decisions(self, X: Any) -> np.ndarray:
         check_is_fitted(self)

@@ -1,7 +1,8 @@
-"""Weights of accelerated lanes: from the iterate and its centre to w(alpha) and back, one sweep each.
+"""Weights of accelerated lanes: from the iterate and its centre to w(alpha) and back, extrapolation; one sweep each.
 
-Within a training read a lane keeps the iterate ``w = (w(alpha) + kappa v)/(1 + kappa)`` and its centre v; between reads, and
-while it is certified, the point where the read ended and w(alpha). A lane has `width` columns of both arrays.
+Dual methods: within a training read a lane keeps the iterate ``w = (w(alpha) + kappa v)/(1 + kappa)`` and its centre v;
+between reads, and while it is certified, the point where the read ended and w(alpha). A lane has `width` columns of both
+arrays.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import numpy as np
 from .compile import inlined, kernel
 
 N_BUCKETS = 1024
+_BLOCK = (
+    128  # rows of a matrix that are worked on lane by lane: sums stay in registers, and rows in the cache
+)
 _LAST_BUCKET = np.uint64(N_BUCKETS - 1)
 MOVED, ALPHA_NORM = range(2)
 """Columns of `sums`: ``‖w - v‖²`` and ``‖w(alpha)‖²``."""
@@ -96,3 +100,44 @@ def _begin_pass_of_all(w, companion, kappa):
         centre = w[j]
         w[j] = (companion[j] + kappa * centre) * inverse_mu
         companion[j] = centre
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Extrapolation, of weights and of scores alike: `point` and `previous` are float64, of one shape, a column for each lane
+
+
+@kernel
+def extrapolate(point, previous, lanes, factor):
+    """Go on along the last movement, in place: ``point + factor (point - previous), point``; `factor` has all lanes."""
+    for start in range(0, point.shape[0], _BLOCK):
+        for lane in lanes:
+            share = factor[lane]
+            for j in range(start, min(start + _BLOCK, point.shape[0])):
+                old = point[j, lane]
+                point[j, lane] = old + share * (old - previous[j, lane])
+                previous[j, lane] = old
+
+
+@kernel
+def shorten(point, previous, lanes, share):
+    """Keep a share of an extrapolation, in place: ``previous + share (point - previous)``."""
+    for j in range(point.shape[0]):
+        for lane in lanes:
+            point[j, lane] = previous[j, lane] + share * (point[j, lane] - previous[j, lane])
+
+
+@kernel
+def add_line_products(w, previous, lanes, sums):
+    """Add the regulariser's terms to `sums` (all lanes, 4), those of `kernels.primal.add_line_terms`."""
+    for start in range(0, w.shape[0], _BLOCK):
+        for lane in lanes:
+            square = slope = curve = 0.0
+            for j in range(start, min(start + _BLOCK, w.shape[0])):
+                own, moved = w[j, lane], w[j, lane] - previous[j, lane]
+                square += own * own
+                slope += own * moved
+                curve += moved * moved
+            sums[lane, 0] += 0.5 * square
+            sums[lane, 1] += slope
+            sums[lane, 2] += curve
+            sums[lane, 3] += curve

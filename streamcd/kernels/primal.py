@@ -46,6 +46,7 @@ _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
 _NO_STEP = 1e-14  # a derivative below this is not worth a step
 HALVINGS = 100
 """Trials of a step at most."""
+_BLOCK = 128  # rows whose terms are added up lane by lane: sums stay in registers, and scores in the cache
 _COLUMNS_AHEAD = 3
 _FETCH_AT_MOST = 64  # entries of a column to come
 
@@ -407,6 +408,63 @@ def row_terms(scores, costs, side, lanes, sums):
             sums[lane, SLOPES_SUM] += slope * slope / c
             sums[lane, LARGEST_COST] = max(sums[lane, LARGEST_COST], c)
             sums[lane, ROUNDING_SUM] += magnitude
+
+
+@inlined
+def _loss_terms(t, c, loss):
+    """Return a row's loss, and its first and second derivative by the margin."""
+    if loss == LOG_LOSS:
+        e = math.exp(-abs(t))
+        p = (e if t > 0.0 else 1.0) / (1.0 + e)
+        return c * (math.log1p(e) + max(-t, 0.0)), -c * p, c * p * (1.0 - p)
+    slack = max(1.0 - t, 0.0)
+    return c * slack * slack, -2.0 * c * slack, 2.0 * c * np.float64(t < 1.0)
+
+
+@inlined
+def _largest_curve(t, reach, c, curve, loss):
+    """Bound the second derivative by the margin where it is at most `reach` away from t, `curve` being that at t."""
+    if loss == LOG_LOSS:  # p (1 - p) changes by a factor e^reach at most, which is at most 1/(1 - reach)
+        return min(0.25 * c, curve / (1.0 - reach)) if reach < 1.0 else 0.25 * c
+    return 2.0 * c * np.float64(t < 1.0 + reach)
+
+
+@kernel
+def add_losses(scores, costs, lanes, sums):
+    """Add the rows' losses to `sums` (lanes,)."""
+    n_lanes = sums.size
+    n_rows = scores.score.size // n_lanes
+    for start in range(0, n_rows, _BLOCK):
+        for lane in lanes:
+            total = sums[lane]
+            for j in range(start, min(start + _BLOCK, n_rows)):
+                c = _signed_cost(j, lane, scores, costs)
+                t = math.copysign(1.0, c) * scores.score[_score_at(j, lane, costs)]
+                total += _loss_terms(t, abs(c), costs.loss)[0]
+            sums[lane] = total
+
+
+@kernel
+def add_line_terms(scores, previous, costs, lanes, sums):
+    """Add the rows' terms of a line search along ``d = score - previous`` to `sums` (lanes, 4).
+
+    These are the loss at ``score + s d``, s = 0; its first and second derivative by s; a bound of the second, s in [0, 1].
+    """
+    n_lanes = sums.shape[0]
+    n_rows = scores.score.size // n_lanes
+    for start in range(0, n_rows, _BLOCK):
+        for lane in lanes:
+            total, slope, curve, bound = sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3]
+            for j in range(start, min(start + _BLOCK, n_rows)):
+                c = _signed_cost(j, lane, scores, costs)
+                y, c, at = math.copysign(1.0, c), abs(c), _score_at(j, lane, costs)
+                t, moved = y * scores.score[at], y * (scores.score[at] - previous[at])
+                loss, first, second = _loss_terms(t, c, costs.loss)
+                total += loss
+                slope += first * moved
+                curve += second * moved * moved
+                bound += _largest_curve(t, abs(moved), c, second, costs.loss) * moved * moved
+            sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = total, slope, curve, bound
 
 
 @kernel

@@ -222,7 +222,7 @@ class Decisions:
             with Workers(self._workers, self.listener, __name__) as workers:
                 tasks, sizes, unit = self._tasks(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(tasks))]
-                data = self.dataset.path if self.dataset else self._path
+                data = self._path if self.dataset is None else self.dataset.path
                 shared = data, str(directory), self._share
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
                 for ignored, unseen in workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes):

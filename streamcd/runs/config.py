@@ -150,12 +150,14 @@ class ProblemOptions:
 
 def settle_acceleration(options: ProblemOptions, eps: float | None, listener: Listener) -> ProblemOptions:
     """Train plainly where acceleration does not apply: said where it was left to us, refused where a kappa was asked for."""
-    reason = None
-    if not find_solver(options.loss, options.method).accelerates:
+    reason, solver = None, find_solver(options.loss, options.method)
+    if not solver.accelerates:
         reason = f"{options.loss} by method {options.method} has none"
     elif options.omega != 1.0:
         reason = f"it does not go with omega {options.omega}"
-    elif eps is not None:
+    elif solver.layout == "columns" and options.acceleration not in ("auto", "none"):
+        reason = f"method {options.method} extrapolates by a line search, without a kappa"
+    elif eps is not None and solver.layout == "rows":
         reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
     if options.acceleration == 0.0:  # plain coordinate descent by another name
         return replace(options, acceleration="none")
@@ -163,7 +165,7 @@ def settle_acceleration(options: ProblemOptions, eps: float | None, listener: Li
         return options
     if options.acceleration != "auto":
         raise UsageError(f"acceleration {options.acceleration:g}: {reason}; leave it at auto or none")
-    if find_solver(options.loss, options.method).accelerates:
+    if solver.accelerates:
         listener.message(f"trained without acceleration: {reason}")
     return replace(options, acceleration="none")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -28,17 +29,7 @@ _MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
     problem = asked.problem.make_problem(dataset, asked.memory)
-    try:
-        n_groups, plan, memory = group_lanes(dataset, problem, asked)
-    except UsageError:
-        if asked.problem.acceleration == "none":
-            raise
-        asked = replace(asked, problem=replace(asked.problem, acceleration="none"))
-        n_groups, plan, memory = group_lanes(dataset, problem, asked)
-        listener.message(
-            "trained without acceleration, which takes one more array of the weights' size: that does not fit in "
-            f"{format_size(memory)}"
-        )
+    asked, (n_groups, plan, memory) = _plan_groups(dataset, problem, asked, listener)
     options = asked.problem
     _warn_of_ridge(options, listener)
     _warn_of_regression(dataset, listener)
@@ -66,6 +57,27 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         tune=Search(options.folds) if asked.search else None,
     )
     return ResolvedRun(config, dataset, problem)
+
+
+def _plan_groups(
+    dataset: Dataset, problem: Problem, asked: TrainOptions, listener: Listener
+) -> tuple[TrainOptions, tuple[int, Plan, int]]:
+    """Plan the groups; without acceleration where its arrays do not fit, or only because scores are paged for them."""
+    groups = None
+    with suppress(UsageError):
+        groups = group_lanes(dataset, problem, asked)
+        if asked.problem.acceleration == "none" or not groups[1].page_rows:
+            return asked, groups
+    plain = replace(asked, problem=replace(asked.problem, acceleration="none"))
+    without = group_lanes(dataset, problem, plain)
+    if groups is not None and without[1].page_rows:
+        return asked, groups
+    scores = " and one of the scores'" if reads_columns(asked.problem.method) else ""
+    listener.message(
+        f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
+        f"{format_size(without[2])}"
+    )
+    return plain, without
 
 
 def _warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:

@@ -43,6 +43,8 @@ _LEAST_THETA, _MOST_THETA = 0.02, 10.0
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
 _FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is no reason to raise theta
 
+_REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
+
 
 def check_acceleration(value: float | str) -> float | str:
     """Check ``"auto"``, ``"none"``, or a fixed kappa.
@@ -225,12 +227,10 @@ def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: 
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
-    """Report a lane's kappa for its result; nothing where it was trained plainly."""
-    return {"kappa": float(lanes["kappa"][lane])} if "kappa" in lanes else {}
+    """Report a lane's kappa, or its extrapolation, for its result; nothing where it was trained plainly."""
+    return {name: float(lanes[name][lane]) for name in _REPORTED if name in lanes}
 
 
 def log_figures(lanes: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the smallest and the largest kappa for a line of the log; nothing where lanes are trained plainly."""
-    if "kappa" not in lanes:
-        return {}
-    return {"kappa": [float(lanes["kappa"].min()), float(lanes["kappa"].max())]}
+    """Return the smallest and the largest of `report` for a line of the log; nothing where lanes are trained plainly."""
+    return {name: [float(lanes[name].min()), float(lanes[name].max())] for name in _REPORTED if name in lanes}

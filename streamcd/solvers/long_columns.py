@@ -36,16 +36,16 @@ class LongColumn:
         arena = self.arena
         return Columns(arena.indptr, arena.feature, arena.row, arena.value)
 
-    def segments(self, *, fresh: bool = False, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Span]]:
-        """Yield all segments in order, each with its rows."""
+    def segments(self, *, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Span]]:
+        """Yield all segments in order, each with its rows, whose arrays named in `saved` are stored."""
         row = self.arena.row
         if self.sweep is None:
-            for rows in self.rows.iter_blocks(fresh=fresh, saved=saved):
+            for rows in self.rows.iter_blocks(saved=saved):
                 yield rows, Span(0, rows.score.shape[0], True)
             return
         for n in self.sweep():
             start = 0
-            for rows in self.rows.iter_blocks(int(row[0]), int(row[n - 1]) + 1, fresh=fresh, saved=saved):
+            for rows in self.rows.iter_blocks(int(row[0]), int(row[n - 1]) + 1, saved=saved):
                 stop = start + count_before(row[start:n], rows.first + rows.score.shape[0])
                 row[start:stop] -= rows.first  # the next sweep decodes them again
                 yield rows, Span(start, stop, False)
@@ -105,7 +105,7 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
 def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
     """Sum up the column as `primal_kernels.primal_certify` does; changes the fresh scores and totals."""
     sums, n_entries = np.zeros((column.w.size, 2)), 0
-    for rows, span in column.segments(fresh=True, saved=("fresh",)):
+    for rows, span in column.segments(saved=("fresh",)):
         n_entries += span.stop - span.start
         primal_kernels.segment_dual_sums(span, column.columns, rows.arrays, column.costs, side, lanes, sums)
         fresh = rows.fresh.reshape(-1)

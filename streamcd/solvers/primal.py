@@ -38,6 +38,7 @@ from ..stream.memory_plan import Paging
 from ..stream.window import RowArena, Window
 from . import long_columns
 from .dual import NEGLIGIBLE
+from .extrapolation import Extrapolation, sum_up_objective
 from .problem import Problem
 from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
@@ -52,19 +53,22 @@ class PrimalSolver:
     with_replacement = False
     warm_start: Start = "w"
 
-    def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
+    def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, extrapolates: bool = False) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
+        self._extrapolation = Extrapolation(problem) if extrapolates else None
         # in one window that holds all of them, independent draws are Algorithm 3 itself
         whole = max(dataset.n_entries, 1)
         self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
         per_row = 2 * 8 * problem.n_lanes + constant_bytes(problem, dataset)
         self.state_bytes = 2 * 8 * (problem.n_features + 1) * problem.n_lanes
         self.rows_bytes = dataset.n_rows * per_row
-        entry_bytes, fixed_bytes, page_rows = paging_bytes(problem, dataset)
+        if self._extrapolation:
+            self.state_bytes += self._extrapolation.n_bytes
+            self.rows_bytes += dataset.n_rows * self._extrapolation.row_bytes
+        entry_bytes, fixed_bytes, page_rows = paging_bytes(problem, dataset, extrapolates=extrapolates)
         self.paging = Paging(entry_bytes, 8, fixed_bytes, page_rows)
         self._paged: PagedRows | None = None
         self._constants: tuple[np.ndarray, np.ndarray] | None = None
-        self._losses: np.ndarray | None = None
         # the signed costs, and what is made on the way to them and to the smaller sides
         self.more_memory = {"needs": {"signed costs": 3 * max(problem.n_folds, 1) * problem.full_table_bytes}}
 
@@ -78,7 +82,9 @@ class PrimalSolver:
         """Keep what there is of all rows in a file, from before `new_state` on; in memory where `page_rows` is 0."""
         if not page_rows:
             return None
-        self._paged = PagedRows(folder, self._dataset, self.problem, self._seed, page_rows)
+        extrapolates = self._extrapolation is not None
+        arguments = (folder, self._dataset, self.problem, self._seed, page_rows)
+        self._paged = PagedRows(*arguments, extrapolates=extrapolates)
         return self._paged
 
     def new_state(self) -> State:
@@ -94,6 +100,8 @@ class PrimalSolver:
         )
         if self._paged is None:
             state.rows["score"] = np.zeros((self._dataset.n_rows, n_lanes))
+        if self._extrapolation:
+            self._extrapolation.add_to(state)
         return state
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
@@ -108,12 +116,13 @@ class PrimalSolver:
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
         certifying, training = state.phase(CERTIFY), state.phase(TRAIN)
-        self._losses = None
         if certifying.size:
             if window.number == 0:
                 self._begin_certificates(state, certifying)
             self._certify(window, state, self.columns(window, order), certifying)
         if training.size:
+            if self._extrapolation:
+                self._extrapolation.begin_pass(state, training, self._rows(state), self._costs)
             self._train(window, state, self.visits(window, order, key), training)
 
     def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
@@ -165,7 +174,7 @@ class PrimalSolver:
         """
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, N_SUMS))
-        for rows in self._rows(state).iter_blocks(fresh=True) if lanes.size else ():
+        for rows in self._rows(state).iter_blocks(more=("fresh",)) if lanes.size else ():
             primal_kernels.row_terms(rows.arrays, self._costs, _sides(state), lanes, sums)
         totals = state.totals
         squared = np.einsum("ij,ij->j", state.w, state.w)
@@ -241,27 +250,23 @@ class PrimalSolver:
         return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Return the estimated gaps."""
+        """Return the estimated gaps; sums up objectives, and with acceleration what the next pass begins with."""
+        rows = self._rows(state)
+        if trained.size and self._extrapolation:
+            self._objective = self._extrapolation.end_pass(state, trained, rows, self._costs)
+        elif trained.size:
+            self._objective = sum_up_objective(self.problem, state, trained, rows, self._costs)
         gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
         return gap
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Go on from the scores that the read at fixed w has computed."""
-        for rows in self._rows(state).iter_blocks(fresh=True, saved=("score",)):
+        for rows in self._rows(state).iter_blocks(more=("fresh",), saved=("score",)):
             rows.score[:, lanes] = rows.fresh[:, lanes]
 
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
-        """From the scores; exact but for their drift."""
-        if self._losses is None:  # of all lanes in one walk; until scores change
-            n_lanes = self.problem.n_lanes
-            sums, side, lanes = np.zeros((n_lanes, N_SUMS)), np.ones((2, n_lanes)), np.arange(n_lanes)
-            for rows in self._rows(state).iter_blocks():
-                scores = rows.arrays
-                scores = scores._replace(fresh=scores.score)
-                primal_kernels.row_terms(scores, self._costs, side, lanes, sums)
-            self._losses = sums[:, LOSS_SUM].copy()
-        w = state.w[: -1 if self.problem.free_bias else None]
-        return np.asarray(0.5 * np.einsum("ij,ij->j", w, w) + self._losses)
+        """Return what `conclude_pass` has summed up of the scores; exact but for their drift."""
+        return self._objective
 
     # -- inside
 

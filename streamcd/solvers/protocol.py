@@ -65,7 +65,7 @@ class State:
         mine = self.lanes["phase"] == phases[0]
         for phase in phases[1:]:
             mine |= self.lanes["phase"] == phase
-        return np.flatnonzero(mine)
+        return mine.nonzero()[0]
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return named arrays that hold all of it."""

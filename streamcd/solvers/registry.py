@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from .problem import Problem
     from .protocol import Solver
 
-Factory = Callable[["Problem", "Dataset", int, "float | str", "Acceleration | None"], "Solver"]
-"""Makes a solver of a problem, a dataset, a seed, omega, which is 1 where the solver does not relax, and acceleration."""
+Factory = Callable[["Problem", "Dataset", int, "float | str", "float | str"], "Solver"]
+"""Makes a solver of a problem, a dataset, a seed, omega, which is 1 where the solver does not relax, and acceleration: auto,
+none or a kappa."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class SolverEntry:
     factory: Factory
     liblinear: int | None = None  # LIBLINEAR's ``-s`` number of the same problem and method
     relaxes: bool = False  # its steps have a closed form, which omega can stretch
-    accelerates: bool = False  # an outer proximal point can go around it
+    # over rows an outer proximal point can go around it, with a kappa; over columns its passes can be extrapolated
+    accelerates: bool = False
     # Several workers can train it together: block-diagonal dual coordinate descent with a line search along the dual, one
     # lane or several. For Crammer–Singer the mathematics carries over whole: its dual is quadratic, and a step along any
     # direction keeps every row's sum of zero.
@@ -42,23 +44,23 @@ class SolverEntry:
 
 
 def _dual(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
 ) -> Solver:
     from .dual import DualSolver
 
-    return DualSolver(problem, omega, acceleration)
+    return DualSolver(problem, omega, _proximal_point(problem, dataset, acceleration))
 
 
 def _crammer_singer(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
 ) -> Solver:
     from .crammer_singer import CrammerSingerSolver
 
-    return CrammerSingerSolver(problem, acceleration)
+    return CrammerSingerSolver(problem, _proximal_point(problem, dataset, acceleration))
 
 
 def _twin_sor(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
 ) -> Solver:
     from .twin_sor import TwinSorSolver
 
@@ -66,19 +68,19 @@ def _twin_sor(
 
 
 def _primal(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
 ) -> Solver:
     from .primal import PrimalSolver
 
-    return PrimalSolver(problem, dataset, seed)
+    return PrimalSolver(problem, dataset, seed, extrapolates=acceleration != "none")
 
 
 def _online(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: Acceleration | None
+    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
 ) -> Solver:
     from .primal import OnlineSolver
 
-    return OnlineSolver(problem, dataset, seed)
+    return OnlineSolver(problem, dataset, seed, extrapolates=acceleration != "none")
 
 
 SOLVERS = (
@@ -91,10 +93,10 @@ SOLVERS = (
         "crammer_singer", "dual", "rows", _crammer_singer, liblinear=4, accelerates=True, in_rounds=True
     ),
     SolverEntry("twin", "dual", "rows", _dual, relaxes=True, accelerates=True),
-    SolverEntry("squared_hinge", "primal", "columns", _primal, liblinear=2),
-    SolverEntry("squared_hinge", "online", "columns", _online),
-    SolverEntry("log_loss", "primal", "columns", _primal, liblinear=0),
-    SolverEntry("log_loss", "online", "columns", _online),
+    SolverEntry("squared_hinge", "primal", "columns", _primal, liblinear=2, accelerates=True),
+    SolverEntry("squared_hinge", "online", "columns", _online, accelerates=True),
+    SolverEntry("log_loss", "primal", "columns", _primal, liblinear=0, accelerates=True),
+    SolverEntry("log_loss", "online", "columns", _online, accelerates=True),
     SolverEntry("twin", "sor", "rows", _twin_sor, relaxes=True),
 )
 
@@ -130,12 +132,14 @@ def make_solver(
             f"--unpenalized-bias is for --method {ways}, found {method}; "
             "or give --bias a larger value, which is penalised less"
         )
-    outer = None if acceleration == "none" else _make_acceleration(problem, dataset, acceleration)
-    return find_solver(problem.loss, method).factory(problem, dataset, seed, omega, outer)
+    return find_solver(problem.loss, method).factory(problem, dataset, seed, omega, acceleration)
 
 
-def _make_acceleration(problem: Problem, dataset: Dataset, asked: float | str) -> Acceleration:
+def _proximal_point(problem: Problem, dataset: Dataset, asked: float | str) -> Acceleration | None:
     from .acceleration import Acceleration
+
+    if asked == "none":
+        return None
 
     norms = dataset.manifest.get("row_norms") or {}
     assert dataset.class_counts is not None, "a problem has classes"

@@ -11,7 +11,7 @@ visited page by page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ PAGE_BYTES = 1 << 19
 """Bytes of scores in a page: enough for the full speed of the disk, and few beside any memory budget."""
 
 _RANK_ROWS = 1 << 19  # rows that are numbered at a time
-_SCORE, _FRESH, _CONSTANT = range(3)  # sections of the file
+_SECTIONS = ("score", "fresh", "constant", "previous")  # of the file; the last one only where it is asked for
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Rows:
     fresh: np.ndarray  # the same as the read at fixed w has summed it up; empty in other reads
     kind: np.ndarray  # see `kernels/primal`
     weight: np.ndarray  # empty where all are 1
+    previous: (
+        np.ndarray
+    )  # scores at the end of an earlier pass, where acceleration keeps them; empty elsewhere
 
     @property
     def arrays(self) -> Scores:
@@ -49,14 +52,15 @@ class Rows:
 
     def head(self, n_rows: int, first: int = 0) -> Rows:
         """Return views of the first rows; `first` is the number of the first."""
-        arrays = (self.score, self.fresh, self.kind, self.weight)
+        arrays = (self.score, self.fresh, self.kind, self.weight, self.previous)
         return Rows(first, *(array[:n_rows] for array in arrays))
 
 
 class RowsInMemory:
     """All rows, as one block in memory.
 
-    `arrays` are ``score``, and in a read at fixed w ``fresh``: those of a `protocol.State`, which checkpoints keep.
+    `arrays` are ``score``, with acceleration ``previous``, and in a read at fixed w ``fresh``: those of a `protocol.State`,
+    which checkpoints keep.
     """
 
     paged = False
@@ -75,7 +79,7 @@ class RowsInMemory:
         self._arrays.pop("fresh", None)
 
     def iter_blocks(
-        self, start: int = 0, stop: int | None = None, *, fresh: bool = False, saved: Sequence[str] = ()
+        self, start: int = 0, stop: int | None = None, *, more: Sequence[str] = (), saved: Sequence[str] = ()
     ) -> Iterator[Rows]:
         """Iterate over ascending blocks of rows that hold all of ``start:stop``."""
         yield self._rows()
@@ -89,18 +93,29 @@ class RowsInMemory:
 
     def _rows(self) -> Rows:
         score = self._arrays["score"]
-        return Rows(0, score, self._arrays.get("fresh", score[:0]), self._kind, self._weight)
+        fresh, previous = (self._arrays.get(name, score[:0]) for name in ("fresh", "previous"))
+        return Rows(0, score, fresh, self._kind, self._weight, previous)
 
 
 class PagedRows:
     """All rows, in a file of pages of `page_rows` each, in a folder of the run; `seed` is that of the folds.
 
-    The loop makes `slots` durable. Pages that were never saved are zero.
+    With `extrapolates` there are scores of an earlier pass too. The loop makes `slots` durable. Pages that were never saved
+    are zero.
     """
 
     paged = True
 
-    def __init__(self, folder: Path, dataset: Dataset, problem: Problem, seed: int, page_rows: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dataset: Dataset,
+        problem: Problem,
+        seed: int,
+        page_rows: int,
+        *,
+        extrapolates: bool = False,
+    ) -> None:
         page_rows = min(page_rows, max(dataset.n_rows, 1))
         self._dataset, self._problem, self._seed, self._page_rows = dataset, problem, seed, page_rows
         self._n_rows, n_lanes = dataset.n_rows, problem.n_lanes
@@ -108,14 +123,14 @@ class PagedRows:
         self._n_pages = starts.size
         sizes = np.diff(np.append(starts, dataset.n_rows))
         kind = kind_dtype(problem.classes.size, problem.n_folds)
-        widths = [8 * n_lanes, 8 * n_lanes, constant_bytes(problem, dataset)]
+        widths = [8 * n_lanes, 8 * n_lanes, constant_bytes(problem, dataset)] + [8 * n_lanes] * extrapolates
         self.slots = SlotStore(
             folder,
-            np.repeat(np.arange(3), starts.size),
+            np.repeat(np.arange(len(widths)), starts.size),
             np.concatenate([sizes * width for width in widths]),
             1,
         )
-        self._page = _new_rows(page_rows, n_lanes, kind, dataset.weighted)
+        self._page = _new_rows(page_rows, n_lanes, kind, dataset.weighted, extrapolates=extrapolates)
         self._loaded: Rows | None = None
         self._room: Rows | None = None
         self._listed: np.ndarray = np.zeros(0, dtype=np.int64)
@@ -143,13 +158,13 @@ class PagedRows:
         """Do nothing: fresh scores stay in the file until they are overwritten."""
 
     def iter_blocks(
-        self, start: int = 0, stop: int | None = None, *, fresh: bool = False, saved: Sequence[str] = ()
+        self, start: int = 0, stop: int | None = None, *, more: Sequence[str] = (), saved: Sequence[str] = ()
     ) -> Iterator[Rows]:
-        """Iterate over ascending pages that hold all of ``start:stop``; stores the arrays named in `saved` of each."""
+        """Iterate over ascending pages that hold all of ``start:stop``, with `more` arrays; those in `saved` are stored."""
         assert self._loaded is None, "loaded rows are stale once a page changes"
         stop = self._n_rows if stop is None else stop
         for number in range(start // self._page_rows, -(-stop // self._page_rows)):
-            yield self._read_page(number, fresh=fresh or "fresh" in saved)
+            yield self._read_page(number, {*more, *saved})
             for name in saved:
                 self._write_page(number, name)
 
@@ -160,7 +175,7 @@ class PagedRows:
             assert self._room is not None
             self._loaded = self._room.head(self._listed.size)
             for number, listed, offset in self._pages_of_listed():
-                page = self._read_page(number, fresh=fresh)
+                page = self._read_page(number, {"fresh"} if fresh else ())
                 for name in ("score", "kind", "weight") + (("fresh",) if fresh else ()):
                     target, source = getattr(self._loaded, name), getattr(page, name)
                     if source.size:
@@ -173,7 +188,7 @@ class PagedRows:
         if rows is None or not saved:
             return
         for number, listed, offset in self._pages_of_listed():
-            page = self._read_page(number, fresh="fresh" in saved)
+            page = self._read_page(number, saved)
             for name in saved:
                 getattr(page, name)[offset] = getattr(rows, name)[listed]
                 self._write_page(number, name)
@@ -213,23 +228,21 @@ class PagedRows:
         first = number * self._page_rows
         return self._page.head(min(self._page_rows, self._n_rows - first), first)
 
-    def _read_page(self, number: int, *, fresh: bool) -> Rows:
+    def _read_page(self, number: int, more: Collection[str]) -> Rows:
+        """Read score and constants of a page, and the arrays named in `more`."""
         page = self._page_of(number)
-        for section, arrays in (
-            (_SCORE, [page.score]),
-            (_CONSTANT, _constants(page)),
-            (_FRESH, [page.fresh]),
-        ):
-            if (section != _FRESH or fresh) and not self.slots.load(section * self._n_pages + number, arrays):
+        for section, name in enumerate(_SECTIONS):
+            if name not in ("score", "constant", *more):
+                continue
+            arrays = _arrays(page, name)
+            if not self.slots.load(section * self._n_pages + number, arrays):
                 for array in arrays:
                     array[:] = 0
         return page
 
     def _write_page(self, number: int, name: str) -> None:
-        page = self._page_of(number)
-        section = {"score": _SCORE, "fresh": _FRESH, "constant": _CONSTANT}[name]
-        arrays = _constants(page) if section == _CONSTANT else [getattr(page, name)]
-        self.slots.save(section * self._n_pages + number, arrays)
+        arrays = _arrays(self._page_of(number), name)
+        self.slots.save(_SECTIONS.index(name) * self._n_pages + number, arrays)
 
 
 def count_before(rows: np.ndarray, row: int) -> int:
@@ -238,15 +251,19 @@ def count_before(rows: np.ndarray, row: int) -> int:
     return int(np.searchsorted(rows, rows.dtype.type(row)))
 
 
-def _constants(page: Rows) -> list[np.ndarray]:
-    return [page.kind, *([page.weight] if page.weight.size else [])]
+def _arrays(page: Rows, name: str) -> list[np.ndarray]:
+    """Return the arrays of a section of the file."""
+    if name == "constant":
+        return [page.kind, *([page.weight] if page.weight.size else [])]
+    return [getattr(page, name)]
 
 
-def _new_rows(n_rows: int, n_lanes: int, kind: np.dtype, weighted: bool) -> Rows:
-    shape = (n_rows, n_lanes)
-    return Rows(
-        0, np.empty(shape), np.empty(shape), np.empty(n_rows, kind), np.empty(n_rows if weighted else 0)
-    )
+def _new_rows(
+    n_rows: int, n_lanes: int, kind: np.dtype, weighted: bool, *, extrapolates: bool = False
+) -> Rows:
+    score, fresh = np.empty((n_rows, n_lanes)), np.empty((n_rows, n_lanes))
+    previous = np.empty((n_rows if extrapolates else 0, n_lanes))
+    return Rows(0, score, fresh, np.empty(n_rows, kind), np.empty(n_rows if weighted else 0), previous)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,16 +280,17 @@ def constant_bytes(problem: Problem, dataset: Dataset) -> int:
     return kind_dtype(problem.classes.size, problem.n_folds).itemsize + 8 * dataset.weighted
 
 
-def paging_bytes(problem: Problem, dataset: Dataset) -> tuple[int, int, int]:
+def paging_bytes(problem: Problem, dataset: Dataset, *, extrapolates: bool) -> tuple[int, int, int]:
     """Compute the memory of pages: bytes for each entry of a window, bytes beside, and the rows of a page.
 
-    In the worst case every entry of a window is of another row.
+    Scores of an earlier pass are never those of a window. In the worst case every entry of a window is of another row.
     """
     row_bytes = 16 * problem.n_lanes + constant_bytes(problem, dataset)
     page_rows = max(PAGE_BYTES // (8 * problem.n_lanes), 1)
     n_pages = -(-dataset.n_rows // page_rows)
-    # a page, its bytes as they are read, and temporary copies of both; of every page three times two slots in tables
-    fixed = 4 * page_rows * row_bytes + 8 * _RANK_ROWS + 200 * n_pages
+    # a page, its bytes as they are read, and temporary copies of both; of every page two slots a section in tables
+    page_bytes, table_bytes = (row_bytes + 8 * problem.n_lanes, 270) if extrapolates else (row_bytes, 200)
+    fixed = 4 * page_rows * page_bytes + 8 * _RANK_ROWS + table_bytes * n_pages
     return row_bytes + 8, fixed, page_rows
 
 

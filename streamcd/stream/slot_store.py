@@ -117,6 +117,13 @@ class SlotStore:
             _write_all(self._open(chunk), buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
         self._unsynced.add(int(self._shard[chunk]))
 
+    def tag_all(self) -> None:
+        """Save again, with the identity, what was saved without."""
+        for chunk in np.flatnonzero(self.current != NO_SLOT).tolist():
+            data = self.read(chunk)
+            if data[8:_HEADER_BYTES] == bytes(8):
+                self.save(chunk, (np.frombuffer(data, np.uint8, offset=_HEADER_BYTES),))
+
     def sync(self) -> None:
         """Make durable everything that was saved."""
         for chunk in np.searchsorted(self._shard, sorted(self._unsynced)).tolist():

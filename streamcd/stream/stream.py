@@ -50,7 +50,11 @@ class Stream:
         self._ahead: tuple[tuple[int, int], Future[Window]] | None = None
         self._next_arena = 0
         self._in_memory = self.table.bytes_on_disk() == 0
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
+
+    @functools.cached_property
+    def _reader(self) -> ThreadPoolExecutor:
+        """The reading thread, started where there is something to read."""
+        return ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
 
     @property
     def bytes_read(self) -> int:
@@ -84,9 +88,16 @@ class Stream:
             self._request(*following, verify)
             yield window
 
+    def restrict(self, units: np.ndarray) -> None:
+        """Read these units (chunks, or chunks that belong together) from now on, ascending; between reads only."""
+        if self._ahead is not None:
+            self._ahead[1].exception()  # waits
+        self._units, self._order_cache, self._ahead = units, None, None
+
     def close(self) -> None:
         """Stop the reading thread and close the dataset's files."""
-        self._reader.shutdown(cancel_futures=True)
+        if "_reader" in vars(self):
+            self._reader.shutdown(cancel_futures=True)
         self.table.close()
 
     def __enter__(self) -> Stream:
@@ -110,7 +121,9 @@ class Stream:
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
         arguments = ((read, number, len(windows)), chunks, hint, arena, verify)
         loaded: Future[Window]
-        if self._in_memory or (self.plan.resident and self._loader.seen.all()):  # a thread would take longer
+        if self._in_memory or (
+            self.plan.resident and self._loader.seen[chunks].all()
+        ):  # a thread would take longer
             loaded = Future()
             loaded.set_result(self._load_window(*arguments))
         else:

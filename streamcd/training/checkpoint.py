@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Run:
 
     def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
         self.path, self.identity = path, identity
+        self.slot_identity = identity  # once a state carries the identity, all slots do
         self.config_path, self.state_path = path / "config.json", path / "state.npz"
         self.log_path, self.model_path = path / "log.jsonl", path / "model"
         self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
@@ -93,7 +95,8 @@ class Run:
                 )
             self._cut_log(0)
             return None
-        arrays.pop("identity", None)
+        if arrays.pop("identity", None) is not None:
+            self.slot_identity = replace(self.identity, adopted=False)
         with _damage_named(self.state_path):
             log_bytes = int(arrays.pop("log_bytes"))
         self._cut_log(log_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -281,6 +281,9 @@ class Loop(TrainingLoop):
 
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         self.slots.restore(arrays.pop("slots"))
+        if self.directory.slot_identity.adopted:  # before the first state that carries the identity
+            self.slots.tag_all()
+        self.slots.identity = replace(self.directory.identity, adopted=False)
 
     def _begin(self) -> None:
         self.slots.allocate()

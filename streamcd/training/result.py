@@ -30,7 +30,7 @@ class Result:
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
     than 1, ``omega`` too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`); with acceleration the
-    last ``kappa``.
+    last ``kappa``, by a primal method the last ``extrapolation``.
     """
 
     run: str  # the run directory

@@ -95,7 +95,10 @@ def _refuse_infinite(state: State, data: str) -> None:
 def reopen(state: State, rule: StopRule) -> bool:
     """Return lanes to training that are done, but not by this rule; whether there are any."""
     lanes = state.lanes
-    again = (lanes["phase"] == DONE) & ~_satisfied(state, rule)
+    done = lanes["phase"] == DONE
+    if not done.any():
+        return False
+    again = done & ~_satisfied(state, rule)
     again &= lanes["passes"] < rule.max_passes
     lanes["phase"][again] = TRAIN
     lanes["reason"][again] = 0

@@ -97,6 +97,9 @@ def damage(file: Path, how: str, rng: random.Random) -> str:
         data[place] ^= 1 << rng.randrange(8)
     else:
         stop = min(place + rng.randint(1, 64), len(data))
+        before = data[place:stop]
         data[place:stop] = bytes(stop - place) if how == "zeros" else rng.randbytes(stop - place)
+        if data[place:stop] == before:
+            data[place] ^= 1  # zeros in place of zeros are no damage
     file.write_bytes(data)
     return f"at byte {place} of {len(data)}"

@@ -28,7 +28,8 @@ def write_arrays(dataset: Path, folder: Path) -> None:
     indptr = np.concatenate([[0], np.cumsum(count)])
     narrow = np.int32 if indptr[-1] < 2**31 else np.int64  # scipy and the peers convert both to the wider one
     np.save(folder / "shape.npy", np.array([data.n_rows, data.n_features]))
-    for name, array in zip(_NAMES, (indptr.astype(narrow), index, value, label), strict=True):
+    arrays: list[np.ndarray] = [indptr.astype(narrow), index, value, label]
+    for name, array in zip(_NAMES, arrays, strict=True):
         np.save(folder / f"{name}.npy", array)
 
 

@@ -1,0 +1,133 @@
+"""A dataset as others see it: its rows as SciPy's and Arrow's objects, and its figures as text and HTML."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..core.memory_budget import available_memory, format_size, parse_size, require
+from .chunked_table import starts_of
+
+Dataset = Any  # `dataset.Dataset`, whose methods these are
+
+_COLUMN_BYTES = 40  # of a row beside its entries: source, label, weight, count, offset
+_LISTED_CLASSES = 10
+
+
+def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarray]:
+    """See `Dataset.to_scipy`."""
+    from scipy.sparse import csr_array
+
+    _require_room(dataset, memory, "SciPy's matrix")
+    rows = _rows_in_source_order(dataset)
+    shape = dataset.n_rows, dataset.n_features
+    indptr = rows["indptr"]
+    if rows["feature"].dtype == np.int32 and dataset.n_entries < 2**31:
+        indptr = indptr.astype(np.int32)  # both of one type, or SciPy converts the larger one
+    return csr_array((rows["value"], rows["feature"], indptr), shape=shape), source_labels(
+        dataset, rows["label"]
+    )
+
+
+def to_arrow(dataset: Dataset, memory: int | str | None) -> pa.Table:
+    """See `Dataset.to_arrow`."""
+    _require_room(dataset, memory, "Arrow's table")
+    return _table(dataset, _rows_in_source_order(dataset))
+
+
+def head(dataset: Dataset, n_rows: int) -> pa.Table:
+    """See `Dataset.head`."""
+    last = max(int(np.searchsorted(dataset.row_start, n_rows)), 1)
+    return _table(dataset, _gather(dataset, range(min(last, dataset.n_chunks)))).slice(0, n_rows)
+
+
+def summary(dataset: Dataset) -> dict[str, str]:
+    """Figures for a person, by name."""
+    info = dataset.info()
+    classes = info["classes"]
+    listed = "too many values to be classes"
+    if classes is not None:
+        shown = [f"{label} ({count:,})" for label, count in zip(classes, info["class_counts"], strict=True)]
+        listed = ", ".join(shown[:_LISTED_CLASSES]) + (", …" if len(shown) > _LISTED_CLASSES else "")
+    return {
+        "rows": f"{info['n_rows']:,}",
+        "features": f"{info['n_features']:,}",
+        "entries": f"{info['n_entries']:,} ({info['density']:.2%}), {info['value_dtype']}",
+        "labels": listed,
+        "size": f"{format_size(info['bytes'])} in {info['n_shards']:,} shards, {info['n_chunks']:,} chunks",
+        "scaling": dataset.scaling.options(),
+        "fingerprint": info["fingerprint"],
+    }
+
+
+def as_html(dataset: Dataset) -> str:
+    """Table of `summary`, for notebooks."""
+    figures = {"dataset": str(dataset.path), **summary(dataset)}
+    rows = (
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
+        for name, text in figures.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _require_room(dataset: Dataset, memory: int | str | None, what: str) -> None:
+    n_bytes = dataset.n_entries * dataset.entry_bytes + dataset.n_rows * _COLUMN_BYTES
+    if memory is not None:
+        require(parse_size(memory), {what: n_bytes}, "give a larger memory, or read chunk by chunk")
+        return
+    refusal = f"{dataset.path} does not fit in the memory that is free, {format_size(available_memory())}:"
+    require(int(min(available_memory(), 2**62)), {what: n_bytes}, "read it chunk by chunk", refusal)
+
+
+def _rows_in_source_order(dataset: Dataset) -> dict[str, np.ndarray]:
+    """Read all rows; entries go to where they belong chunk by chunk, so that there is one copy of them."""
+    columns = ("source", "label", "weight", "n_entries")
+    parts = [dataset.read_rows(chunk, columns) for chunk in range(dataset.n_chunks)]
+    found = {
+        name: np.concatenate(arrays) for name, arrays in zip(columns, zip(*parts, strict=True), strict=True)
+    }
+    order = np.argsort(found["source"])
+    place = np.empty_like(order)
+    place[order] = np.arange(order.size)
+    rows = {name: array[order] for name, array in found.items()}
+    rows["indptr"] = starts_of(rows["n_entries"])
+    rows["feature"] = np.empty(dataset.n_entries, dataset.index_dtype)
+    rows["value"] = np.empty(dataset.n_entries, dataset.value_dtype)
+    for chunk, part in enumerate(parts):
+        start, stop = dataset.row_start[chunk : chunk + 2]
+        n_entries = part[-1].astype(np.int64)
+        shift = rows["indptr"][place[start:stop]] - starts_of(n_entries)[:-1]
+        target = np.arange(n_entries.sum()) + np.repeat(shift, n_entries)
+        rows["feature"][target], rows["value"][target] = dataset.read_entries(chunk)
+    return rows
+
+
+def _gather(dataset: Dataset, chunks: range) -> dict[str, np.ndarray]:
+    """Read some chunks as they lie."""
+    parts = [dataset.read(chunk) for chunk in chunks]
+    names = ("source", "label", "weight", "feature", "value")
+    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    rows["indptr"] = starts_of(np.concatenate([np.diff(part.indptr) for part in parts]))
+    return rows
+
+
+def source_labels(dataset: Dataset, label: np.ndarray) -> np.ndarray:
+    """Labels as in the source: names, integers or decimal numbers."""
+    classes = dataset.info()["classes"]
+    if dataset.classes is None:
+        return label
+    return np.array(classes)[np.searchsorted(dataset.classes, label)]
+
+
+def _table(dataset: Dataset, rows: dict[str, np.ndarray]) -> pa.Table:
+    columns = {
+        "source": pa.array(rows["source"]),
+        "label": pa.array(source_labels(dataset, rows["label"])),
+        "weight": pa.array(rows["weight"]),
+        "feature": pa.LargeListArray.from_arrays(rows["indptr"], rows["feature"]),
+        "value": pa.LargeListArray.from_arrays(rows["indptr"], rows["value"]),
+    }
+    return pa.table(columns)

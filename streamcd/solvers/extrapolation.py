@@ -1,0 +1,118 @@
+"""Acceleration of the primal methods: a pass begins beyond the point where the last one ended.
+
+A pass that ends at x_k is followed by one that begins at ``x_k + beta (x_k - x_{k-1})``. The scores there are those of both
+points, combined, so beta comes from a line search that reads no data: one step of Newton's method for the objective along
+the line. The objective never rises. Objective, certificate, gap and violation are those at x_k, as in plain descent, which
+beta = 0 is, bit for bit.
+
+Passes to 1e-3 on heart_scale, mushrooms and a class of letter, C = 0.1 to 100, geometric means of the cells where plain
+descent takes 40 or more, in brackets Nesterov's momentum with restarts, capped by the measured contraction: squared hinge
+4.3 (4.5) times fewer by primal, 3.6 (2.9) by online, whose visits are noisy; log_loss 3.2 (3.0) and 2.2 (2.0). Minimising
+over the last three points gains a fifth more, for as many arrays more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..kernels import acceleration as acceleration_kernels
+from ..kernels import primal as primal_kernels
+from ..kernels.primal import ColumnCosts
+from .problem import Problem
+from .protocol import State
+from .row_scores import PagedRows, RowsInMemory
+
+_MOST_FACTOR = (
+    1.0  # of a movement; with 2 a9a took up to 2.5 times the passes, and rounding of scores would grow
+)
+_SHARES = (0.5, 0.5, 0.0)  # of an extrapolation from which the objective rises, one after another
+
+
+class Extrapolation:
+    """Points where the passes of a primal method ended, and where the next ones begin.
+
+    Between reads, and while a lane is certified, w and the scores are those where its last pass ended. Lanes keep
+    ``extrapolation``, the factor beta of the pass to come, or of the unfinished one, whose lanes have ``in_pass`` set; and
+    ``free_extrapolation``, up to which the objective cannot rise above ``line_start``, that at the end of the last pass.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.row_bytes = 8 * problem.n_lanes
+        self.n_bytes = (problem.n_features + 1) * self.row_bytes
+
+    def add_to(self, state: State) -> None:
+        """Add what is kept to a new state: w and the scores of the pass before the last, and numbers of each lane."""
+        n_lanes = self._problem.n_lanes
+        state.matrices["previous"] = np.zeros(state.w.shape)
+        if "score" in state.rows:  # else they are in pages
+            state.rows["previous"] = np.zeros(state.rows["score"].shape)
+        state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
+        state.lanes |= {
+            name: np.zeros(n_lanes) for name in ("extrapolation", "free_extrapolation", "line_start")
+        }
+
+    def begin_pass(
+        self,
+        state: State,
+        lanes: np.ndarray,
+        rows: RowsInMemory | PagedRows,
+        costs: ColumnCosts,
+    ) -> None:
+        """Extrapolate in lanes that begin a training read, less far where the objective would rise."""
+        kept, previous = state.lanes, state.matrices["previous"]
+        new = lanes[~kept["in_pass"][lanes]]
+        if not new.size:
+            return
+        kept["in_pass"][new] = True
+        factor = kept["extrapolation"]
+        acceleration_kernels.extrapolate(state.w, previous, new, factor)
+        for block in rows.iter_blocks(saved=("score", "previous")):
+            acceleration_kernels.extrapolate(block.score, block.previous, new, factor)
+        tried = new[factor[new] > kept["free_extrapolation"][new]]
+        for share in _SHARES:
+            if not tried.size:
+                return
+            objective = sum_up_objective(self._problem, state, tried, rows, costs)
+            tried = tried[~(objective[tried] <= kept["line_start"][tried])]
+            factor[tried] *= share
+            acceleration_kernels.shorten(state.w, previous, tried, share)
+            for block in rows.iter_blocks(saved=("score", "previous")) if tried.size else ():
+                acceleration_kernels.shorten(block.score, block.previous, tried, share)
+
+    def end_pass(
+        self, state: State, trained: np.ndarray, rows: RowsInMemory | PagedRows, costs: ColumnCosts
+    ) -> np.ndarray:
+        """Choose the factor of the next pass; returns every trained lane's objective, shape (lanes,)."""
+        sums, penalised = np.zeros((self._problem.n_lanes, 4)), _penalised(self._problem)
+        previous = state.matrices["previous"][penalised]
+        acceleration_kernels.add_line_products(state.w[penalised], previous, trained, sums)
+        for block in rows.iter_blocks(more=("previous",)):
+            before = block.previous.reshape(-1)
+            primal_kernels.add_line_terms(block.arrays, before, costs, trained, sums)
+        objective, slope, curve, bound = sums.T
+        factor, free = (
+            np.divide(-slope, curve, out=np.zeros_like(slope), where=curve > 0.0) for curve in (curve, bound)
+        )
+        kept = state.lanes
+        kept["extrapolation"][trained] = np.clip(factor[trained], 0.0, _MOST_FACTOR)
+        kept["free_extrapolation"][trained] = 2.0 * free[trained]
+        kept["line_start"][trained] = objective[trained]
+        kept["in_pass"][trained] = False
+        return objective
+
+
+def sum_up_objective(
+    problem: Problem, state: State, lanes: np.ndarray, rows: RowsInMemory | PagedRows, costs: ColumnCosts
+) -> np.ndarray:
+    """Sum up the objective of lanes from w and the scores, shape (all lanes,)."""
+    losses = np.zeros(problem.n_lanes)
+    for block in rows.iter_blocks():
+        primal_kernels.add_losses(block.arrays, costs, lanes, losses)
+    w = state.w[_penalised(problem)]
+    return np.asarray(0.5 * np.einsum("ij,ij->j", w, w) + losses)
+
+
+def _penalised(problem: Problem) -> slice:
+    """Return the rows of w in the regulariser."""
+    return slice(-1 if problem.free_bias else None)
