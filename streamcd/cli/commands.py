@@ -19,6 +19,7 @@ import click
 from .._version import __version__
 from ..core.errors import ConvergenceWarning, DatasetError, UsageError
 from ..core.memory_budget import format_size
+from ..core.storage import local_path, location
 from ..runs.interrupts import stop_requests
 from . import console
 from .options import (
@@ -182,7 +183,7 @@ def _find_problems(
         # files that are missing are problems to list, not a reason to stop
         return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory), advice
     except DatasetError as error:
-        if not os.path.exists(path):
+        if not location(path).exists():
             raise
         return [str(error)], advice
 
@@ -486,9 +487,7 @@ def export(
       streamcd export run model.txt --format liblinear
       streamcd export data data.libsvm --format libsvm
     """
-    found = target_format or (
-        "libsvm" if os.path.exists(os.path.join(source, "manifest.json")) else "liblinear"
-    )
+    found = target_format or ("libsvm" if (location(source) / "manifest.json").exists() else "liblinear")
     with console.Console(quiet) as listener:
         if found == "libsvm":
             if C is not None:
@@ -526,7 +525,9 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     from ..models.model import is_unfinished
 
     if not is_unfinished(model):
-        check_output(Path(model), "a model", lambda path: (path / "model.json").is_file(), force=force)
+        check_output(
+            local_path(model, "a model"), "a model", lambda path: (path / "model.json").is_file(), force=force
+        )
     found = import_liblinear(file)
     found.save(model)
     labels = found.label_numbers()

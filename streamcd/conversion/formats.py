@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import DataError, UsageError
+from ..core.storage import is_url
 from .byte_sources import (
     DECODER_BYTES,
     STANDARD_INPUT,
@@ -20,6 +21,7 @@ from .byte_sources import (
     expand_sources,
     is_compressed,
     read_head,
+    total_bytes,
 )
 from .sources import LibsvmSource, Source
 
@@ -107,7 +109,7 @@ def recognise(path: str) -> tuple[str, bytes]:
     except OSError as error:
         error.filename = error.filename or path
         raise
-    kept = b"" if os.path.isfile(path) else head
+    kept = b"" if is_url(path) or os.path.isfile(path) else head
     for magic, name in _FOREIGN:
         if head.startswith(magic):
             raise DataError(
@@ -159,7 +161,18 @@ def open_source(
         return _open_table(_table_reader(paths, roots, format, head, reading), reading, options, paths[0])
     from .matrix_files import open_matrices  # zip and npy: only where they are met
 
+    _refuse_urls(paths, format)
+
     return open_matrices(paths, format, reading, options)
+
+
+def _refuse_urls(paths: list[str], format: str) -> None:
+    """Refuse what is mapped into memory, or found by name in a file."""
+    for path in filter(is_url, paths):
+        raise UsageError(
+            f"{path}: expected a file on disk where it holds {format}, found a URL (text, CSV and Parquet are read from "
+            "there); download it first"
+        )
 
 
 def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
@@ -191,10 +204,13 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
         sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
         return CsvReader(paths, delimiter_of(text) or ",", *sizes, head)
     for path in paths:
-        if not os.path.isfile(path) or is_compressed(path):
+        if total_bytes([path]) is None or is_compressed(path):
             raise UsageError(
-                f"{display_name(path)}: expected a plain {format} file, found another; decompress it first"
+                f"{display_name(path)}: expected a plain {format} file that can be read at any place, found another; "
+                "decompress or download it first"
             )
+        if format == "arrow":
+            _refuse_urls([path], format)
     if format == "arrow":
         return ArrowReader(paths, reading.batch_bytes)
     partitions = {path: partitions_of(path, root) for path, root in roots.items()}

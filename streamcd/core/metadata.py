@@ -14,6 +14,7 @@ import msgspec
 from .atomic_files import write_file
 from .errors import StreamcdError
 from .progress import warn_once
+from .storage import Location
 
 MAX_DEPTH = 32
 """Levels of nesting allowed; what is written here has five at most."""
@@ -73,7 +74,7 @@ def _elements(value: Any) -> Collection[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
+def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
     """Read a metadata file: all its keys as they are, and the declared ones in the declared types.
 
     Raises the error that `kind` names where the file is damaged or of another kind, FileNotFoundError or NotADirectoryError

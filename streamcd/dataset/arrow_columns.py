@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .parquet import reading
+from ..core.storage import Location
+from .parquet import parquet_file, reading
 
 _GROUP_STRINGS = 1 << 16
 """Strings in a row group; fixed, so that a file's bytes follow from its content."""
@@ -163,10 +164,10 @@ def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray
             writer.write_table(pa.table(arrays, schema=schema))
 
 
-def read_strings(path: Path, name: str) -> Strings:
+def read_strings(path: Location, name: str) -> Strings:
     """Read a column of strings that `write_strings` wrote."""
     parts = []
-    with reading(path), pq.ParquetFile(path, pre_buffer=False) as reader:
+    with reading(path), parquet_file(path, pre_buffer=False) as reader:
         for group in range(reader.num_row_groups):
             column: Any = reader.read_row_group(group, columns=[name], use_threads=False).column(name)
             parts += [strings_of(chunk)[0] for chunk in column.chunks]

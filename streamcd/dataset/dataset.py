@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..core.progress import Listener
+from ..core.storage import Location
 from .chunked_table import RowTable
 from .parquet import read_groups, reading
 from .scaling import Scaling
@@ -21,7 +21,7 @@ class Dataset(RowTable):
 
     Attributes
     ----------
-    path : Path
+    path : Path or core.storage.Url
     manifest : dict
     n_rows, n_features, n_entries, n_chunks, n_shards : int
     index_dtype, value_dtype : dtype
@@ -42,7 +42,9 @@ class Dataset(RowTable):
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
+    ) -> None:
         super().__init__(path, manifest, chunk_table)
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
@@ -217,6 +219,7 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     Parameters
     ----------
     path : path
+        A directory, or the URL of one: ``s3://``, ``gs://``, ``https://``.
     check_files : bool
         Check that every file is there with its recorded size (one look at each file's entry, no reading).
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import zlib
 from collections import OrderedDict
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import DatasetError, EnvironmentFailure
+from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader
 from .read_ahead import ReadAhead
 
 # Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
@@ -29,21 +31,21 @@ NO_CRC = -1
 
 _COPY_BYTES = 1 << 22
 
-_ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES)
+_ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOSYS)
 """Failures that say nothing of the file's content."""
 
 
-def file_checksum(path: Path) -> str:
+def file_checksum(path: Location) -> str:
     """SHA-256 of a file as ``"sha256:<hex>"``."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_bytes(path) as file:
         while block := file.read(_COPY_BYTES):
             digest.update(block)
     return "sha256:" + digest.hexdigest()
 
 
 @contextlib.contextmanager
-def reading(path: Path, where: str = "") -> Iterator[None]:
+def reading(path: Location, where: str = "") -> Iterator[None]:
     """Turn the errors that pyarrow raises over a damaged file into one line that names the file."""
     location = f"{path}, {where}" if where else str(path)
     try:
@@ -75,10 +77,17 @@ def column_values(column: pa.ChunkedArray) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
 
 
-def read_table(path: Path) -> dict[str, np.ndarray]:
+def parquet_file(path: Location, **options: Any) -> pq.ParquetFile:
+    """Open a Parquet file."""
+    if isinstance(path, Url):
+        return pq.ParquetFile(pa.PythonFile(io.BufferedReader(open_bytes(path)), mode="r"), **options)
+    return pq.ParquetFile(path, **options)
+
+
+def read_table(path: Location) -> dict[str, np.ndarray]:
     """Read all columns of a small file, its checksums verified."""
     with reading(path):
-        table = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
+        table = parquet_file(path, page_checksum_verification=True).read(use_threads=False)
         return {name: column_values(table.column(name)) for name in table.column_names}
 
 
@@ -91,11 +100,11 @@ def has_column(path: Path, name: str) -> bool:
 
 
 def read_groups(
-    path: Path, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
+    path: Location, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
 ) -> Iterator[dict[str, np.ndarray]]:
     """Read columns (of numbers all, by default) of a file's row groups, one after another; checksums are verified or not."""
     # without pre-buffering, a copy less of what is in the page cache
-    with reading(path), pq.ParquetFile(path, page_checksum_verification=verify, pre_buffer=False) as reader:
+    with reading(path), parquet_file(path, page_checksum_verification=verify, pre_buffer=False) as reader:
         if columns is None:
             columns = [field.name for field in reader.schema_arrow if pa.types.is_primitive(field.type)]
         for group in range(first_group, reader.num_row_groups):
@@ -108,13 +117,14 @@ class _Source:
 
     closed = False
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._offset = descriptor, 0
-        self._size = os.fstat(descriptor).st_size
+    def __init__(self, file: LocalReader | RemoteReader) -> None:
+        self._file, self._offset = file, 0
         self.ahead: tuple[int, memoryview] | None = None  # offset, and bytes handed out without a copy
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
+        self._offset = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._file.size}[whence]
+        )
         return self._offset
 
     def tell(self) -> int:
@@ -126,7 +136,7 @@ class _Source:
             if start >= 0 and start + n_bytes <= len(self.ahead[1]):
                 self._offset += n_bytes
                 return self.ahead[1][start : start + n_bytes]
-        data = os.pread(self._descriptor, n_bytes, self._offset)
+        data = self._file.read(self._offset, n_bytes)
         self._offset += len(data)
         return data
 
@@ -143,12 +153,12 @@ def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple
 
 
 class PartReader:
-    """One open Parquet file: its footer, a descriptor for hints to the kernel, and reads that verify checksums or not."""
+    """One open Parquet file: its footer, and reads that verify checksums or not."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self._bytes = _Source(self._descriptor)
+        self._file = open_reader(path)
+        self._bytes = _Source(self._file)
         self._source = pa.PythonFile(self._bytes, mode="r")
         self._reader = self._open()
         self._verifying: pq.ParquetFile | None = None
@@ -187,23 +197,21 @@ class PartReader:
 
     def fetch(self, offset: int, n_bytes: int) -> bytes:
         """Read bytes of the file as they are."""
-        return os.pread(self._descriptor, n_bytes, offset)
+        return self._file.read(offset, n_bytes)
 
     def expect(self, offset: int, n_bytes: int) -> None:
         """Have the kernel read ahead; a footer so damaged that it objects is named by the read to come."""
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            with contextlib.suppress(OSError, OverflowError):
-                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+        self._file.expect(offset, n_bytes)
 
     def close(self) -> None:
         self._source.close()
-        os.close(self._descriptor)
+        self._file.close()
 
 
 class OpenParts:
     """Open parts of a directory, the latest ones used: at most `limit`, whose footers are in memory."""
 
-    def __init__(self, path: Path, limit: int) -> None:
+    def __init__(self, path: Location, limit: int) -> None:
         self._path, self._limit = path, limit
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
         self._ahead: ReadAhead | None = None
@@ -211,7 +219,7 @@ class OpenParts:
     def read_directly(self) -> None:
         """From now until `close`, what is expected is read past the page cache, where the file system can do so."""
         if self._ahead is None:
-            self._ahead = ReadAhead()
+            self._ahead = ReadAhead(isinstance(self._path, Url))
 
     def __getitem__(self, name: str) -> PartReader:
         part = self._parts.pop(name, None)
@@ -255,6 +263,8 @@ class OpenParts:
     def expect(self, name: str, group: int, first_column: str) -> None:
         """Announce that a row group's columns from `first_column` on will be read, in the order of such calls."""
         offset, n_bytes = self.extent(name, group, first_column)
+        if isinstance(self._path, Url):
+            self.read_directly()
         if self._ahead is None or not self._ahead.possible:
             self[name].expect(offset, n_bytes)
         else:

@@ -1,4 +1,4 @@
-"""Ranges of files read ahead past the page cache (O_DIRECT), by threads, into a bounded number of bytes.
+"""Ranges of files read ahead past the page cache (O_DIRECT), or from URLs, by threads, into a bounded number of bytes.
 
 For data that the page cache cannot hold: there every page read through it must first push another one out and is copied
 once more, on the processor that trains.
@@ -12,10 +12,17 @@ import os
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+
+from ..core.storage import REMOTE_BYTES, REQUESTS_AT_A_TIME, Location, Url
 
 AHEAD_BYTES = 6_000_000
 """Bytes read ahead at most, unless a single range is larger: a chunk of the usual megabyte a thread, one being decoded."""
+
+_REMOTE_AHEAD_BYTES = 24_000_000
+"""The same of URLs: as much as the requests under way bring."""
+
+CLIENT_BYTES = REMOTE_BYTES + 2 * _REMOTE_AHEAD_BYTES
+"""Memory of reading from URLs: the client, and what is read ahead, which is there twice while it comes."""
 
 _THREADS = 4
 """One alone got 770 to 900 MB/s of the disk, four up to 1,030, eight no more (random pieces of a megabyte)."""
@@ -26,14 +33,14 @@ _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 @dataclass(eq=False)
 class _Range:
-    path: Path
+    path: Location
     offset: int
     length: int
     buffer: mmap.mmap | None = None
     complete: Future[bool] | None = None  # once it is being read
 
     @property
-    def key(self) -> tuple[Path, int]:
+    def key(self) -> tuple[Location, int]:
         return self.path, self.offset
 
     @property
@@ -54,17 +61,20 @@ class ReadAhead:
     left to the caller's own reading, which says what is wrong.
     """
 
-    def __init__(self) -> None:
-        self.possible = bool(_DIRECT)  # false once the file system has refused a direct read
+    def __init__(self, remote: bool = False) -> None:
+        self.possible = remote or bool(_DIRECT)  # false once the file system has refused a direct read
+        self._most_bytes = _REMOTE_AHEAD_BYTES if remote else AHEAD_BYTES
         self._coming: deque[_Range] = deque()  # announced, and not taken yet
-        self._announced: Counter[tuple[Path, int]] = Counter()  # their keys
+        self._announced: Counter[tuple[Location, int]] = Counter()  # their keys
         self._waiting: deque[_Range] = deque()  # of these, the last ones, not begun
         self._held = 0
         self._free: list[mmap.mmap] = []
         self._taken: _Range | None = None
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streamcd-disk")
+        self._threads = ThreadPoolExecutor(
+            REQUESTS_AT_A_TIME if remote else _THREADS, thread_name_prefix="streamcd-disk"
+        )
 
-    def expect(self, path: Path, offset: int, length: int) -> None:
+    def expect(self, path: Location, offset: int, length: int) -> None:
         """Announce a range of a file that will be taken."""
         wanted = _Range(path, offset, length)
         self._coming.append(wanted)
@@ -72,7 +82,7 @@ class ReadAhead:
         self._waiting.append(wanted)
         self._begin()
 
-    def take(self, path: Path, offset: int) -> memoryview | None:
+    def take(self, path: Location, offset: int) -> memoryview | None:
         """Take the bytes of an announced range, valid until the next is taken; None where they must be read in another way.
 
         Ranges announced before it and not taken are given up.
@@ -106,7 +116,7 @@ class ReadAhead:
 
     def _begin(self) -> None:
         """Have the next ranges read, as far as there is memory for them."""
-        while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= AHEAD_BYTES):
+        while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= self._most_bytes):
             wanted = self._waiting.popleft()
             wanted.buffer = self._buffer(wanted.size)
             self._held += len(wanted.buffer)
@@ -132,9 +142,9 @@ class ReadAhead:
     def _buffer(self, size: int) -> mmap.mmap:
         """Memory for a range; buffers are used again, since new ones cost a page fault every 4 kB."""
         for number, buffer in enumerate(self._free):
-            if len(buffer) >= size and (self._held == 0 or self._held + len(buffer) <= AHEAD_BYTES):
+            if len(buffer) >= size and (self._held == 0 or self._held + len(buffer) <= self._most_bytes):
                 return self._free.pop(number)
-        while self._free and self._held + sum(map(len, self._free)) + size > AHEAD_BYTES:
+        while self._free and self._held + sum(map(len, self._free)) + size > self._most_bytes:
             self._free.pop()
         return mmap.mmap(-1, size)
 
@@ -143,6 +153,11 @@ def _read(wanted: _Range) -> bool:
     """Read the blocks of a range; true where all of the range is there."""
     buffer = wanted.buffer
     assert buffer is not None
+    if isinstance(wanted.path, Url):
+        data = wanted.path.read(wanted.offset, wanted.length)
+        shift = wanted.offset - wanted.start
+        buffer[shift : shift + len(data)] = data
+        return len(data) == wanted.length
     descriptor = os.open(wanted.path, os.O_RDONLY | _DIRECT)
     try:
         done = 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..core.metadata import Count, Structure
+from ..core.storage import Location
 
 if TYPE_CHECKING:
     from ..dataset.arrow_columns import Strings
@@ -186,7 +187,7 @@ class Encoding:
         write_strings(path, "category", self.categories, column=self.category_columns())
 
 
-def read_encoding(directory: Path, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
+def read_encoding(directory: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
     """Read the encoding in the directory of a dataset or a model; None where its data came from no table."""
     from ..dataset.arrow_columns import no_strings, read_strings
 

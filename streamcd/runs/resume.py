@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.progress import Listener
+from ..core.storage import local_path
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested
 from ..training.result import Result
@@ -65,7 +66,7 @@ def resume(
         Where the run, or the dataset it was made with, is damaged, missing or changed.
     """
     session = Session(listener or Listener(), stop_requested, client)
-    path = Path(run)
+    path = local_path(run, "a run")
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
         if checkpoint.read_identity(path) is None:

@@ -14,6 +14,7 @@ from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, peak_memory_bytes
 from ..core.progress import Listener
+from ..core.storage import local_path
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
@@ -145,6 +146,7 @@ def train(
     Interrupted
         Where `stop_requested` said so; a checkpoint was saved.
     """
+    path = local_path(run, "a run")
     session = Session(listener or Listener(), stop_requested, client)
     listener = session.listener
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
@@ -181,7 +183,7 @@ def train(
     )
     resolved = resolve(dataset, asked, listener)
     previous = previous_run(resolved)  # refused before anything is made
-    with begin_run(Path(run), resolved, force=force) as directory:
+    with begin_run(path, resolved, force=force) as directory:
         return carry_out(directory, resolved, previous, session)
 
 

@@ -18,6 +18,7 @@ from ..core.code_matrices import has_vector_per_class
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, Progress
+from ..core.storage import local_path
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import rows as rows_kernels
 from ..models.model import plane_distances
@@ -102,6 +103,7 @@ def tune(
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")
+    path = local_path(run, "a run")
     session = Session(listener or Listener(), stop_requested)
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     problem = ProblemOptions.asked(
@@ -123,7 +125,7 @@ def tune(
         problem, parse_size(memory), checkpoint_every, make_rule(tol, eps, max_passes), search=True
     )
     search = resolve(dataset, asked, session.listener)
-    with begin_run(Path(run), search, force=force) as directory:
+    with begin_run(path, search, force=force) as directory:
         return carry_out_search(directory, search, session)
 
 

@@ -42,6 +42,8 @@ class Table(Protocol):
     chunk_part: np.ndarray  # the shard of every chunk
     entry_start: np.ndarray  # (chunks + 1,)
 
+    @property
+    def client_bytes(self) -> int: ...  # of reading from a URL
     def expect(self, chunk: int) -> None: ...
     def read_directly(self) -> None: ...
     def chunk_bytes(self, chunk: int) -> int: ...
@@ -191,4 +193,4 @@ def _reading_bytes(table: Table) -> int:
     footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
     entries, items = _largest_chunk(table)
     ahead = min(AHEAD_BYTES, table.n_entries * table.entry_bytes)
-    return 4 * (entries * table.entry_bytes + items * 40) + ahead + footers
+    return 4 * (entries * table.entry_bytes + items * 40) + ahead + footers + table.client_bytes
