@@ -10,6 +10,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .box_qp.solve import BoxQPResult as BoxQPResult
     from .box_qp.solve import solve_box_qp as solve_box_qp
+    from .cli.console import ProgressBar as ProgressBar
     from .conversion.convert import convert as convert
     from .conversion.transpose import make_columns as make_columns
     from .core.errors import ConvergenceWarning as ConvergenceWarning
@@ -39,6 +40,7 @@ _PUBLIC = {
     "Listener": ("core.progress", "Listener"),
     "LogisticRegression": ("estimators.linear", "LogisticRegression"),
     "Model": ("models.model", "Model"),
+    "ProgressBar": ("cli.console", "ProgressBar"),
     "Result": ("training.result", "Result"),
     "StreamcdError": ("core.errors", "StreamcdError"),
     "TwinSVC": ("estimators.linear", "TwinSVC"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
 from streamcd.cli import commands as cli_module
 from streamcd.cli.commands import cli
-from streamcd.cli.console import Console, describe_progress, explain
+from streamcd.cli.console import Console, explain
+from streamcd.cli.course import describe_progress
 from streamcd.cli.options import LIBLINEAR_TYPES, LOSSES
+from streamcd.cli.program import SECTIONS
 from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.progress import Listener, Progress
 from streamcd.models.liblinear import LIBLINEAR_SOLVERS
@@ -91,6 +94,31 @@ def test_help_of_every_command_explains_every_option_and_gives_an_example(comman
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_json(command):
     assert "--json" in {option for parameter in cli.commands[command].params for option in parameter.opts}
+
+
+def test_help_lists_every_command_by_task_in_whole_sentences():
+    assert sorted(name for names in SECTIONS.values() for name in names) == COMMANDS
+    text = run("--help").stdout
+    assert "..." not in text.split("Data:")[1]
+    for title in SECTIONS:
+        assert f"\n{title}:\n" in text
+    sentences = re.split(r"\n  (?=\w)", text.split("Data:")[1])
+    assert all(sentence.split("\n\n")[0].rstrip().endswith(".") for sentence in sentences[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("streamcd tr", "plain,train"), ("streamcd train --los", "plain,--loss")]
+)
+def test_the_shell_completes_commands_and_options(words, expected):
+    environment = {
+        **SUBPROCESS_ENVIRONMENT,
+        "_STREAMCD_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    command = [sys.executable, "-c", "from streamcd.cli.commands import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.splitlines() == [expected]
 
 
 def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
@@ -319,6 +347,11 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["evaluate", "nowhere", "TRAINED"], "nowhere"),
         (["evaluate", "DATA", "TRAINED", "--memory", "10MB"], "needed"),
         (["predict", "DATA", "TRAINED"], "Missing option '-o'"),
+        (["train", "DATA", "RUN", "-v", "5", "-c", "2"], "-C 2 --cv 5"),
+        (["train", "DATA", "RUN", "-w1", "2", "--class-weight", "1=2"], "give one of them"),
+        (["train", "DATA", "RUN", "-w1", "2", "-w1", "3"], "each label once"),
+        (["train", "DATA", "RUN", "-p", "0.1"], "regression"),
+        (["predict", "DATA", "TRAINED", "-o", "p.json"], "expected a name in .parquet, .csv or .txt"),
         (["predict", "DATA", "TRAINED", "-o", "-", "--json"], "name a file"),
         (["predict", "DATA", "TRAINED", "-o", "p.parquet", "--proba"], "log_loss"),
         (["export", "DATA", "m.txt", "--format", "liblinear"], "expected a run or a model"),
@@ -542,21 +575,91 @@ def test_the_bare_command_prints_its_help() -> None:
     assert "error:" not in result.output
 
 
-def test_predictions_that_are_named_as_text_are_said_to_be_parquet(small_problem, tmp_path):
-    (tmp_path / "text").write_text(libsvm_text(*small_problem("random")))
-    assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
-    assert run("train", tmp_path / "data", tmp_path / "run").exit_code == 0
-    result = run("predict", tmp_path / "text", tmp_path / "run", "-o", tmp_path / "out.csv")
-    assert result.exit_code == 0
-    assert "written as Parquet" in result.stderr
+@pytest.fixture
+def log_run(data, tmp_path) -> Path:
+    assert run("train", data, tmp_path / "log-run", "--loss", "logistic").exit_code == 0
+    return tmp_path / "log-run"
+
+
+def test_predictions_are_written_as_the_name_of_the_file_says(text, log_run, tmp_path):
+    for name in ("p.csv", "p.txt", "p.parquet"):
+        assert run_json("predict", text, log_run, "-o", tmp_path / name, "-b", 1)["n_rows"] == 80
+    assert (tmp_path / "p.csv").read_text().startswith("source,prediction,probability_-1,probability_1\n0,")
+    assert (tmp_path / "p.txt").read_text().startswith("labels -1 1\n")
+    decided = run("predict", text, log_run, "-o", "-", "--decision").stdout.splitlines()
+    assert [float(line.split()[1]) for line in decided] == pq.read_table(tmp_path / "p.parquet")[
+        "decision"
+    ].to_pylist()
+    assert run("predict", text, log_run, "-o", "-", "-b", 0).stdout.split() == [
+        line.split()[0] for line in decided
+    ]
+    assert "expected 0 or 1" in refused("predict", text, log_run, "-o", "-", "-b", 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# LIBLINEAR's options
+
+
+def test_options_of_liblinear_mean_what_they_mean_there(data, tmp_path):
+    theirs = run_json("train", "-s", 1, "-c", 0.5, "-B", 1, "-w1", 3, "-w-1", 0.5, "-q", data, tmp_path / "a")
+    ours = run_json("train", data, tmp_path / "b", "-C", 0.5, "--bias", 1, "--class-weight", "1=3,-1=0.5")
+    assert theirs["primal_objective"] == pytest.approx(ours["primal_objective"], rel=1e-3)
+    assert load_model(tmp_path / "a").class_weight == {-1.0: 0.5, 1.0: 3.0}
+    found = run("train", "-w1", 3, data, tmp_path / "c")
+    assert "positive side only" in found.stderr
+    tuned = run_json("tune", data, tmp_path / "d", "-c", "0.1,1", "-v", 3)
+    assert len(tuned["scores"]["1"]["folds"]) == 3
+
+
+def test_losses_have_the_names_of_other_libraries_too(data, tmp_path):
+    for loss in ("log", "logistic", "log_loss"):
+        run_json("train", data, tmp_path / loss, "--loss", loss)
+        assert load_model(tmp_path / loss).loss == "log_loss"
 
 
 def test_a_run_given_for_a_dataset_is_called_one(small_problem, tmp_path):
     (tmp_path / "text").write_text(libsvm_text(*small_problem("random")))
     assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
     assert run("train", tmp_path / "data", tmp_path / "run", "--max-passes", 2).exit_code == 0
-    assert "is a run, not a dataset" in refused("info", tmp_path / "run")
+    assert "is a run, not a dataset" in refused("columns", tmp_path / "run")
     tuned = run(
         "tune", tmp_path / "data", tmp_path / "tuned", "-C", "1,100", "--max-passes", 2, "--tol", 1e-9
     )
     assert "10 of 10 models of folds are not converged after 2 passes" in tuned.stderr
+
+
+def test_info_describes_runs_and_models(data, trained, tmp_path):
+    run("train", data, tmp_path / "short", "--max-passes", 1, "--tol", 1e-9, "--loss", "hinge")
+    done, short = run_json("info", trained), run_json("info", tmp_path / "short")
+    assert (done["state"], short["state"], short["stop_reason"]) == (
+        "converged",
+        "not converged",
+        "max_passes",
+    )
+    assert done["gap"] <= 1e-6
+    assert done["passes"] == run_json("resume", trained)["passes"]
+    assert (short["options"]["loss"], short["passes"]) == ("hinge", 1)
+    assert short["next"] == f"streamcd resume {tmp_path / 'short'} --max-passes 2"
+    model = run_json("info", trained / "model")
+    assert model == done["model"]
+    weights = load_model(trained).weights[:, 0]
+    assert [found["weight"] for found in model["largest_weights"]] == weights[np.argsort(-np.abs(weights))][
+        :10
+    ].tolist()
+    assert model["largest_weights"][0]["index"] == np.abs(weights).argmax() + 1
+    (tmp_path / "short" / "state.npz").unlink()
+    (tmp_path / "short" / "log.jsonl").unlink()
+    (tmp_path / "short" / "model" / "model.json").unlink()
+    begun = run_json("info", tmp_path / "short")
+    assert (begun["state"], begun["next"]) == ("interrupted", f"streamcd resume {tmp_path / 'short'}")
+    text = run("info", trained).stdout
+    assert "largest weights" in text
+    assert f"streamcd evaluate {data} {trained}" in text
+    path = run_json("info", data)
+    assert path["n_rows"] == 80
+
+
+def test_info_of_a_search_tells_the_part_in_work(data, tmp_path):
+    run("tune", data, tmp_path / "search", "-C", "0.1,1")
+    found = run_json("info", tmp_path / "search")
+    assert (found["kind"], found["state"], found["lanes"]) == ("search", "converged", 1)

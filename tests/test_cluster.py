@@ -698,17 +698,17 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
     """What --memory bounds is the sum of this machine's processes, however many workers a run goes on with."""
     run = tmp_path / "run"
     options: dict[str, Any] = {"memory": "1GB", "max_passes": 2, "acceleration": "none"}
-    streamcd.train(data, run, client=client, local_workers=2, **options)
+    streamcd.train(data, run, client=client, workers=2, **options)
     memory = {2: json.loads((run / "config.json").read_text())["memory"]}
     for n in (1, 0):
-        streamcd.resume(run, client=client, local_workers=n, max_passes=3 + n)
+        streamcd.resume(run, client=client, workers=n or None, max_passes=3 + n)
         memory[n] = json.loads((run / "config.json").read_text())["memory"]
     weights = (
         10 * 13 * 8
     )  # eight copies of w, of which this process holds as many, and two as they are written
     assert memory == {n: (800_000_000 - weights) // max(n, 1) for n in (2, 1, 0)}
     with pytest.raises(UsageError, match=r"too small for 3 workers: 200 MB .*resume with fewer --workers"):
-        streamcd.resume(run, client=client, local_workers=3)
+        streamcd.resume(run, client=client, workers=3)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

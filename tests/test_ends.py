@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from small_datasets import random_rows, write_dataset
 
 import streamcd
 from streamcd.cli.commands import cli
+from streamcd.cluster.engines import Simulation
 from streamcd.core.progress import Listener
 from streamcd.training import checkpoint
 
@@ -234,3 +236,96 @@ def test_a_disk_that_fills_up_in_training_is_told_with_the_file_and_the_way_on(
     assert "No space left on device; free some space there" in last
     assert "'streamcd resume run' goes on from the" in last
     assert CliRunner().invoke(cli, ["resume", "run"]).exit_code == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Batch queues
+
+
+def job(*arguments: object) -> dict[str, Any]:
+    done = CliRunner().invoke(cli, [str(argument) for argument in (*arguments, "--json")])
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class PassesOfAJob:
+    """A clock by which the time is up after some looks at it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        monkeypatch.setattr("streamcd.runs.train.deadline", self.deadline)
+        monkeypatch.setattr("streamcd.runs.tune.deadline", self.deadline)
+
+    def deadline(self, seconds: float | None) -> Any:
+        self.left = 10**9 if seconds is None else int(seconds)
+        return self
+
+    def __le__(self, now: float) -> bool:  # `now >= until`
+        self.left -= 1
+        return self.left < 0
+
+
+def test_jobs_of_a_queue_end_with_the_bits_of_one_training(data, tmp_path, monkeypatch):
+    """The same command again and again, each stopped by its time with status 0."""
+    PassesOfAJob(monkeypatch)
+    job("train", data, tmp_path / "whole", "--tol", "1e-6")
+    command = ["train", data, tmp_path / "run", "--tol", "1e-6", "--max-seconds", "6", "--resume"]
+    found, n_jobs = job(*command), 1
+    assert found["stop_reason"] == "time"
+    assert found["converged"] is False
+    assert not (tmp_path / "run" / "model").exists()
+    while found["stop_reason"] == "time":
+        found, n_jobs = job(*command), n_jobs + 1
+        assert n_jobs < 50
+    assert found["converged"] is True
+    assert n_jobs > 2
+    np.testing.assert_array_equal(
+        streamcd.load_model(tmp_path / "run").weights, streamcd.load_model(tmp_path / "whole").weights
+    )
+    assert job(*command)["passes"] == found["passes"]  # a job too many changes nothing
+
+
+def test_a_search_is_stopped_by_its_time_and_goes_on(data, tmp_path, monkeypatch):
+    PassesOfAJob(monkeypatch)
+    command = ["tune", data, tmp_path / "run", "-C", "0.1,1", "--max-seconds", "8", "--resume"]
+    found, reasons = job(*command), []
+    assert found["best_C"] is None
+    while found["stop_reason"] == "time":
+        reasons.append(found["scores"])
+        found = job(*command)
+    assert found["best_C"] in (0.1, 1)
+    assert reasons[0] == {}
+
+
+def test_another_training_is_not_gone_on_with(data, tmp_path):
+    job("train", data, tmp_path / "run")
+    done = CliRunner().invoke(cli, ["train", str(data), str(tmp_path / "run"), "-C", "3", "--resume"])
+    assert done.exit_code == 2
+    assert "holds another run" in done.stderr
+
+
+def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
+    done = CliRunner().invoke(
+        cli, ["train", str(data), str(tmp_path / "run"), "--max-seconds", "1ms", "--tol", "1e-9"]
+    )
+    assert done.exit_code == 0
+    assert f"'streamcd resume {tmp_path / 'run'}' goes on from here" in done.stderr
+    assert "not certified yet" in done.stdout
+    with pytest.warns(
+        streamcd.ConvergenceWarning, match=r"the time was up after 0 passes; streamcd\.resume\('[^']*'\)"
+    ):
+        assert streamcd.train(data, tmp_path / "other", max_seconds=1e-3).stop_reason == "time"
+    with pytest.raises(streamcd.StreamcdError, match="max_seconds: expected a number > 0"):
+        streamcd.train(data, tmp_path / "third", max_seconds=0)
+    assert not (tmp_path / "third").exists()
+    info = CliRunner().invoke(cli, ["info", str(tmp_path / "run")]).stdout
+    assert "interrupted" in info
+
+
+def test_workers_are_stopped_by_their_time_too(data, tmp_path):
+    options = {"client": Simulation(2), "loss": "log_loss", "tol": 1e-9}
+    with pytest.warns(streamcd.ConvergenceWarning, match="time was up"):
+        result = streamcd.train(data, tmp_path / "run", max_seconds=1e-3, **options)
+    assert result.stop_reason == "time"
+    assert streamcd.resume(tmp_path / "run", client=Simulation(2), tol=1e-3).converged

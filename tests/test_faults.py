@@ -9,7 +9,7 @@ import pytest
 
 from streamcd.core.atomic_files import write_file
 from tools.faults.__main__ import KINDS, main
-from tools.faults.budgets import TOO_LITTLE, least_memory
+from tools.faults.budgets import least_memory
 from tools.faults.certificates import false_claims
 from tools.faults.commands import contents, run_command
 from tools.faults.damage import DAMAGES, damage
@@ -123,4 +123,5 @@ def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_least_memory_is_read_from_a_refusal() -> None:
     assert least_memory("300 MB interpreter and libraries + 26 MB blocks = 326 MB needed; give more") == 328
     assert least_memory("= 1.2 GB needed; give a larger --memory") == 1206
-    assert least_memory("done") == TOO_LITTLE
+    assert least_memory("9 MB of --memory are left for them; give about 540 MB, or less") == 543
+    assert least_memory("done") == 0

@@ -67,7 +67,7 @@ class Lanes:
         self.active = np.ones((self.n_rows, n_lanes), dtype=np.uint8)
         self.w, self.totals = np.ascontiguousarray(w).reshape(-1), new_totals(n_lanes)
         self.lanes = primitives.Lanes(
-            np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64)
+            np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64), np.zeros(n_lanes)
         )
 
     def arguments(self, order: np.ndarray) -> tuple[Any, ...]:
@@ -85,11 +85,12 @@ class Lanes:
 
     def certify(self, order: np.ndarray) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
-        arguments = (*self.arguments(order), w_alpha, self.totals)
+        arguments = self.arguments(order)
         if self.n_lanes == 1:
-            dual_kernels.dual_certify(*arguments)
+            dual_kernels.dual_certify(*arguments, self.totals)
+            dual_kernels.add_alpha_rows(*arguments, 0, w_alpha.size, w_alpha)
         else:
-            dual_kernels.dual_certify_lanes(*arguments, self.lanes)
+            dual_kernels.dual_certify_lanes(*arguments, w_alpha, self.totals, self.lanes)
         return w_alpha
 
     def assert_same(self, tolerance: float) -> None:

@@ -20,8 +20,9 @@ from streamcd.core.randomness import assign_folds
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs import lane_groups
 from streamcd.runs.config import ProblemOptions
+from streamcd.runs.search import predicted_classes
 from streamcd.runs.train import train
-from streamcd.runs.tune import predicted_classes, tune
+from streamcd.runs.tune import tune
 from streamcd.solvers.problem import Problem, make_problem
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]

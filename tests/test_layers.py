@@ -56,6 +56,7 @@ DOORS = {
     "fsspec": "core/storage",
     "click": "cli/",
     "rich": "cli/",
+    "IPython": "cli/bars",
 }
 """The modules, or rooms, that may import a dependency; all may import numpy."""
 

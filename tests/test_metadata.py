@@ -185,3 +185,19 @@ def test_a_column_layout_of_another_number_of_features_is_refused(tmp_path: Path
     for n_features in (columns.n_items - 1, columns.n_items + 1):
         case.write(n_features=n_features)
         assert f"n_features is {n_features}, the chunk table has {columns.n_items}" in refusal(case)
+
+
+@pytest.mark.parametrize("index_base", [-(2**70), -1, 2, 2**63])
+def test_an_index_base_of_neither_0_nor_1_is_refused(case: Case, index_base: int) -> None:
+    if case.kind in (ROW_LAYOUT, MODEL):
+        case.write(index_base=index_base)
+        assert "index_base" in refusal(case)
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 61, 2**62])
+def test_another_number_of_rows_than_the_chunks_have_is_refused(tmp_path: Path, n_rows: int) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows(60, 5), n_chunks=3)
+    path = dataset.path / "manifest.json"
+    case = Case(path, ROW_LAYOUT, lambda: open_dataset(dataset.path), DatasetError)
+    case.write(n_rows=n_rows)
+    assert f"n_rows is {n_rows}, the chunk table has 60" in refusal(case)

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
@@ -173,8 +174,58 @@ def test_probabilities_are_refused_before_any_work(small_problem, made_dataset, 
     x, y = small_problem("random")
     with pytest.raises(ModelError, match="log_loss"):
         predict(made_dataset(x, y), a_model(x, y), tmp_path / "p.parquet", proba=True)
-    with pytest.raises(UsageError, match="Parquet"):
-        predict(made_dataset(x, y, name="b"), a_model(x, y, "log_loss"), io.StringIO(), proba=True)
+    with pytest.raises(ModelError, match="log_loss"):
+        predict(made_dataset(x, y, name="b"), a_model(x, y), io.StringIO(), proba=True)
+
+
+@pytest.mark.parametrize("problem", ["random", "multiclass"])
+def test_csv_has_the_columns_of_parquet(small_problem, made_dataset, tmp_path, problem):
+    x, y = small_problem(problem)
+    data, model = made_dataset(x, y), a_model(x, y, "log_loss")
+    for name, options in {"p.parquet": {}, "p.csv": {"decision": True}}.items():
+        assert predict(data, model, tmp_path / name, proba=True, **options)["n_rows"] == y.size
+    expected = pq.read_table(tmp_path / "p.parquet").to_pydict()
+    assert csv.read_csv(tmp_path / "p.csv").to_pydict() == expected
+    predict(data, model, tmp_path / "plain.csv")
+    assert csv.read_csv(tmp_path / "plain.csv").column_names == ["source", "prediction"]
+
+
+def test_text_with_probabilities_is_that_of_liblinear(small_problem, libsvm_file, tmp_path):
+    """``predict -b 1`` of LIBLINEAR: a line with the labels in the order of the columns, then label and probabilities."""
+    x, y = small_problem("multiclass")
+    model = a_model(x, y, "log_loss")
+    text = libsvm_file(x, y)
+    predict(text, model, tmp_path / "p.parquet", proba=True)
+    expected = pq.read_table(tmp_path / "p.parquet")
+    predict(text, model, tmp_path / "p.txt", proba=True)
+    first, *lines = (tmp_path / "p.txt").read_text().splitlines()
+    assert first.split() == ["labels", *model.label_texts()]
+    assert [int(line.split()[0]) for line in lines] == expected["prediction"].to_pylist()
+    found = np.array([line.split()[1:] for line in lines], dtype=float)
+    wanted = np.stack([expected[f"probability_{label}"].to_numpy() for label in model.label_texts()], axis=1)
+    np.testing.assert_array_equal(found, wanted)
+    predict(text, model, tmp_path / "d.txt", decision=True)
+    found = np.loadtxt(tmp_path / "d.txt")
+    wanted = np.stack([expected[f"decision_{label}"].to_numpy() for label in model.label_texts()], axis=1)
+    np.testing.assert_array_equal(found[:, 1:], wanted)
+
+
+def test_only_files_of_predictions_of_the_same_format_are_replaced(small_problem, libsvm_file, tmp_path):
+    x, y = small_problem("random")
+    text, model = libsvm_file(x, y), a_model(x, y, "log_loss")
+    for name in ("p.csv", "p.txt", "p.parquet"):
+        predict(text, model, tmp_path / name)
+        with pytest.raises(UsageError, match="--force"):
+            predict(text, model, tmp_path / name)
+        predict(text, model, tmp_path / name, force=True, proba=True)
+        predict(text, model, tmp_path / name, force=True)
+    (tmp_path / "notes.txt").write_text("do not lose these\n")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for name in ("notes.txt", "other.csv"):
+        with pytest.raises(UsageError, match="is not a"):
+            predict(text, model, tmp_path / name, force=True)
+    with pytest.raises(UsageError, match=r"\.parquet, \.csv or \.txt"):
+        predict(text, model, tmp_path / "p.json")
 
 
 def test_a_failed_prediction_leaves_no_file(small_problem, tmp_path):
@@ -346,10 +397,25 @@ def test_evaluation_agrees_with_plain_numpy_and_scikit_learn(
         if model.n_classes == 2:
             score = h[:, 0] if h.shape[1] == 1 else h[:, 1] - h[:, 0]
             assert found["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(y, score), abs=1e-12)
+            positive = y == model.classes[1]
+            average = sklearn.metrics.average_precision_score(positive, score)
+            assert found["average_precision"] == pytest.approx(average, abs=1e-12)
+        by_class = sklearn.metrics.precision_recall_fscore_support(y, predicted, zero_division=np.nan)
+        for key, expected in zip(("precision", "recall", "f1", "n_rows"), by_class, strict=True):
+            ours = [np.nan if row[key] is None else row[key] for row in found["per_class"]]
+            np.testing.assert_allclose(ours, expected, rtol=1e-12)
         assert ("log_loss" in found) == (loss == "log_loss")
         if loss == "log_loss" and model.n_classes > 1 and name != "unscaled":  # where scikit-learn clips
             expected = sklearn.metrics.log_loss(y, np.exp(model.log_probabilities(h)), labels=model.classes)
             assert found["log_loss"] == pytest.approx(expected, rel=1e-10)
+            own = np.exp(model.log_probabilities(h)) - (y[:, None] == model.classes)
+            brier = np.mean(own[:, 1] ** 2 if model.n_classes == 2 else (own**2).sum(axis=1))
+            assert found["brier_score"] == pytest.approx(brier, rel=1e-10)
+            if model.n_classes == 2:
+                theirs = sklearn.metrics.brier_score_loss(
+                    y, np.exp(model.log_probabilities(h))[:, 1], pos_label=y.max()
+                )
+                assert brier == pytest.approx(theirs, rel=1e-10)
 
 
 def test_rows_count_by_their_weights_in_the_objective_only(small_problem, made_dataset):
@@ -413,12 +479,14 @@ def test_the_area_under_the_curve_is_exact_whatever_the_memory(n_distinct, memor
     with RocArea(memory_bytes) as area:
         for block in np.array_split(np.arange(20_000), 11):
             area.add(score[block], positive[block])
-        found = area.value()
-    assert found == pytest.approx(sklearn.metrics.roc_auc_score(positive, score), abs=1e-13)
+        found = area.areas()
+    assert found is not None
+    assert found[0] == pytest.approx(sklearn.metrics.roc_auc_score(positive, score), abs=1e-13)
+    assert found[1] == pytest.approx(sklearn.metrics.average_precision_score(positive, score), abs=1e-12)
 
 
 def test_the_area_of_one_class_is_none():
     with RocArea(1000) as area:
-        assert area.value() is None
+        assert area.areas() is None
         area.add(np.arange(3.0), np.ones(3, dtype=bool))
-        assert area.value() is None
+        assert area.areas() is None

@@ -229,6 +229,19 @@ def test_a_finished_run_is_left_alone(dataset: Dataset, tmp_path: Path, loss: st
             assert again.to_json()[key] == value, key
 
 
+def test_a_run_without_passes_left_for_a_smaller_gap_has_not_converged(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """It said that it had, by the gap that it was trained to before."""
+    plan = windows_of(dataset, 3)
+    passes = train(dataset, tmp_path / "first", plan=plan, **options(tol=1e-2)).passes
+    run = tmp_path / "run"
+    assert train(dataset, run, plan=plan, **options(tol=1e-2, max_passes=passes)).converged
+    again = resume(run, tol=1e-9)
+    assert (again.passes, again.converged, again.stop_reason) == (passes, False, "max_passes")
+    assert resume(run, tol=1e-2).converged
+
+
 def test_a_run_that_ended_at_max_passes_goes_on_with_more(dataset: Dataset, tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = train(dataset, run, plan=windows_of(dataset, 3), **options(tol=1e-6, max_passes=3))

@@ -373,7 +373,7 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
 ) -> None:
     heard = Heard()
     made = convert(train_text, tmp_path / "d")
-    result = streamcd.train(made, tmp_path / "run", max_passes=3, memory="400MB", listener=heard)
+    result = streamcd.train(made, tmp_path / "run", max_passes=3, listener=heard)
     assert not result.converged
     features, rows = heard.warnings
     rms = feature_rms(made)
@@ -387,7 +387,7 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
 def test_a_training_that_converges_says_nothing(train_text: Path, tmp_path: Path) -> None:
     heard = Heard()
     made = convert(train_text, tmp_path / "d", scale="maxabs")
-    assert streamcd.train(made, tmp_path / "run", memory="400MB", listener=heard).converged
+    assert streamcd.train(made, tmp_path / "run", listener=heard).converged
     assert heard.warnings == []
     assert advice(made) == []
 

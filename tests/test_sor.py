@@ -169,3 +169,19 @@ def test_youngs_formula() -> None:
     assert over_relaxation.young(0.0) == 1.0
     assert over_relaxation.young(np.sqrt(0.75)) == pytest.approx(4 / 3)
     assert over_relaxation.young(1 - 1e-12) == pytest.approx(2.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(("method", "warns"), [("sor", True), ("dual", False)])
+def test_other_threads_of_blas_are_told_where_an_inverse_depends_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, warns: bool
+) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows(30, 4))
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    train(dataset, tmp_path / "run", loss="twin", method=method, tol=0.0, max_passes=1)
+    said: list[str] = []
+    monkeypatch.setattr(Listener, "warning", lambda _, text: said.append(text))
+    resume(tmp_path / "run", max_passes=2)
+    assert not said
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    resume(tmp_path / "run", max_passes=3)
+    assert ("last digits may differ" in " ".join(said)) == warns

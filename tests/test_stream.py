@@ -189,7 +189,7 @@ def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset) -
         for _ in stream.windows(0):
             pass
     stream.close()
-    assert not any(thread.is_alive() for thread in stream._reader._threads)
+    assert not any(thread.is_alive() for reader in stream._readers for thread in reader._thread._threads)
 
 
 def test_labels_that_are_no_classes_are_refused(dataset: Dataset) -> None:

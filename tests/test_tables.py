@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,18 @@ def test_newlines_between_quotes_are_part_of_a_value(tmp_path: Path) -> None:
     assert convert(tmp_path / "t.csv", tmp_path / "two", workers=2, label="y", drop=None).fingerprint == (
         alone.fingerprint
     )
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_table_comes_through_standard_input(tmp_path: Path, compressed: bool) -> None:
+    rows = 60_000  # more than the megabyte by which formats and types are told
+    text = "y,x,word\n" + "".join(f"{k % 2},{k}.5,of length {k % 7}\n" for k in range(rows))
+    (tmp_path / "t.csv").write_text(text)
+    data = gzip.compress(text.encode()) if compressed else text.encode()
+    command = [sys.executable, "-m", "streamcd", "convert", "-", str(tmp_path / "piped"), "--label", "y"]
+    subprocess.run(command, input=data, check=True, capture_output=True, timeout=120)
+    expected = streamcd.convert(tmp_path / "t.csv", tmp_path / "out", label="y")
+    assert streamcd.open(tmp_path / "piped").fingerprint == expected.fingerprint
 
 
 def test_partitions_are_columns(tmp_path: Path) -> None:

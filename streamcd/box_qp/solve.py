@@ -29,7 +29,14 @@ _DEFAULT_CANDIDATE = 1.5  # where Young's formula does not apply, as `over_relax
 
 @dataclass(frozen=True)
 class BoxQPResult:
-    """Result of a box-constrained quadratic program."""
+    """Result of a box-constrained quadratic program.
+
+    Examples
+    --------
+    >>> result = streamcd.solve_box_qp(np.eye(2), np.array([-1.0, 1.0]))
+    >>> result.alpha.tolist(), result.objective
+    ([1.0, 0.0], -0.5)
+    """
 
     alpha: np.ndarray  # (n,) float64, feasible
     objective: float  # ``½ alphaᵀQ alpha + h·alpha``, from a gradient computed afresh
@@ -108,6 +115,12 @@ def solve_box_qp(
     UsageError
         Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective is unbounded below
         along a variable, or (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
+
+    Examples
+    --------
+    >>> found = streamcd.solve_box_qp(np.array([[2.0, 1.0], [1.0, 2.0]]), np.array([-1.0, -3.0]), 0.0, 1.0)
+    >>> found.alpha.round(6).tolist(), found.converged
+    ([0.0, 1.0], True)
     """
     settings = _Settings(
         omega if omega == "auto" else omega_number(omega), tol, max_passes, shrinking, indefinite, seed

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,30 @@ from typing import Any
 import click
 
 from .._version import __version__
-from ..core.errors import ConvergenceWarning, DatasetError, UsageError
+from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import format_size
 from ..core.storage import local_path, location
 from ..runs.interrupts import stop_requests
 from . import console
 from .options import (
+    BIT,
     SECONDS,
+    PathOrUrl,
     checked_training_options,
-    checked_workers,
     convert_options,
     costs_option,
     cut_options,
     force_option,
     json_option,
+    max_seconds_option,
     memory_option,
     model_options,
     output_options,
     refused_option,
     round_options,
+    threads_option,
     training_options,
+    weight_notes,
     worker_options,
     workers_option,
 )
@@ -44,11 +48,13 @@ from .output import (
     describe_dataset,
     print_columns,
     print_dataset,
+    print_description,
     print_evaluation,
     print_result,
     warn_unconverged,
 )
 from .program import Program
+from .verification import find_problems, print_problems
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -63,12 +69,17 @@ def cli() -> None:
       streamcd convert train.libsvm.gz data
       streamcd train data run --memory 1GB
       streamcd evaluate test.libsvm.gz run
+
+    Completion in bash (zsh and fish likewise):
+
+    \b
+      eval "$(_STREAMCD_COMPLETE=bash_source streamcd)"
     """
 
 
 @cli.command()
-@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
-@click.argument("dataset", metavar="DATASET")
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
+@click.argument("dataset", metavar="DATASET", type=click.Path())
 @convert_options
 @output_options
 def convert(
@@ -100,7 +111,7 @@ def convert(
 
 
 @cli.command()
-@click.argument("dataset")
+@click.argument("dataset", type=click.Path())
 @memory_option
 @workers_option
 @cut_options("a Parquet file of the layout", "a row group")
@@ -123,22 +134,32 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("dataset")
+@click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @json_option
-def info(dataset: str, as_json: bool) -> None:
-    """Describe a dataset without reading its data.
+def info(path: str, as_json: bool) -> None:
+    """Describe a dataset, a run or a model, without reading data.
+
+    Of a run: what was asked, how far it is, the last gap, the largest weights, and the command to go on with.
 
     \b
     Example:
       streamcd info data
+      streamcd info run
     """
-    from ..dataset.dataset import open_dataset
+    from ..runs.describe import describe_model, describe_run, kind_of_directory
 
-    print_dataset(dataset, describe_dataset(open_dataset(dataset)), as_json)
+    kind = kind_of_directory(path)
+    if kind == "dataset":
+        from ..dataset.dataset import open_dataset
+
+        print_dataset(path, describe_dataset(open_dataset(path)), as_json)
+    else:
+        found = describe_run(path) if kind == "run" else describe_model(path)
+        print_description(path, found, as_json)
 
 
 @cli.command()
-@click.argument("path", metavar="DATASET|RUN|MODEL")
+@click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @memory_option
 @click.option("--workers", type=int, default=1, help="Processes that share the work on a dataset.")
 @output_options
@@ -152,49 +173,12 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
       streamcd verify data
     """
     with console.Console(quiet) as listener:
-        problems, advice = _find_problems(path, listener, **options)
+        problems, advice = find_problems(path, listener, **options)
     console.show(
-        {"ok": not problems, "problems": problems}, as_json, lambda: _print_problems(path, problems, advice)
+        {"ok": not problems, "problems": problems}, as_json, lambda: print_problems(path, problems, advice)
     )
     if problems:
         sys.exit(2)
-
-
-def _find_problems(
-    path: str, listener: console.Console, *, memory: str, workers: int
-) -> tuple[list[str], str]:
-    """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
-    from ..core.process_pool import checked_workers as checked_processes
-    from ..dataset.dataset import open_dataset
-    from ..models.model import is_model, verify_model
-
-    checked_processes(workers)
-    if os.path.exists(os.path.join(path, "config.json")):
-        from ..runs.verify import verify_run
-
-        return verify_run(path, listener, memory=memory), "or train again with --force"
-    if is_model(path):
-        return verify_model(path, memory=memory), "or train, or import, the model again"
-    advice = (
-        "convert the data again, or make the column layout again ('streamcd columns --force') where only its files are "
-        "named"
-    )
-    try:
-        # files that are missing are problems to list, not a reason to stop
-        return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory), advice
-    except DatasetError as error:
-        if not location(path).exists():
-            raise
-        return [str(error)], advice
-
-
-def _print_problems(path: str, problems: list[str], advice: str) -> None:
-    for problem in problems:
-        console.print_error(problem)
-    if problems:
-        click.echo(f"{len(problems)} found: restore the files named above from a copy, {advice}", err=True)
-    else:
-        click.echo(f"{path}: all checksums and invariants hold")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -215,31 +199,22 @@ def _way_on(run: str) -> Iterator[None]:
 
 
 def _carry_out(
-    work: Callable[..., Any],
-    run: str,
-    quiet: bool,
-    as_json: bool,
-    scheduler: str | None = None,
-    n_local: int = 0,
+    work: Callable[..., Any], run: str, quiet: bool, as_json: bool, notes: Sequence[str] = ()
 ) -> None:
-    """Run a training that signals can stop, on workers if any are asked for, and print the result."""
-    with console.Console(quiet) as listener, stop_requests() as stop_requested, ExitStack() as connection:
-        workers = {}
-        if scheduler is not None or n_local:
-            from ..cluster.dask_engine import open_client
-
-            client = connection.enter_context(open_client(scheduler, n_local, listener))
-            workers = {"client": client, "local_workers": n_local}
+    """Run a training that signals can stop, and print the result."""
+    with console.Console(quiet) as listener, stop_requests() as stop_requested:
+        for note in notes:
+            listener.message(note)
         with warnings.catch_warnings(), _way_on(run):
             warnings.simplefilter("ignore", ConvergenceWarning)  # reported below, in the command's own words
-            result = work(listener=listener, stop_requested=stop_requested, **workers)
+            result = work(listener=listener, stop_requested=stop_requested)
         warn_unconverged(listener, result)
     print_result(result, as_json)
 
 
 @cli.command()
-@click.argument("dataset")
-@click.argument("run")
+@click.argument("dataset", type=click.Path())
+@click.argument("run", type=click.Path())
 @training_options
 @click.option(
     "--unpenalized-bias",
@@ -252,6 +227,9 @@ def _carry_out(
     default="1.0",
 )
 @click.option(
+    "-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it."
+)
+@click.option(
     "--start-from",
     type=click.Path(exists=True, file_okay=False),
     metavar="RUN",
@@ -259,18 +237,16 @@ def _carry_out(
     "extra read. Method sor can start from a run of dual or sor; a primal method begins at the weights of a run of "
     "any method, which takes a read.",
 )
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Give the model probabilities (predict --proba): sigmoids fitted to the decisions about five folds left out, "
+    "trained in reads of their own after the model. For the losses hinge and squared_hinge.",
+)
 @worker_options
 @round_options
 @output_options
-def train(
-    dataset: str,
-    run: str,
-    workers: int | None,
-    scheduler: str | None,
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None, **options: Any) -> None:
     """Train a linear classifier on a dataset, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
@@ -281,13 +257,18 @@ def train(
       streamcd train data run --loss hinge -C 0.1 --memory 1GB
       streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
       streamcd train /shared/data /shared/run --scheduler tcp://host:8786
+      streamcd train data run --resume --max-seconds 55m    # in a batch job, again and again
     """
+    if folds is not None:
+        costs = ",".join(f"{cost:g}" for cost in options["C"])
+        raise UsageError(
+            f"-v is not for train: 'streamcd tune {dataset} {run} -C {costs} --cv {folds}' cross-validates"
+        )
+    notes = weight_notes(options)
     options = checked_training_options(**options)
-    n_local = checked_workers(workers, scheduler, fewest=2)
     from ..runs.train import train as train_model
 
-    work = partial(train_model, dataset, run, **options)
-    _carry_out(work, run, quiet, as_json, scheduler, n_local)
+    _carry_out(partial(train_model, dataset, run, **options), run, quiet, as_json, notes)
 
 
 _TUNE_ALONE = (
@@ -297,11 +278,11 @@ _TUNE_ALONE = (
 
 
 @cli.command()
-@click.argument("dataset")
-@click.argument("run")
+@click.argument("dataset", type=click.Path())
+@click.argument("run", type=click.Path())
 @training_options
 @costs_option("The costs to try, separated by commas: 0.01,0.1,1,10.", required=True)
-@click.option("--cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
+@click.option("-v", "--cv", "cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
 @refused_option("--scheduler", _TUNE_ALONE)
 @refused_option("--workers", _TUNE_ALONE)
 @output_options
@@ -314,14 +295,15 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     Example:
       streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
     """
+    notes = weight_notes(options)
     options = checked_training_options(**options)
     from ..runs.tune import tune as tune_model
 
-    _carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json)
+    _carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json, notes)
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", type=click.Path())
 @click.option(
     "--max-passes",
     type=int,
@@ -330,11 +312,17 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 )
 @click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
 @click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
+@max_seconds_option
+@click.option(
+    "--dataset",
+    type=PathOrUrl(exists=True, file_okay=False),
+    metavar="PATH",
+    help="The dataset's directory, where it was moved since the run was begun.",
+)
+@threads_option
 @worker_options
 @output_options
-def resume(
-    run: str, workers: int | None, scheduler: str | None, quiet: bool, as_json: bool, **options: Any
-) -> None:
+def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Go on with a run from its last checkpoint, even one that ended without convergence.
 
     A run that has converged is left alone.
@@ -343,13 +331,12 @@ def resume(
     Example:
       streamcd resume run
       streamcd resume run --max-passes 5000
+      streamcd resume run --dataset /new/disk/data
       streamcd resume /shared/run --scheduler tcp://host:8786
     """
-    n_local = checked_workers(workers, scheduler, fewest=1)
     from ..runs.resume import resume as resume_run
 
-    work = partial(resume_run, run, **options)
-    _carry_out(work, run, quiet, as_json, scheduler, n_local)
+    _carry_out(partial(resume_run, run, **options), run, quiet, as_json)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -357,8 +344,8 @@ def resume(
 
 
 @cli.command()
-@click.argument("data", metavar="DATASET|FILE")
-@click.argument("model", metavar="RUN|MODEL")
+@click.argument("data", metavar="DATASET|FILE", type=click.Path())
+@click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @model_options
 @workers_option
 @click.option(
@@ -391,7 +378,7 @@ def evaluate(
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", type=click.Path())
 @click.option("-o", "out", required=True, metavar="OUT.html", help="The page, with its pictures inside.")
 @click.option("--data", metavar="DATASET|FILE", help="Evaluate the model on it: confusion, ROC, calibration.")
 @click.option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
@@ -413,41 +400,57 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 
 
 @cli.command()
-@click.argument("data", metavar="DATASET|FILE")
-@click.argument("model", metavar="RUN|MODEL")
+@click.argument("data", metavar="DATASET|FILE", type=click.Path())
+@click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @click.option(
     "-o",
     "out",
     required=True,
-    metavar="OUT.parquet|-",
-    help="A Parquet file: source (row of it), prediction, decision. Or - for the labels on standard output, one a line.",
+    metavar="OUT.parquet|OUT.csv|OUT.txt|-",
+    help="A Parquet file: source (0-based row of DATASET's source, or of FILE), prediction, decision (of several classes "
+    "decision_LABEL). A name in .csv gets CSV: source, prediction. A name in .txt gets the label of each row in a line, "
+    "and - the same on standard output.",
 )
+@click.option("--decision", is_flag=True, help="Decisions in CSV and text too, after the label.")
 @click.option(
-    "--proba", is_flag=True, help="Add the probability of each class; for models trained with log_loss."
+    "--proba",
+    is_flag=True,
+    help="Add the probability of each class, last; for models trained with log_loss. Text then begins with a line "
+    "'labels ...' in their order, as LIBLINEAR's.",
 )
+@click.option("-b", "liblinear_proba", type=BIT, metavar="0|1", help="LIBLINEAR's: -b 1 is --proba.")
 @model_options
 @workers_option
 @force_option("file of predictions")
 @output_options
-def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **options: Any) -> None:
+def predict(
+    data: str,
+    model: str,
+    quiet: bool,
+    as_json: bool,
+    out: str,
+    proba: bool,
+    liblinear_proba: bool | None,
+    **options: Any,
+) -> None:
     """Predict the rows of a dataset or of libsvm text, in the order of the source.
 
     \b
     Example:
       streamcd predict new.libsvm run -o predictions.parquet
+      streamcd predict new.libsvm run -o probabilities.csv --proba
       streamcd predict new.libsvm run -o - > labels.txt
     """
     if out == "-" and as_json:
         raise UsageError(
-            "-o - prints labels on standard output, where --json prints its object; name a file with -o"
+            "-o - prints predictions on standard output, where --json prints its object; name a file with -o"
         )
     from ..prediction.predict import predict as predict_rows
 
     with console.Console(quiet) as listener:
-        if out.endswith((".csv", ".tsv", ".txt", ".json")):
-            listener.warning(f"{out}: is written as Parquet, whatever its name; -o - prints labels as text")
         target = sys.stdout if out == "-" else out
-        result = predict_rows(data, model, target, listener=listener, **options)
+        proba = proba or bool(liblinear_proba)
+        result = predict_rows(data, model, target, proba=proba, listener=listener, **options)
     if as_json:
         console.print_json({**result, "out": out})
     elif out != "-":
@@ -455,8 +458,8 @@ def predict(data: str, model: str, quiet: bool, as_json: bool, out: str, **optio
 
 
 @cli.command()
-@click.argument("source", metavar="RUN|MODEL|DATASET")
-@click.argument("file")
+@click.argument("source", metavar="RUN|MODEL|DATASET", type=click.Path())
+@click.argument("file", type=click.Path())
 @click.option(
     "--format",
     "target_format",
@@ -510,7 +513,7 @@ def export(
 
 @cli.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @force_option("model")
 @json_option
 def import_model(file: str, model: str, force: bool, as_json: bool) -> None:

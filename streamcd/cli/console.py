@@ -12,47 +12,82 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from ..core.errors import StreamcdError, file_named
-from ..core.memory_budget import format_size
-from ..core.progress import Listener, Progress
+from ..core.progress import Listener, Progress, TrainingStatus
+from .bars import Bars, NotebookBars
+from .course import Course, describe_progress
 
 PLAIN_INTERVAL = 10.0
 """Seconds between lines of progress where there is no terminal."""
 
 _BAR_INTERVAL = 0.1
+_ROUND_PASSES = (
+    1,
+    2,
+    5,
+)  # and ten, a hundred, ... times these: passes after which a line stays on a terminal
 
 
 class Console(Listener):
-    """Progress and messages on standard error: a bar on a terminal, else a line now and then; `quiet`: warnings only."""
+    """Progress and messages on standard error: bars on a terminal, else a line now and then; `quiet`: warnings only."""
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._quiet = quiet
         self._stream = stream or sys.stderr
-        self._bar = None if quiet or not self._stream.isatty() else _Bar(self._stream)
+        self._bars = None if quiet else self._make_bars()
         self._phase = ""
-        self._started = self._shown = time.monotonic()
+        self._started = self._shown = self._kept = time.monotonic()
+        self._course: Course | None = None
+
+    def _make_bars(self) -> Bars | None:
+        return Bars(self._stream) if self._stream.isatty() else None
 
     def __enter__(self) -> Console:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self.close()
+
+    def close(self) -> None:
+        """Take the bars away; they come back with the next progress."""
+        if self._bars is not None:
+            self._bars.clear()
 
     def progress(self, progress: Progress) -> None:
         """Show how far the work is, unless that was done a moment ago."""
         if self._quiet:
             return
         now = time.monotonic()
-        if progress.phase != self._phase:
+        is_new = progress.phase != self._phase
+        if is_new:
             self._phase, self._started = progress.phase, now
-        if now - self._shown < (_BAR_INTERVAL if self._bar else PLAIN_INTERVAL):
+        if progress.training is not None:
+            self._follow(progress.training, now)
+        interval = (0.0 if is_new else _BAR_INTERVAL) if self._bars else PLAIN_INTERVAL
+        if now - self._shown < interval:
             return
         self._shown = now
         text = describe_progress(progress, now - self._started)
-        if self._bar is not None:
-            self._bar.show(progress, text)
+        course = self._course if progress.training is not None else None
+        if self._bars is not None:
+            self._bars.show(progress, text, course.reach(progress, now) if course else None)
         else:
-            self._print(f"{progress.phase}: {text}")
+            self._print(
+                "; ".join([f"{progress.phase}: {text}", *(course.time_left(progress, now) if course else [])])
+            )
+
+    def _follow(self, status: TrainingStatus, now: float) -> None:
+        """Take note of a training's passes; on a terminal some of them leave a line."""
+        if self._course is None or not self._course.continues(status):
+            self._course = Course(status, now)
+        if self._course.learn(status, now) and self._bars is not None:
+            leading = status.passes // 10 ** (len(str(status.passes)) - 1)
+            is_round = (
+                status.passes == leading * 10 ** (len(str(status.passes)) - 1) and leading in _ROUND_PASSES
+            )
+            if is_round or now - self._kept >= PLAIN_INTERVAL:
+                self._kept = now
+                for line in self._course.lines(status, now):
+                    self._print(line)
 
     def message(self, text: str) -> None:
         """Print what is worth knowing once."""
@@ -64,77 +99,35 @@ class Console(Listener):
         self._print(f"warning: {text}")
 
     def _print(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.clear()
+        if self._bars is not None:
+            self._bars.clear()
         print(f"streamcd: {text}", file=self._stream, flush=True)
 
 
-class _Bar:
-    """One line at the bottom of the terminal, drawn anew in place; rich is loaded when it is first shown."""
+class ProgressBar(Console):
+    """Progress of long calls from Python: bars on a terminal and in a notebook, else a line every ten seconds.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._live: Any = None
+    Give it as ``listener=``; the bars go when the call ends. Messages and warnings go to standard error.
 
-    def show(self, progress: Progress, text: str) -> None:
-        from rich.console import Console as RichConsole
-        from rich.live import Live
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
+    Parameters
+    ----------
+    quiet : bool
+        Show warnings only.
+    stream : text file, optional
+        Instead of standard error.
 
-        if self._live is None:
-            # without a thread of its own: it is drawn when there is news
-            self._live = Live(console=RichConsole(file=self._stream), auto_refresh=False, transient=True)
-            self._live.start()
-        line = Table.grid(padding=(0, 1))
-        line.add_row(progress.phase, ProgressBar(progress.total, progress.done, width=30), text)
-        self._live.update(line, refresh=True)
+    Examples
+    --------
+    >>> data = streamcd.convert("reviews/train.txt", "shown", listener=streamcd.ProgressBar(quiet=True))
+    """
 
-    def clear(self) -> None:
-        """Take the bar away; it comes back with the next progress."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    close = clear
+    def _make_bars(self) -> Any:
+        return NotebookBars() if _in_notebook() else super()._make_bars()
 
 
-def describe_progress(progress: Progress, seconds: float) -> str:
-    """Share done, rate and time left of a phase that has taken `seconds`, in words."""
-    parts = []
-    if progress.total:
-        share = 100 * progress.done / progress.total
-        parts.append(f"{share:.0f} % of {_amount(progress.total, progress.unit)}")
-    else:
-        parts.append(_amount(progress.done, progress.unit))
-    if seconds > 0.2 and progress.done:
-        rate = progress.done / seconds
-        parts.append(f"{_amount(rate, progress.unit)}/s")
-        if progress.total:
-            parts.append(f"{format_seconds((progress.total - progress.done) / rate)} left")
-    if progress.note:
-        parts.append(progress.note)
-    return ", ".join(parts)
-
-
-def _amount(number: float, unit: str) -> str:
-    if unit == "B":
-        return format_size(number)
-    for scale, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= scale:
-            return f"{number / scale:.3g}{letter} {unit}"
-    return f"{number:.3g} {unit}"
-
-
-def format_seconds(seconds: float) -> str:
-    """``"0.42 s"``, ``"42 s"``, ``"4 min 2 s"``, ``"3 h 2 min"``."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

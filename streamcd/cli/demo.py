@@ -23,7 +23,7 @@ from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.memory_budget import format_size, parse_size
 from ..core.process_pool import Workers
 from ..core.progress import Listener
-from .console import format_seconds
+from .course import format_seconds
 from .synthetic import BLOCK_ROWS, write_text_like
 
 Found = TypeVar("Found")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -11,12 +11,17 @@ import click
 
 from ..core.errors import UsageError
 from ..core.storage import is_url
-from ..solvers.registry import LOSSES, METHODS, SOLVERS
+from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SOLVERS
 
 LIBLINEAR_TYPES = {
     entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
 }
 """LIBLINEAR's ``-s`` numbers as (loss, method)."""
+
+LIBLINEAR_WEIGHTS = (
+    "-w multiplies C for all rows of the label in every one-vs-rest problem; with three classes and more LIBLINEAR does so "
+    "on the positive side only"
+)
 
 SLACKS = ("hinge", "squared_hinge")
 
@@ -99,6 +104,7 @@ def read_code(path: str) -> list[list[int]]:
 
 
 SECONDS = Parsed("time", "a time such as 60s, 5m or 1h", _seconds)
+BIT = Parsed("bit", "0 or 1", lambda text: bool(["0", "1"].index(text)))
 COSTS = Parsed(
     "C", "a number, or several with commas between", lambda text: [float(cost) for cost in text.split(",")]
 )
@@ -137,7 +143,7 @@ def force_option(what: str) -> Option:
 
 def costs_option(text: str, **more: Any) -> Option:
     """``-C`` where it may be a list."""
-    return click.option("-C", "--C", "C", type=COSTS, help=text, **more)
+    return click.option("-C", "-c", "--C", "C", type=COSTS, help=text, **more)
 
 
 def _choice(name: str, values: str, text: str) -> Option:
@@ -161,7 +167,9 @@ json_option = click.option(
 )
 
 output_options = together(
-    click.option("--quiet", is_flag=True, help="No progress and no messages; warnings and errors only."),
+    click.option(
+        "-q", "--quiet", "quiet", is_flag=True, help="No progress and no messages; warnings and errors only."
+    ),
     json_option,
 )
 
@@ -187,7 +195,9 @@ workers_option = together(
 )
 
 model_options = together(
-    click.option("-C", "--C", "C", type=float, help="Which model of a run that was trained with several C."),
+    click.option(
+        "-C", "-c", "--C", "C", type=float, help="Which model of a run that was trained with several C."
+    ),
     memory_option,
 )
 
@@ -278,14 +288,29 @@ convert_options = together(
     force_option("dataset"),
 )
 
+max_seconds_option = click.option(
+    "--max-seconds",
+    type=SECONDS,
+    metavar="TIME",
+    help="Stop after this time with a checkpoint and exit status 0 (stop_reason time), for batch queues; looked at "
+    "between windows.",
+)
+
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads that share reading, certificates and lanes.  [default: one a core]  No bit of a result depends on it.",
+)
+
 training_options = together(
     click.option(
         "--loss",
-        type=click.Choice(LOSSES),
+        type=click.Choice((*LOSSES, *LOSS_ALIASES)),
         help="Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2 (the default), hinge max(0, 1-t), "
         "log_loss log(1 + exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y]. twin: a plane per class that "
         "lies close to its rows, ½ Σ (w·x)^2, and keeps the others at a distance (--slack); the nearest plane's class is "
-        "predicted.",
+        "predicted. logistic and log are log_loss.",
     ),
     click.option(
         "--method",
@@ -334,7 +359,9 @@ training_options = together(
         "4 crammer_singer, 2 squared_hinge primal, 0 log_loss primal.",
     ),
     click.option(
+        "-B",
         "--bias",
+        "bias",
         type=float,
         default=-1.0,
         help="Append a constant feature of this value to every row; its weight is penalised like the others. "
@@ -366,6 +393,15 @@ training_options = together(
         "differs by plane; the rows it lies close to count as they are.",
     ),
     click.option(
+        "-w",
+        "label_weights",
+        type=(str, float),
+        multiple=True,
+        metavar="LABEL WEIGHT",
+        help="LIBLINEAR's -wLABEL WEIGHT, for each label: --class-weight LABEL=WEIGHT,...",
+    ),
+    refused_option("-p", "it is of regression, and streamcd trains classifiers"),
+    click.option(
         "--code",
         type=_CODE,
         metavar="FILE",
@@ -380,6 +416,14 @@ training_options = together(
         default="60s",
         help="Time between checkpoints, from which 'resume' goes on.",
     ),
+    max_seconds_option,
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with RUN where it holds this training already, else begin it: the same command for every job of a "
+        "queue.",
+    ),
+    threads_option,
     force_option("run"),
 )
 
@@ -416,13 +460,9 @@ round_options = together(
 )
 
 
-def checked_workers(workers: int | None, scheduler: str | None, *, fewest: int) -> int:
-    """Processes to start on this machine; 0 for none: a scheduler is given, or fewer than `fewest` are asked for."""
-    if workers is not None and scheduler is not None:
-        raise UsageError(
-            "--workers starts processes on this machine, --scheduler uses those of a cluster: give one of them"
-        )
-    return 0 if scheduler is not None or workers is None or workers < fewest else workers
+def weight_notes(options: Mapping[str, Any]) -> list[str]:
+    """Tell where weights that were given as LIBLINEAR's mean something else than there."""
+    return [LIBLINEAR_WEIGHTS] if options["label_weights"] else []
 
 
 def checked_training_options(
@@ -432,13 +472,21 @@ def checked_training_options(
     solver_type: int | None,
     tol: float | None,
     eps: float | None,
+    class_weight: str | dict[float, float] | None,
+    label_weights: tuple[tuple[str, float], ...],
     **others: Any,
 ) -> dict[str, Any]:
     """Options as the library takes them: loss and method settled, contradictions refused."""
+    if label_weights:
+        if class_weight is not None:
+            raise UsageError("-wLABEL and --class-weight say the same: give one of them")
+        class_weight = _CLASS_WEIGHT.convert(
+            ",".join(f"{label}={weight!r}" for label, weight in label_weights), None, None
+        )
     if tol is not None and eps is not None:
         raise UsageError("--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule")
     loss, method = _loss_and_method(loss, method, solver_type)
-    return {"loss": loss, "method": method, "tol": tol, "eps": eps, **others}
+    return {"loss": loss, "method": method, "tol": tol, "eps": eps, "class_weight": class_weight, **others}
 
 
 def _loss_and_method(loss: str | None, method: str | None, solver_type: int | None) -> tuple[str, str]:

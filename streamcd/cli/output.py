@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
 from ..core.memory_budget import format_size
 from . import console
+from .course import format_seconds
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
+
+
+_MOST_CLASSES_SHOWN = 30
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
 
 def warn_unconverged(listener: console.Console, result: Any) -> None:
     """Warn of a training that ended before its rule was met."""
-    if not result.converged:
+    if not result.converged and result.stop_reason != "time":  # of which the training has told
         listener.warning(
             f"{result.describe_shortfall()}; 'streamcd resume {result.run} --max-passes N' goes on"
         )
@@ -111,25 +116,30 @@ def print_result(result: Any, as_json: bool) -> None:
 
 
 def _print_tables(result: Any) -> None:
+    several = result.n_lanes > 1
+    of_all, largest = (f", sum of {result.n_lanes} lanes", ", largest") if several else ("", "")
     rows = [
         ("converged", "yes" if result.converged else "no"),
         ("stopped by", result.stop_reason.replace("_", " ")),
         ("passes", f"{result.passes:,}"),
-        ("primal objective", f"{result.primal_objective:.10g}"),
-        ("dual objective", f"{result.dual_objective:.10g}"),
-        ("relative gap", f"{result.gap:.3g}"),
-        ("violation", f"{result.violation:.3g}"),
-        ("time", console.format_seconds(result.seconds)),
+        (f"primal objective{of_all}", _certified(result.primal_objective, ".10g")),
+        (f"dual objective{of_all}", _certified(result.dual_objective, ".10g")),
+        (f"relative gap{largest}", _certified(result.gap, ".3g")),
+        (f"violation{largest}", f"{result.violation:.3g}"),
+        ("time", format_seconds(result.seconds)),
         ("read", format_size(result.bytes_read)),
         ("peak memory", format_size(result.peak_memory_bytes)),
-        ("model", os.path.join(result.run, "model")),
+        *([] if result.stop_reason == "time" else [("model", os.path.join(result.run, "model"))]),
     ]
     console.print_table(f"run {result.run}: {result.n_rows:,} rows, {result.n_features:,} features", rows)
-    if hasattr(result, "scores"):
+    if getattr(result, "scores", None):
         _print_scores(result)
     elif len({lane["C"] for lane in result.lanes}) > 1:
-        header = ["C", "label", "primal objective", "relative gap", "passes"]
-        console.print_table("models", [_lane_cells(lane) for lane in result.lanes], header)
+        _print_costs(result)
+
+
+def _certified(figure: float, form: str) -> str:
+    return "not certified yet" if math.isnan(figure) else format(figure, form)
 
 
 def _print_scores(result: Any) -> None:
@@ -137,20 +147,41 @@ def _print_scores(result: Any) -> None:
     for C, score in result.scores.items():
         folds = score["folds"]
         rows.append([C, f"{score['mean']:.4f}", f"{min(folds):.4f}", f"{max(folds):.4f}"])
-    title = f"accuracy on {len(folds)} folds, best C = {result.best_C:g}"
+    trained = result.folds
+    title = (
+        f"accuracy on {len(folds)} folds, best C = {result.best_C:g}; {trained['n_lanes']} lanes of folds in "
+        f"{trained['passes']:,} passes, {format_seconds(trained['seconds'])}"
+    )
     console.print_table(title, rows, ["C", "mean", "worst", "best"])
 
 
-def _lane_cells(lane: dict[str, Any]) -> list[str]:
-    label = lane["label"]
-    label = "" if label is None else label if isinstance(label, str) else f"{label:.17g}"
-    return [
-        f"{lane['C']:g}",
-        label,
-        f"{lane['primal_objective']:.8g}",
-        f"{lane['gap']:.2g}",
-        f"{lane['passes']:,}",
+def _print_costs(result: Any) -> None:
+    """Print a line for each C, of the sums over its lanes."""
+    by_cost: dict[float, list[dict[str, Any]]] = {}
+    for lane in result.lanes:
+        by_cost.setdefault(lane["C"], []).append(lane)
+    n_lanes = len(result.lanes) // len(by_cost)
+    of_lanes = f", sum of {n_lanes} lanes" if n_lanes > 1 else ""
+    header = [
+        "C",
+        f"primal objective{of_lanes}",
+        "largest relative gap" if of_lanes else "relative gap",
+        "passes",
     ]
+    rows = [
+        [
+            f"{C:g}",
+            f"{sum(lane['primal_objective'] for lane in lanes):.8g}",
+            f"{max(lane['gap'] for lane in lanes):.2g}",
+            f"{max(lane['passes'] for lane in lanes):,}",
+        ]
+        for C, lanes in by_cost.items()
+    ]
+    console.print_table("models", rows, header)
+
+
+def _share(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.4f}"
 
 
 def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:
@@ -163,10 +194,23 @@ def _print_figures(title: str, result: dict[str, Any]) -> None:
     names = {
         "primal_objective": "primal objective",
         "auc": "area under ROC curve",
+        "average_precision": "average precision",
+        "brier_score": "Brier score",
         "log_loss": "mean log loss",
     }
     rows += [(name, f"{result[key]:.10g}") for key, name in names.items() if result.get(key) is not None]
     console.print_table(title, rows)
+    if 1 < len(result.get("labels", [])) <= _MOST_CLASSES_SHOWN:
+        header = ["label", "rows", "precision", "recall", "F1"]
+        cells = [
+            [
+                str(found["label"]),
+                f"{found['n_rows']:,}",
+                *(_share(found[key]) for key in ("precision", "recall", "f1")),
+            ]
+            for found in result["per_class"]
+        ]
+        console.print_table("by class", cells, header)
     if 1 < len(result.get("labels", [])) <= 10:
         header = ["true \\ predicted", *map(str, result["labels"])]
         counts = [
@@ -174,3 +218,80 @@ def _print_figures(title: str, result: dict[str, Any]) -> None:
             for label, row in zip(result["labels"], result["confusion"], strict=True)
         ]
         console.print_table("confusion", counts, header)
+
+
+def print_description(path: str, found: dict[str, Any], as_json: bool) -> None:
+    """Print the description of a run or a model."""
+    console.show(found, as_json, lambda: _print_description(path, found))
+
+
+def _print_description(path: str, found: dict[str, Any]) -> None:
+    is_model = found["kind"] == "model"
+    model = found if is_model else found["model"]
+    rows = _model_rows(found) if is_model else _run_rows(found)
+    if model and not is_model:
+        rows += [("classes", _listed(model["labels"]))]
+    console.print_table(f"{found['kind']} {path}", [*rows, ("next", found["next"])])
+    if model and model["largest_weights"]:
+        several = model["n_vectors"] > 1
+        header = ["feature", *(["for"] if several else []), "weight"]
+        lines = [
+            [
+                str(weight["name"] or weight["index"]),
+                *([str(weight["vector"])] if several else []),
+                f"{weight['weight']:.6g}",
+            ]
+            for weight in model["largest_weights"]
+        ]
+        console.print_table("largest weights", lines, header)
+
+
+def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    options = {name: _listed(value) for name, value in found["options"].items()}
+    shown = [
+        (f"{kind} gap", found[key]) for kind, key in (("certified", "gap"), ("estimated", "gap_estimate"))
+    ]
+    state = found["state"]
+    if state == "not converged":
+        state += f", ended by {found['stop_reason'].replace('_', ' ')}"
+    lanes = f"{found['lanes']:,}" + (f", {found['open_lanes']:,} still open" if found["open_lanes"] else "")
+    return [
+        ("state", state),
+        ("passes", f"{found['passes']:,}"),
+        *((name, f"{gap:.3g}") for name, gap in shown if gap is not None),
+        ("lanes", lanes),
+        ("time", format_seconds(found["seconds"])),
+        ("read", format_size(found["bytes_read"])),
+        ("dataset", found["dataset"]),
+        *options.items(),
+        *((name.replace("_", " "), f"{value:g}") for name, value in found["stopping"].items()),
+        ("memory", format_size(found["memory"]) + (", each worker" if found["workers"] else "")),
+        *([("models for C", _listed(found["models"]))] if found["models"] else []),
+    ]
+
+
+def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    gap = found["gap"]
+    return [
+        ("loss", found["loss"]),
+        ("method", found["method"]),
+        ("C", "not known" if found["C"] is None else f"{found['C']:g}"),
+        ("classes", _listed(found["labels"])),
+        ("features", f"{found['n_features']:,}"),
+        ("vectors", f"{found['n_vectors']:,}"),
+        *([("bias", f"{found['bias']:g}")] if found["bias"] > 0 else []),
+        *([(name, found[name]) for name in ("scale", "normalize") if found[name] != "none"]),
+        *(
+            [("class weights", _listed([f"{k}={v:g}" for k, v in found["class_weight"].items()]))]
+            if found["class_weight"]
+            else []
+        ),
+        *([("certified gap", f"{gap:.3g}")] if isinstance(gap, float) else []),
+    ]
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        texts = [_listed(item) for item in value[:10]]
+        return ", ".join(texts) + (f", … {len(value)} in all" if len(value) > 10 else "")
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -21,8 +21,23 @@ _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """A command without any argument; click before 8.2 prints the help itself."""
 
 
+SECTIONS = {
+    "Data": ("convert", "columns", "info", "verify"),
+    "Training": ("train", "tune", "resume"),
+    "Models": ("evaluate", "predict", "report", "export", "import"),
+    "First steps": ("demo",),
+}
+"""Commands by task, as ``--help`` lists them."""
+
+
 class Program(click.Group):
     """A group of commands that turns whatever goes wrong into one line and an exit status."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by task, each with the first sentence of its help, whole."""
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, _first_sentence(self.commands[name])) for name in names])
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         arguments = list(sys.argv[1:] if args is None else args)
@@ -36,6 +51,11 @@ class Program(click.Group):
             except (Exception, KeyboardInterrupt) as error:
                 sys.exit(_report(error, "--json" in arguments))
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _first_sentence(command: click.Command) -> str:
+    text = " ".join((command.help or "").split("\n\n")[0].split())
+    return text.split(". ")[0].rstrip(".") + "."
 
 
 class _WarningLines(logging.Handler):

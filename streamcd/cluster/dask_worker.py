@@ -17,7 +17,7 @@ from .engines import WorkersLost
 from .partition import DASK_BYTES, Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
 _ABANDONED_SECONDS = 600.0  # after which a session that is silent counts as ended
-_REPORT_SECONDS = 0.5  # between a worker's reports of progress
+_REPORT_SECONDS = 0.2  # between a worker's reports of progress
 
 
 @dataclass

@@ -324,14 +324,15 @@ class RoundLoop(TrainingLoop):
     def _progress(self, request: RoundRequest) -> Callable[[int], None]:
         n_passes = min(request.n_passes, self.passes_made or request.n_passes)
         total = self.task.dataset.n_entries * n_passes
-        phase = f"{'round' if request.phase(TRAIN).size else 'certify in round'} {self.round + 1}"
+        training = request.phase(TRAIN).size > 0
+        phase = f"{'round' if training else 'certify in round'} {self.round + 1}"
         done = 0
 
         def visited(n_entries: int) -> None:
             nonlocal done
             self._stop_if_requested()
             done = min(done + n_entries, total)
-            self._report(phase, done, total, f", step {_shown(self.eta)}")
+            self._report(phase, done, total, n_passes if training else 0, f", step {_shown(self.eta)}")
 
         return visited
 

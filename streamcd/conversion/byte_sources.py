@@ -27,6 +27,9 @@ from ..core.memory_budget import format_size
 from ..core.storage import Url, file_size, location, open_bytes
 
 STANDARD_INPUT = "-"
+BLOCK_BYTES = 8 << 20
+"""Bytes of text that are parsed at a time, at most."""
+
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
 """Of ranges that several processes read."""
 
@@ -217,8 +220,10 @@ def _codec(head: bytes) -> str | None:
 
 def read_head(part: ByteRange, n_bytes: int, decoder_bytes: int = DECODER_BYTES) -> tuple[bytes, bytes]:
     """Read the first bytes of a file: as they are, and decompressed up to `n_bytes` of them."""
-    with _open(part) as raw:
-        found = raw.peek(n_bytes)
+    found = part.head
+    if not found:
+        with _open(part) as raw:
+            found = raw.peek(n_bytes)
     whole = io.BytesIO(found)
     file = _decompressed(_Counted(whole), True, decoder_bytes)
     text, size = bytearray(n_bytes), 0

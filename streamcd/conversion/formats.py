@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.storage import is_url
 from .byte_sources import (
-    DECODER_BYTES,
     STANDARD_INPUT,
     ByteRange,
     display_name,
@@ -23,7 +21,7 @@ from .byte_sources import (
     read_head,
     total_bytes,
 )
-from .sources import LibsvmSource, Source
+from .sources import LibsvmSource, Reading, Source
 
 if TYPE_CHECKING:
     from ..models.encoding import Encoding
@@ -46,34 +44,9 @@ _FOREIGN = (
     (b"Obj\x01", "Avro"),
     (b"%PDF", "PDF"),
 )
-_HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How sources are read, whatever their format."""
-
-    value_dtype: Any
-    block_bytes: int
-    max_line_bytes: int | None = None
-    decoder_bytes: int = DECODER_BYTES
-    batch_bytes: int = 64 << 20  # of tables, decoded
-    index_base: int | None = None
-    n_features: int | None = None
-    ignore_beyond: bool = False
-    needs_label: bool = True
-    encoding: Encoding | None = None  # given by another dataset or a model
-    class_names: tuple[str, ...] = ()
-    of_numbers: bool = False  # labels are numbers elsewhere
-
-    @property
-    def width_end(self) -> int:
-        """The first index that is too large."""
-        if self.n_features is None:
-            return (1 << 62) + 1
-        return self.n_features + (1 if self.index_base is None else self.index_base)
 
 
 def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
@@ -103,13 +76,14 @@ def _partition_files(root: str) -> list[str]:
 
 
 def recognise(path: str) -> tuple[str, bytes]:
-    """Tell a file's format by its first bytes; returns these too where they cannot be read again."""
-    try:
-        head, text = read_head(ByteRange(path), _HEAD_BYTES)
-    except OSError as error:
-        error.filename = error.filename or path
-        raise
-    kept = b"" if is_url(path) or os.path.isfile(path) else head
+    """Tell a file's format by its first bytes; returns these too of standard input, which cannot be read again.
+
+    Of a pipe, which can be opened but once, nothing is looked at: libsvm text is expected.
+    """
+    if path != STANDARD_INPUT and not is_url(path) and not os.path.isfile(path):
+        return "libsvm", b""
+    head, text = read_head(ByteRange(path), _HEAD_BYTES)
+    kept = head if path == STANDARD_INPUT else b""
     for magic, name in _FOREIGN:
         if head.startswith(magic):
             raise DataError(
@@ -142,7 +116,7 @@ def open_source(
     head = b""
     if format == "auto":
         found = {path: recognise(path) for path in paths}
-        format, head = found[paths[0]]
+        format, head = found[paths[0]][0], found.get(STANDARD_INPUT, ("", b""))[1]
         for path, (other, _) in found.items():
             if other != format:
                 raise UsageError(
@@ -151,9 +125,9 @@ def open_source(
                 )
         if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
             format = "csv"  # a table of one column
-    elif paths[0] == STANDARD_INPUT:
-        head, _ = read_head(ByteRange(paths[0]), _HEAD_BYTES)
-    if paths[0] == STANDARD_INPUT and format not in ("libsvm", "csv"):
+    elif STANDARD_INPUT in paths:
+        head, _ = read_head(ByteRange(STANDARD_INPUT), _HEAD_BYTES)
+    if STANDARD_INPUT in paths and format not in ("libsvm", "csv"):
         raise UsageError(f"expected text on standard input, found {format}; name a file")
     if format == "libsvm":
         return _open_libsvm(paths, head, reading, options)
@@ -200,7 +174,8 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
     from .tables import ArrowReader, CsvReader, ParquetReader, partitions_of
 
     if format == "csv":
-        text = read_head(ByteRange(paths[0], head=head), _HEAD_BYTES)[1]
+        first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
+        text = read_head(first, _HEAD_BYTES)[1]
         sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
         return CsvReader(paths, delimiter_of(text) or ",", *sizes, head)
     for path in paths:

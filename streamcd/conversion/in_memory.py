@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import type_name
-from .formats import Reading, check_columns
+from .formats import check_columns
 from .matrices import MatrixBlock, MatrixSource
-from .sources import Counted, Source
+from .sources import Counted, Reading, Source
 from .table_rows import TableBatch, TableOptions, TableSource, distinct_names, plan_encoding, wanted_types
 
 LABEL = "label"

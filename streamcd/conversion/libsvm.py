@@ -22,6 +22,7 @@ from ..core.progress import Listener, Progress
 from ..kernels.compile import kernel
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import (
+    BLOCK_BYTES,
     DECODER_BYTES,
     ByteBlock,
     ByteRange,
@@ -32,7 +33,6 @@ from .byte_sources import (
 )
 from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
 from .rows import Counts, RowBatch, Rows
-from .sources import BLOCK_BYTES
 
 MAX_INDEX = 1 << 62
 

@@ -16,9 +16,8 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from .byte_sources import total_bytes
-from .formats import Reading
 from .matrices import MatrixBlock, MatrixSource, located
-from .sources import Counted, Source
+from .sources import Counted, Reading, Source
 from .table_rows import TableOptions
 
 _LABELS = ("y", "label", "labels", "target")

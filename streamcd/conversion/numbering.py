@@ -167,7 +167,10 @@ def label_maps(directory: Path) -> list[np.ndarray]:
 
 def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding:
     """The encoding with its categories, which stay in their file as far as they are not looked at."""
-    data, offsets = (np.load(directory / f"{name}.npy", mmap_mode="r") for name in ("data", "offsets"))
+    # as plain arrays of what is mapped: to take an element of a memmap makes another, which takes microseconds
+    data, offsets = (
+        np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r")) for name in ("data", "offsets")
+    )
     return with_counts(encoding, merged.n_categories, Strings(data, offsets))
 
 

@@ -8,12 +8,34 @@ from typing import Any, NamedTuple, Protocol
 
 from ..core.process_pool import Pool
 from ..models.encoding import Encoding
-from .byte_sources import ByteRange, expected_text_bytes, share_out, total_bytes
+from .byte_sources import DECODER_BYTES, ByteRange, expected_text_bytes, share_out, total_bytes
 from .numbering import TaskDictionary
 from .rows import RowBatch
 
-BLOCK_BYTES = 8 << 20
-"""Bytes of text that are parsed at a time, at most."""
+
+@dataclass(frozen=True)
+class Reading:
+    """How sources are read, whatever their format."""
+
+    value_dtype: Any
+    block_bytes: int
+    max_line_bytes: int | None = None
+    decoder_bytes: int = DECODER_BYTES
+    batch_bytes: int = 64 << 20  # of tables, decoded
+    index_base: int | None = None
+    n_features: int | None = None
+    ignore_beyond: bool = False
+    needs_label: bool = True
+    encoding: Encoding | None = None  # given by another dataset or a model
+    class_names: tuple[str, ...] = ()
+    of_numbers: bool = False  # labels are numbers elsewhere
+
+    @property
+    def width_end(self) -> int:
+        """The first index that is too large."""
+        if self.n_features is None:
+            return (1 << 62) + 1
+        return self.n_features + (1 if self.index_base is None else self.index_base)
 
 
 class Piece(Protocol):

@@ -98,7 +98,8 @@ class CsvReader:
 
     def types(self) -> dict[str, str]:
         sample, text = read_head(self._all_of(self.paths[0]), SAMPLE_BYTES, self.decoder_bytes)
-        end = _last_record_end(bytearray(text), len(text)) if len(sample) >= SAMPLE_BYTES else len(text)
+        is_cut = max(len(sample), len(text)) >= SAMPLE_BYTES
+        end = _last_record_end(bytearray(text), len(text)) if is_cut else len(text)
         names, start = self._header(self.paths[0])
         if not text[start : end or len(text)].strip():
             return dict.fromkeys(names, "nothing")

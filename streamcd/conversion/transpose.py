@@ -40,7 +40,7 @@ from ..core.process_pool import (
     memory_per_worker,
     open_pool,
 )
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from ..dataset.dataset import Dataset, open_dataset
@@ -59,6 +59,7 @@ _BLOCK_BYTES = 8_000_000
 """Of a bucket, read at a time: the allocator keeps blocks of this size, larger ones it takes from the system anew."""
 
 
+@ends_progress
 def make_columns(
     dataset: Dataset | str | Path,
     *,
@@ -98,6 +99,12 @@ def make_columns(
         Where the dataset is damaged.
     LockError, EnvironmentFailure
         Where another process makes it; where the disk is full.
+
+    Examples
+    --------
+    >>> columns = streamcd.make_columns("data")
+    >>> streamcd.train("data", "by-features", method="primal").converged
+    True
     """
     if compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected compression lz4, zstd or none, found {compression!r}")

@@ -12,11 +12,19 @@ from contextlib import contextmanager
 
 
 class StreamcdError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
 
-    exit_status = (
-        2  # of the command line: 1 where the environment failed, 2 where the request or the data is wrong
-    )
+    Examples
+    --------
+    >>> try:
+    ...     streamcd.open("nowhere")
+    ... except streamcd.StreamcdError as error:
+    ...     print(type(error).__name__, error.exit_status)
+    DatasetError 2
+    """
+
+    # of the command line: 1 if the environment failed, 2 if the request or the data is wrong
+    exit_status = 2
 
 
 class UsageError(StreamcdError):
@@ -50,7 +58,7 @@ class LockError(EnvironmentFailure):
 
 
 class Interrupted(StreamcdError):
-    """Work that a signal stopped, after a checkpoint was saved; the message says how to go on."""
+    """A signal stopped the work, after a checkpoint was saved; the message says how to continue."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -59,18 +67,27 @@ class Interrupted(StreamcdError):
 
 
 class ConvergenceWarning(UserWarning):
-    """A training ended before its rule of stopping was met."""
+    """A training ended before its stopping rule was met.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     result = streamcd.train("data", "too-short", max_passes=1)
+    >>> caught[0].category.__name__, result.converged
+    ('ConvergenceWarning', False)
+    """
 
 
 @contextmanager
 def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the file in a failure of the system's: calls that take a descriptor do not."""
+    """Add the file's name to an `OSError`: calls that take a descriptor do not name it."""
     try:
         yield
     except OSError as error:
-        if error.errno is None and "requested and" in str(
-            error
-        ):  # numpy's words where not all could be written
+        # numpy's words for a short write
+        if error.errno is None and "requested and" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path)) from error
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)

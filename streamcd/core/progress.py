@@ -1,42 +1,105 @@
-"""Progress and messages of long work: the library reports them, the command line prints them."""
+"""Progress and messages of long-running functions: the library reports them, the command line prints them."""
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+Options = ParamSpec("Options")
+Found = TypeVar("Found")
 
 _logger = logging.getLogger("streamcd")
 _warned: set[str] = set()
 
 
 @dataclass(frozen=True)
+class CostStatus:
+    """State of the lanes of one C."""
+
+    C: float
+    n_lanes: int
+    n_open: int  # still in training
+    now: float  # largest measure of an open lane; nan if none is open, or nothing is known
+
+
+@dataclass(frozen=True)
+class TrainingStatus:
+    """State of a training after its latest read."""
+
+    task: str  # name if there are several, such as "folds: "
+    passes: int  # done
+    passes_ahead: int  # that the read or round in progress adds
+    max_passes: int
+    measure: str  # the stopping rule's: "gap" (relative) or "violation"
+    now: float  # its largest estimate among open lanes; nan if there is none yet
+    wanted: float
+    costs: tuple[CostStatus, ...]  # by C
+
+
+@dataclass(frozen=True)
 class Progress:
-    """State of a task in work."""
+    """State of a task in progress."""
 
     phase: str  # name, such as "parse" or "pass 12"
     done: int
-    total: int | None  # None where it cannot be known
+    total: int | None  # None if unknown
     unit: str  # "B", "rows" or "entries"
     note: str = ""  # further information, such as the current gap
+    training: TrainingStatus | None = None  # None for other tasks
 
 
 def warn_once(text: str) -> None:
-    """Log a warning, once in this process."""
+    """Log a warning, once per process."""
     if text not in _warned:
         _warned.add(text)
         _logger.warning(text)
 
 
+def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found]:
+    """Decorate a public function to close its `listener` option when it ends, also if it fails."""
+
+    @functools.wraps(function)
+    def run(*args: Options.args, **options: Options.kwargs) -> Found:
+        try:
+            return function(*args, **options)
+        finally:
+            listener = options.get("listener")
+            if isinstance(listener, Listener):
+                listener.close()
+
+    return run
+
+
 class Listener:
-    """Receiver of progress and messages; this one ignores progress and logs the rest."""
+    """Receiver of progress and messages; this one ignores progress and logs the rest.
+
+    A subclass overrides the methods that it needs; pass it as ``listener=`` to any long-running function.
+
+    Examples
+    --------
+    >>> class Phases(streamcd.Listener):
+    ...     seen = set()
+    ...     def progress(self, progress):
+    ...         self.seen.add(progress.phase)
+    >>> listener = Phases()
+    >>> result = streamcd.train("data", "watched", listener=listener)
+    >>> "pass 1" in listener.seen
+    True
+    """
 
     def progress(self, progress: Progress) -> None:
-        """Receive progress; called about once a block or window, so it must be cheap."""
+        """Receive progress; called about once per block or window, so it must be cheap."""
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
         _logger.info(text)
 
     def warning(self, text: str) -> None:
-        """Receive a warning: the user probably should change something."""
+        """Receive a warning: the user should probably change something."""
         _logger.warning(text)
+
+    def close(self) -> None:
+        """Receive the end of a function; another one may follow."""

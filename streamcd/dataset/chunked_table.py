@@ -7,6 +7,7 @@ bytes and checksums. The row layout has a row per sample in ``rows/``, and its n
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
@@ -77,7 +78,7 @@ class DatasetManifest(Structure):
     class_counts: list[Count] | None
     label_kind: Literal["integer", "decimal"]
     weighted: bool
-    index_base: int
+    index_base: Literal[0, 1]
     seed: int
     parts: list[RowPart]
     chunks: FileRecord
@@ -253,9 +254,15 @@ class ChunkedTable:
         """Memory that reading takes where the table is at a URL."""
         return CLIENT_BYTES if isinstance(self.path, Url) else 0
 
-    def read_directly(self) -> None:
-        """From now until `close`, chunks that are expected are read past the page cache."""
-        self._parts.read_directly()
+    def another(self) -> Self:
+        """Return the same table with files of its own, to be read by another thread."""
+        other = copy.copy(self)
+        other._parts = self._parts.another()
+        return other
+
+    def read_directly(self, ahead_bytes: int) -> None:
+        """From now until `close`, chunks that are expected are read past the page cache, so many bytes ahead."""
+        self._parts.read_directly(ahead_bytes)
 
     def chunk_bytes(self, chunk: int) -> int:
         """Bytes on disk that reading a chunk for training asks for."""
@@ -316,12 +323,17 @@ class RowTable(ChunkedTable):
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self.row_start = starts_of(chunk_table["n_rows"])
+        if self.row_start[-1] != self.n_rows:
+            raise DatasetError(
+                f"{path / 'manifest.json'}: damaged (n_rows is {self.n_rows}, the chunk table has {self.row_start[-1]}); "
+                f"{self.KIND.remedy}"
+            )
         # the items of this layout are rows, and every chunk travels by itself (see `plan.Table`)
         self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, check_files: bool = True) -> Self:
-        """Open the row layout in a directory; see `dataset.open_dataset`."""
+        """Open the row layout in a directory; see `open`."""
         place = location(path)
         try:
             manifest, _ = read_metadata(place / "manifest.json", cls.KIND)

@@ -17,7 +17,7 @@ from .scaling import Scaling
 
 
 class Dataset(RowTable):
-    """A dataset directory, open for reading; made by `open_dataset`. Not for use by several threads at a time.
+    """A dataset directory, open for reading; made by `open`. Not for use by several threads at a time.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Dataset(RowTable):
     n_rows, n_features, n_entries, n_chunks, n_shards : int
     index_dtype, value_dtype : dtype
     classes : ndarray of float64 or None
-        Distinct labels, ascending; None where there are more than `schema.MAX_CLASSES`.
+        Distinct labels, ascending; None where there are more than 65,536.
     class_counts : ndarray of int64 or None
     label_kind : {"integer", "decimal"}
     weighted : bool
@@ -40,6 +40,14 @@ class Dataset(RowTable):
         The part and the row group in it that hold a chunk.
     row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
+
+    Examples
+    --------
+    >>> data = streamcd.open("data")
+    >>> data.n_rows, data.classes.tolist()
+    (8000, [-1.0, 1.0])
+    >>> data.verify()
+    []
     """
 
     def __init__(
@@ -118,7 +126,7 @@ class Dataset(RowTable):
         return as_html(self)
 
     def open_columns(self) -> Any:
-        """Open the column layout (`column_layout.Columns`); raises `DatasetError` where there is none, or it is damaged."""
+        """Open the column layout ; raises ``DatasetError`` where there is none, or it is damaged."""
         from .column_layout import open_columns  # only where it is read
 
         return open_columns(self)
@@ -227,5 +235,10 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     ------
     DatasetError
         Where it is not a dataset, or a file is missing, truncated or damaged; names the file.
+
+    Examples
+    --------
+    >>> streamcd.open("data").info()["n_rows"]
+    8000
     """
     return Dataset.open(path, check_files=check_files)

@@ -27,6 +27,10 @@ BAD_MEAN_SQUARE = 30.0
 """Bound on the mean square of row norms times C: between the sets above that converge in 1000 passes under every loss and
 those that do not."""
 
+ACCELERATED_FACTOR = 100.0
+"""Multiple of that bound up to which acceleration still takes tens of passes (a9a with C = 100, 1390: 20 with squared hinge,
+46 with hinge; `docs/acceleration.md`)."""
+
 BAD_FEATURE_RATIO = 100.0
 """Between root mean squares of two features' entries. Of the sets above news20's raw counts come nearest, with 22; kdd99
 (after logarithms) has 6.6, tf-idf 4.5. Features of single units, such as dollars and shares, differ by thousands."""
@@ -47,9 +51,15 @@ def feature_rms(dataset: Dataset) -> dict[str, float] | None:
     return {"min": float(least), "max": float(greatest)} if greatest > 0 else None
 
 
-def advice(dataset: Dataset, C: float = 1.0) -> list[str]:
-    """Describe what is badly scaled for a training with `C`, with figures and the option that changes it, in a line each."""
-    return [*_about_features(dataset), *_about_rows(dataset, C)]
+def advice(dataset: Dataset, C: float = 1.0, *, accelerated: bool = False, method: str = "dual") -> list[str]:
+    """Describe what is badly scaled for a training with `C`, with figures and the option that changes it, in a line each.
+
+    The bound on rows is that of dual methods; `accelerated` ones bear a larger one.
+    """
+    if method not in ("auto", "dual"):
+        return _about_features(dataset)
+    bound = ACCELERATED_FACTOR * BAD_MEAN_SQUARE if accelerated else BAD_MEAN_SQUARE
+    return [*_about_features(dataset), *_about_rows(dataset, C, bound)]
 
 
 def _about_features(dataset: Dataset) -> list[str]:
@@ -62,10 +72,10 @@ def _about_features(dataset: Dataset) -> list[str]:
     ]
 
 
-def _about_rows(dataset: Dataset, C: float) -> list[str]:
+def _about_rows(dataset: Dataset, C: float, bound: float) -> list[str]:
     norms: dict[str, Any] = dataset.manifest.get("row_norms") or {}
     mean_square = norms.get("mean_square")
-    if mean_square is None or C * mean_square < BAD_MEAN_SQUARE:
+    if mean_square is None or C * mean_square < bound:
         return []
     product = f"C times the mean square of the row norms is {C * mean_square:.3g}, above {BAD_MEAN_SQUARE:g}"
     if dataset.scaling.normalize != "none":

@@ -53,7 +53,7 @@ class ArrayParts(OpenParts):
     def expect(self, name: str, group: int, first_column: str) -> None:
         """Do nothing: all is in memory."""
 
-    def read_directly(self) -> None:
+    def read_directly(self, ahead_bytes: int) -> None:
         """Do nothing: there is no page cache between."""
 
     def close(self) -> None:

@@ -9,9 +9,10 @@ import io
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 
 from ..core.errors import DatasetError, EnvironmentFailure
 from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader
-from .read_ahead import ReadAhead
+from .read_ahead import AHEAD_BYTES, ReadAhead
 
 # Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
 # random it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s where mimalloc did 200.
@@ -91,6 +92,18 @@ def read_table(path: Location) -> dict[str, np.ndarray]:
         return {name: column_values(table.column(name)) for name in table.column_names}
 
 
+def make_table(columns: Mapping[str, list[Any]]) -> pa.Table:
+    """Make a table in memory of numbers, texts, lists of numbers, and lists of (text, number); None for nothing."""
+    arrays = {}
+    for name, values in columns.items():
+        first = next((value for value in values if value is not None), 0.0)
+        pairs = isinstance(first, list) and bool(first) and isinstance(first[0], tuple)
+        kind = pa.map_(pa.string(), pa.float64()) if pairs else None
+        array = pa.array(values, kind)
+        arrays[name] = array.cast(pa.float64()) if pa.types.is_null(array.type) else array
+    return pa.table(arrays)
+
+
 def has_column(path: Path, name: str) -> bool:
     """Tell whether this is a Parquet file with such a column."""
     try:
@@ -155,15 +168,20 @@ def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple
 class PartReader:
     """One open Parquet file: its footer, and reads that verify checksums or not."""
 
-    def __init__(self, path: Location) -> None:
+    def __init__(self, path: Location, footer: pq.FileMetaData | None = None) -> None:
         self.path = path
         self._file = open_reader(path)
         self._bytes = _Source(self._file)
         self._source = pa.PythonFile(self._bytes, mode="r")
-        self._reader = self._open()
+        self._reader = self._open() if footer is None else self._open(metadata=footer)
         self._verifying: pq.ParquetFile | None = None
         self._index = {name: number for number, name in enumerate(self._reader.schema_arrow.names)}
         self._extents: dict[tuple[int, int], tuple[int, int]] = {}
+
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """The footer, which may be shared."""
+        return self._reader.metadata
 
     def read(self, group: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
         """Columns of a row group; with `hand_in`, valid until the bytes handed in change."""
@@ -214,12 +232,19 @@ class OpenParts:
     def __init__(self, path: Location, limit: int) -> None:
         self._path, self._limit = path, limit
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
+        self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
         self._ahead: ReadAhead | None = None
 
-    def read_directly(self) -> None:
+    def another(self) -> OpenParts:
+        """Return another one for the same parts, to be used by another thread; footers are in memory once."""
+        other = OpenParts(self._path, self._limit)
+        other._footers = self._footers
+        return other
+
+    def read_directly(self, ahead_bytes: int) -> None:
         """From now until `close`, what is expected is read past the page cache, where the file system can do so."""
         if self._ahead is None:
-            self._ahead = ReadAhead(isinstance(self._path, Url))
+            self._ahead = ReadAhead(ahead_bytes, isinstance(self._path, Url))
 
     def __getitem__(self, name: str) -> PartReader:
         part = self._parts.pop(name, None)
@@ -227,7 +252,8 @@ class OpenParts:
             while len(self._parts) >= self._limit:
                 self._parts.popitem(last=False)[1].close()
             with reading(self._path / name):
-                part = PartReader(self._path / name)
+                part = PartReader(self._path / name, self._footers.get(name))
+                self._footers[name] = part.footer
         self._parts[name] = part
         return part
 
@@ -264,7 +290,7 @@ class OpenParts:
         """Announce that a row group's columns from `first_column` on will be read, in the order of such calls."""
         offset, n_bytes = self.extent(name, group, first_column)
         if isinstance(self._path, Url):
-            self.read_directly()
+            self.read_directly(AHEAD_BYTES)
         if self._ahead is None or not self._ahead.possible:
             self[name].expect(offset, n_bytes)
         else:

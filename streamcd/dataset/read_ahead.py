@@ -18,7 +18,10 @@ from ..core.storage import REMOTE_BYTES, REQUESTS_AT_A_TIME, Location, Url
 AHEAD_BYTES = 6_000_000
 """Bytes read ahead at most, unless a single range is larger: a chunk of the usual megabyte a thread, one being decoded."""
 
-_REMOTE_AHEAD_BYTES = 24_000_000
+SHARED_AHEAD_BYTES = AHEAD_BYTES // 2
+"""The same for each of several readers, which decode while others wait for the disk."""
+
+_REMOTE_AHEAD_BYTES, _SHARED_REMOTE_AHEAD_BYTES = 24_000_000, 6_000_000
 """The same of URLs: as much as the requests under way bring."""
 
 CLIENT_BYTES = REMOTE_BYTES + 2 * _REMOTE_AHEAD_BYTES
@@ -61,9 +64,11 @@ class ReadAhead:
     left to the caller's own reading, which says what is wrong.
     """
 
-    def __init__(self, remote: bool = False) -> None:
+    def __init__(self, ahead_bytes: int = AHEAD_BYTES, remote: bool = False) -> None:
+        self._limit = ahead_bytes
+        if remote:
+            self._limit = _REMOTE_AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else _SHARED_REMOTE_AHEAD_BYTES
         self.possible = remote or bool(_DIRECT)  # false once the file system has refused a direct read
-        self._most_bytes = _REMOTE_AHEAD_BYTES if remote else AHEAD_BYTES
         self._coming: deque[_Range] = deque()  # announced, and not taken yet
         self._announced: Counter[tuple[Location, int]] = Counter()  # their keys
         self._waiting: deque[_Range] = deque()  # of these, the last ones, not begun
@@ -116,7 +121,7 @@ class ReadAhead:
 
     def _begin(self) -> None:
         """Have the next ranges read, as far as there is memory for them."""
-        while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= self._most_bytes):
+        while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= self._limit):
             wanted = self._waiting.popleft()
             wanted.buffer = self._buffer(wanted.size)
             self._held += len(wanted.buffer)
@@ -142,9 +147,9 @@ class ReadAhead:
     def _buffer(self, size: int) -> mmap.mmap:
         """Memory for a range; buffers are used again, since new ones cost a page fault every 4 kB."""
         for number, buffer in enumerate(self._free):
-            if len(buffer) >= size and (self._held == 0 or self._held + len(buffer) <= self._most_bytes):
+            if len(buffer) >= size and (self._held == 0 or self._held + len(buffer) <= self._limit):
                 return self._free.pop(number)
-        while self._free and self._held + sum(map(len, self._free)) + size > self._most_bytes:
+        while self._free and self._held + sum(map(len, self._free)) + size > self._limit:
             self._free.pop()
         return mmap.mmap(-1, size)
 

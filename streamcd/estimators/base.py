@@ -145,8 +145,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             make_columns(dataset, memory=self.memory, listener=self._listener())
 
     def _train_in_memory(self, dataset: InMemoryDataset, asked: dict[str, Any]) -> tuple[Result, Model]:
+        from ..runs.carry_out import train_in_memory
         from ..runs.config import ProblemOptions, TrainOptions, make_rule, settle_acceleration
-        from ..runs.train import train_in_memory
         from ..training.loop import Session
 
         listener = self._listener()

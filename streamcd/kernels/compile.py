@@ -8,12 +8,15 @@ finds what was compiled before, in its ``__pycache__`` or under ``NUMBA_CACHE_DI
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import functools
 import hashlib
+import importlib
 import os
 import re
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,8 +60,50 @@ class _CacheImpl(CompileResultCacheImpl):
     )
 
 
+_told: list[Callable[[int], None]] = []
+_n_compiled = 0
+
+
+@contextmanager
+def compilation_told(tell: Callable[[int], None]) -> Iterator[None]:
+    """Call a function before a kernel is compiled that the cache does not have, with the number of those compiled before."""
+    global _n_compiled
+    _n_compiled = 0
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
 class _Cache(FunctionCache):
     _impl_class = _CacheImpl
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Look for a compiled kernel; where there is none it will be compiled."""
+        global _n_compiled
+        found = super().load_overload(signature, target_context)
+        if found is None:
+            for tell in _told:
+                tell(_n_compiled)
+            _n_compiled += 1
+        return found
+
+
+@functools.cache
+def _load_numba_without_scipy() -> None:
+    """Load the part of numba that imports scipy.linalg, to see whether that is there: a quarter of a second and 20 MB.
+
+    No kernel here calls it. One elsewhere that does has it imported when it is compiled.
+    """
+    with suppress(AttributeError, ImportError):  # another version of numba, which loads it in its own way
+        linalg: Any = importlib.import_module("numba.np.linalg")
+        seen = linalg.ensure_blas
+        linalg.ensure_blas = lambda: None
+        try:
+            importlib.import_module("numba.np.arraymath")
+        finally:
+            linalg.ensure_blas = seen
 
 
 def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signature: Any) -> Any:
@@ -67,6 +112,7 @@ def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signat
     numba itself writes index and data files without a lock: two processes that add signatures of one function at the same
     moment can give both the same data file.
     """
+    _load_numba_without_scipy()
     # numba's lock first, in the same order for all threads; callees are locked after callers
     with global_compiler_lock, ExitStack() as held:
         with suppress(OSError):  # where there is no writing or no locking, as with numba alone
@@ -76,6 +122,12 @@ def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signat
                 fcntl.flock, file, fcntl.LOCK_UN
             )  # for a copy of this process too, which has the file open
         return compile_kernel(signature)
+
+
+def return_free_memory() -> None:
+    """Give memory that compiling took, and has freed, back to the system: 40 to 50 MB that the heap would keep."""
+    with suppress(AttributeError, OSError):  # not the C library of GNU
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def kernel(function: Callable[..., Any]) -> Any:

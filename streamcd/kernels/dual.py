@@ -37,6 +37,7 @@ from .primitives import (
     add_row,
     falling,
     fetch_ahead,
+    log_dual,
     log_terms,
     rounding_terms,
     row_cost,
@@ -165,59 +166,66 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
     at the last of `PATIENCE` such visits in a row.
     """
     t, q, c = row
-    alpha, n_lanes = variables.alpha, totals.shape[0]
-    old = alpha[i, lane]
+    alpha, active, n_lanes = variables.alpha, variables.active, totals.shape[0]
+    old, change = alpha[i, lane], 0.0
+    rest = alpha[i, n_lanes + lane] if loss == LOG_LOSS else 0.0
     totals[lane, N_VISITED] += 1
     if loss == LOG_LOSS:
-        rest = alpha[i, n_lanes + lane]
-        phi, _, dual_old = log_terms(t, c, old, rest)
+        phi, _, _ = log_terms(t, c, old, rest)
         gradient = projected = abs(_log_gradient(t, old, rest))  # its largest size is what LIBLINEAR stops by
     else:
-        phi, _, dual_old = _svc_terms(loss, t, c, old)
+        phi, _, _ = _svc_terms(loss, t, c, old)
         gradient, projected = svc_projected_gradient(loss, t, c, old)
     totals[lane, GAP] += phi
-    if steering.uncounted[lane] != 0.0:
-        _count_alpha(lane, loss, old, q, c, 1.0, totals)
-    high, low = steering.high[lane], steering.low[lane]
-    if projected == 0.0 and ((old <= 0.0 and gradient > high) or (old > 0.0 and gradient < low)):
-        if steering.inverse_mu[lane] == 1.0 or variables.active[i, lane] >= PATIENCE:
-            variables.active[i, lane] = 0
-            totals[lane, N_SHRUNK] += 1
-            return 0.0
-        variables.active[i, lane] += 1
-    elif variables.active[i, lane] > 1:
-        variables.active[i, lane] = 1
-    totals[lane, N_ACTIVE] += 1
-    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
-    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
-    if abs(projected) <= NO_STEP:
-        return 0.0
-    if loss == LOG_LOSS:
-        rest = alpha[i, n_lanes + lane]
-        new, new_rest, change, steps = _log_step(t, q, c, old, rest, steering.tolerance[lane])
-        alpha[i, n_lanes + lane] = new_rest
-        totals[lane, N_STEPS] += steps
-        _, _, dual_new = log_terms(t, c, new, new_rest)
+    accelerated, flag = steering.inverse_mu[lane] != 1.0, active[i, lane]
+    if projected == 0.0 and (
+        (old <= 0.0 and gradient > steering.high[lane]) or (old > 0.0 and gradient < steering.low[lane])
+    ):
+        active[i, lane] = flag + 1 if accelerated and flag < PATIENCE else 0
+    elif flag > 1:
+        active[i, lane] = 1
+    if active[i, lane] == 0:
+        totals[lane, N_SHRUNK] += 1
     else:
-        new = _svc_step(loss, gradient, q, c, old, steering.omega[lane])
-        change = new - old
-        _, _, dual_new = _svc_terms(loss, t, c, new)
-    alpha[i, lane] = new
-    totals[lane, DUAL] += dual_new - dual_old
-    if steering.inverse_mu[lane] != 1.0:
-        _count_alpha(lane, loss, old, q, c, -1.0, totals)
-        _count_alpha(lane, loss, new, q, c, 1.0, totals)
+        totals[lane, N_ACTIVE] += 1
+        totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
+        totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
+        if abs(projected) > NO_STEP:
+            totals[lane, DUAL] -= _dual_term(loss, c, old, rest)
+            if loss == LOG_LOSS:
+                new, rest, change, steps = _log_step(t, q, c, old, rest, steering.tolerance[lane])
+                alpha[i, n_lanes + lane] = rest
+                totals[lane, N_STEPS] += steps
+            else:
+                new = _svc_step(loss, gradient, q, c, old, steering.omega[lane])
+                change = new - old
+            alpha[i, lane] = new
+            totals[lane, DUAL] += _dual_term(loss, c, new, rest)
+    if accelerated and (change != 0.0 or steering.uncounted[lane] != 0.0):
+        counted = 0.0 if steering.uncounted[lane] != 0.0 else old
+        _count_alpha(lane, loss, counted, alpha[i, lane], q, c, totals)
     return change
 
 
 @inlined
-def _count_alpha(lane, loss, alpha, q, c, sign, totals):
-    """Add a row's alpha to the sums for acceleration, or take it off; a plane's own rows count in the last sum alone."""
-    square = sign * alpha * alpha * q
-    totals[lane, ALPHA_SQUARE] += square
+def _dual_term(loss, cost, alpha, rest):
+    """Row's term of the dual objective; `rest` is C - alpha of the logistic loss."""
+    if loss == LOG_LOSS:
+        return log_dual(cost, alpha, rest)
+    diagonal, _ = _svc_diagonal(loss, cost)
+    return (0.0 if loss == _SQUARE else alpha) - 0.5 * diagonal * alpha * alpha
+
+
+@inlined
+def _count_alpha(lane, loss, old, new, q, c, totals):
+    """Replace a row's alpha in the sums for acceleration; a plane's own rows count in the last sum alone."""
+    old_square, new_square = old * old * q, new * new * q
+    totals[lane, ALPHA_SQUARE] += new_square - old_square
+    if loss == LOG_LOSS:
+        old_square, new_square = old_square * (c - old) / c, new_square * (c - new) / c
     if loss != _SQUARE:
-        totals[lane, ALPHA] += sign * alpha
-        totals[lane, ALPHA_CURVATURE] += square * (c - alpha) / c if loss == LOG_LOSS else square
+        totals[lane, ALPHA] += new - old
+        totals[lane, ALPHA_CURVATURE] += new_square - old_square
 
 
 @kernel
@@ -254,9 +262,12 @@ def dual_visit(order, rows, costs, variables, steering, totals):
 
 @kernel
 def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
-    """As `dual_visit` for several lanes at once: a row is decoded and its lines of `w` are fetched once for all of them."""
+    """As `dual_visit` for several lanes at once: a row is decoded and its lines of `w` are fetched once for all of them.
+
+    Lanes have nothing in common: several threads, each with some of them, end with the bits of one with all.
+    """
     w, bias, n_lanes = variables.w, costs.bias, totals.shape[0]
-    live, dots = lanes.live, lanes.dots
+    live, dots, steps = lanes.live, lanes.dots, lanes.steps
     last = w.size - n_lanes
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, n_lanes)
@@ -270,9 +281,7 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
             continue
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live)
-        q = bias * bias
-        for k in range(start, stop):
-            q += np.float64(rows.value[k]) * np.float64(rows.value[k])
+        q = row_square(rows, start, stop) + bias * bias
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
@@ -282,16 +291,31 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
             change = solve_row(i, lane, loss_of_row(costs.loss, y), row, variables, steering, totals)
             if change != 0.0:
                 live[n_changed] = lane
-                dots[n_changed] = change * y * inverse_mu
-                w[last + lane] += dots[n_changed] * bias
+                steps[lane] = change * y * inverse_mu
+                w[last + lane] += steps[lane] * bias
                 n_changed += 1
         _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n_changed)
 
 
 @inlined
 def _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live):
-    """Write x·w of a row in the first `n_live` live lanes to `dots`, each at its lane; four lanes a sweep."""
+    """Write x·w of a row in the first `n_live` live lanes to `dots`, each at its lane.
+
+    Where most are live, all lanes from the first to the last are taken at once, which are neighbours in `w`; else four lanes
+    a sweep. Every lane's terms are added up in the same order either way.
+    """
+    if n_live == 0:
+        return
     feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
+    low, high = np.uint64(live[0]), np.uint64(live[n_live - 1] + 1)
+    if 2 * n_live > live[n_live - 1] - live[0]:
+        for lane in range(low, high):
+            dots[lane] = 0.0
+        for k in range(start, stop):
+            v, first = np.float64(value[k]), np.uint64(feature[k]) * np.uint64(n_lanes)
+            for lane in range(low, high):
+                dots[lane] += w[first + lane] * v
+        return
     position = 0
     while position + 4 <= n_live:
         a, b, c, d = live[position], live[position + 1], live[position + 2], live[position + 3]
@@ -316,15 +340,27 @@ def _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live):
 
 @inlined
 def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
-    """Add ``dots[p]`` times the row to lane ``live[p]``, for the first `n`."""
+    """Add ``steps[lane]`` times the row to each of the first `n` live lanes, and leave zeros there.
+
+    Where these are most of the lanes between, the others take part, with their steps of 0.
+    """
     if n == 0:
         return
-    feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
-    for k in range(start, stop):
-        v = np.float64(value[k])
-        first = feature[k] * n_lanes
-        for position in range(n):
-            w[first + live[position]] += dots[position] * v
+    feature, value, live, steps = rows.feature, rows.value, lanes.live, lanes.steps
+    low, high = np.uint64(live[0]), np.uint64(live[n - 1] + 1)
+    if 2 * n > live[n - 1] - live[0]:
+        for k in range(start, stop):
+            v, first = np.float64(value[k]), np.uint64(feature[k]) * np.uint64(n_lanes)
+            for lane in range(low, high):
+                w[first + lane] += steps[lane] * v
+    else:
+        for k in range(start, stop):
+            v = np.float64(value[k])
+            first = feature[k] * n_lanes
+            for position in range(n):
+                w[first + live[position]] += steps[live[position]] * v
+    for position in range(n):
+        steps[live[position]] = 0.0
 
 
 @inlined
@@ -385,11 +421,8 @@ def certify_row(loss, row, a, rest, sums):
 
 
 @kernel
-def dual_certify(order, rows, costs, variables, w_alpha, totals):
-    """Add up rows' terms of gap, loss and dual at fixed `w`, and ``w(alpha) = Σ y_i alpha_i x_i`` into `w_alpha`.
-
-    One lane. Changed in place: `w_alpha`, of the shape of `w`, and `totals`.
-    """
+def dual_certify(order, rows, costs, variables, totals):
+    """Add up rows' terms of gap, loss and dual at fixed `w`, for one lane; `totals` is changed in place."""
     w, bias, alpha = variables.w, costs.bias, variables.alpha
     last = w.size - 1
     sums = sums_of(0, totals)
@@ -403,20 +436,53 @@ def dual_certify(order, rows, costs, variables, w_alpha, totals):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         row = (y * (dot + bias * w[last]), c, row_reach(q + bias * bias, stop - start))
-        a = alpha[i, 0]
         rest = alpha[i, 1] if costs.loss == LOG_LOSS else 0.0
-        sums = certify_row(loss_of_row(costs.loss, y), row, a, rest, sums)
-        if a != 0.0:
-            add_row(rows, w_alpha, start, stop, a * y)
-            w_alpha[last] += a * y * bias
+        sums = certify_row(loss_of_row(costs.loss, y), row, alpha[i, 0], rest, sums)
     keep_sums(0, sums, totals)
 
 
 @kernel
+def add_alpha_rows(order, rows, costs, variables, first, stop_feature, w_alpha):
+    """Add ``y_i alpha_i x_i`` of rows to `w_alpha`, for one lane and the features from `first` on below `stop_feature`.
+
+    Features of a row ascend. However they are divided among threads, each is summed up in the order of the rows.
+    """
+    last = w_alpha.size - 1
+    for p in range(order.size):
+        i = order[p]
+        a = variables.alpha[i, 0]
+        if a == 0.0 or row_cost(i, 0, rows, costs) <= 0.0:
+            continue
+        step = a * costs.sign[rows.code[i], 0]
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        start = _feature_position(rows.feature, start, stop, first)
+        stop = _feature_position(rows.feature, start, stop, stop_feature)
+        add_row(rows, w_alpha, start, stop, step)
+        if stop_feature > last:
+            w_alpha[last] += step * costs.bias
+
+
+@inlined
+def _feature_position(feature, start, stop, least):
+    """Return the first entry of a row whose feature is not below `least`, by halving."""
+    if start == stop or feature[start] >= least:
+        return start
+    if feature[stop - 1] < least:
+        return stop
+    while start < stop:
+        middle = (start + stop) >> 1
+        if feature[middle] < least:
+            start = middle + 1
+        else:
+            stop = middle
+    return start
+
+
+@kernel
 def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
-    """As `dual_certify` for the given lanes at once."""
+    """As `dual_certify` and `add_alpha_rows` for the given lanes at once; `w_alpha` has the shape of `w`."""
     w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
-    live, dots = lanes.live, lanes.dots
+    live, dots, steps = lanes.live, lanes.dots, lanes.steps
     last = w.size - n_lanes
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, n_lanes)
@@ -441,7 +507,7 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
             keep_sums(lane, sums, totals)
             if a != 0.0:
                 live[n_changed] = lane
-                dots[n_changed] = a * y
+                steps[lane] = a * y
                 n_changed += 1
                 w_alpha[last + lane] += a * y * bias
         _add_row_lanes(rows, w_alpha, n_lanes, start, stop, lanes, n_changed)

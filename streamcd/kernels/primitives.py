@@ -112,6 +112,7 @@ class Lanes(NamedTuple):
     chosen: np.ndarray  # (k,) int64
     dots: np.ndarray  # (lanes,) float64
     live: np.ndarray  # (lanes,) int64
+    steps: np.ndarray  # (lanes,) float64: zeros, before and after
 
 
 @intrinsic
@@ -252,6 +253,13 @@ def log_terms(t, cost, alpha, rest):
     return cost * phi, cost * loss, -cost * (p * log_p + q * log_q)
 
 
+@inlined
+def log_dual(cost, alpha, rest):
+    """Return a row's term of the dual objective for the logistic loss, as `log_terms` does."""
+    p, q = alpha / cost, rest / cost
+    return -cost * (p * (math.log(p) if p > 0.0 else 0.0) + q * (math.log(q) if q > 0.0 else 0.0))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Rounding of a certificate
 
@@ -337,10 +345,8 @@ def fetch_ahead(order, p, rows, w, n_columns):
     for k in range(indptr[i], indptr[i + 1], 16):
         prefetch(feature, k)
         prefetch(value, k)
-    if w.size < _CACHED_WEIGHTS:
-        return
     i = order[min(p + _WEIGHTS_AHEAD, last)]
-    for k in range(indptr[i], indptr[i + 1]):
+    for k in range(indptr[i], indptr[i + 1] if w.size > _CACHED_WEIGHTS else 0):
         first = feature[k] * n_columns
         for column in range(0, n_columns, 8):
             prefetch(w, first + column)

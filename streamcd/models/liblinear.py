@@ -43,7 +43,8 @@ def export_liblinear(
     of unit norm the text can hold nothing: without a bias a row's norm does not change its label, but its decision values;
     with one it may change the label.
 
-    `ModelError` where LIBLINEAR cannot hold the model: labels that are no integers, rows of unit norm with a bias, twins.
+    Calibrated probabilities are left out, with a warning. `ModelError` where LIBLINEAR cannot hold the model: labels that
+    are no integers, rows of unit norm with a bias, twins.
     """
     is_kind = partial(begins_with, pattern=b"solver_type ")
     check_output(local_path(path, "a model"), "a model of LIBLINEAR's", is_kind, force=force)
@@ -56,6 +57,10 @@ def export_liblinear(
     if not (np.array_equal(model.classes, np.rint(model.classes)) and np.abs(model.classes).max() < 2**31):
         raise ModelError(
             f"LIBLINEAR's labels are integers of 32 bits, the model's are {', '.join(model.label_texts()[:5])}"
+        )
+    if model.sigmoids is not None and listener is not None:
+        listener.warning(
+            "LIBLINEAR's text cannot hold calibrated probabilities: they stay with the model here"
         )
     if model.index_base == 0 and listener is not None:
         listener.warning(

@@ -25,11 +25,14 @@ from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata, write_metadata
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
+from .calibration import sigmoid_logarithms
 from .encoding import CATEGORIES_FILE, Encoding, read_encoding
 from .model_file import MODEL, STORED_FIELDS, ModelFile
 
 UNKNOWN_CLASS = "(unknown)"
 """In place of the name of a class that the model does not know."""
+
+_LOGISTIC = np.array([[-1.0], [0.0]])  # the sigmoid of log-odds
 
 
 @dataclass
@@ -58,13 +61,15 @@ class Model:
     class_weight : dict of float to float
         Factors on the cost of a label's rows.
     ridge, slack : float, str
-        Of twin planes (see `problem`).
+        Of twin planes: r in ``r/2 ‖w‖²``, and the loss of the rows that a plane keeps at a distance.
     tie_order : ndarray of int64, shape (n_classes,)
         Classes (as places in `classes`) in the order of preference where decisions are equal: an empty row, say.
     fingerprint : str
         Of the dataset trained on; empty where there was none.
     versions, certificate : dict
         Of libraries; gap and objectives at the end of training. Carried along, not interpreted.
+    sigmoids : ndarray of float64, shape (2, n_vectors), or None
+        Platt's a and b, by which decisions become probabilities (see `calibration`).
     free_bias : bool
         Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling
@@ -73,6 +78,12 @@ class Model:
         Names of the classes, which are then numbered from 0; None where labels are numbers.
     encoding : Encoding or None
         How the columns of the table trained on became features; None where the data came from no table.
+
+    Examples
+    --------
+    >>> model = streamcd.load_model("run")
+    >>> model.weights.shape[1], model.label_texts(), model.C
+    (1, ['-1', '1'], 1.0)
     """
 
     weights: np.ndarray
@@ -92,6 +103,7 @@ class Model:
     fingerprint: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     certificate: dict[str, Any] = field(default_factory=dict)
+    sigmoids: np.ndarray | None = None
     free_bias: bool = False
     scaling: Scaling = field(default_factory=Scaling)
     class_names: list[str] | None = None
@@ -105,8 +117,11 @@ class Model:
         if self.tie_order is None:
             self.tie_order = np.arange(self.n_classes)
         self.tie_order = np.asarray(self.tie_order, dtype=np.int64)
+        if self.sigmoids is not None:
+            self.sigmoids = np.asarray(self.sigmoids, dtype=np.float64)
         n_vectors = self.weights.shape[1] if self.weights.ndim == 2 else -1
         expected = {"weights": self.weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
+        expected["sigmoids"] = self.sigmoids is None or self.sigmoids.shape == (2, n_vectors)
         expected["code"] = self.code.shape == (self.n_classes, n_vectors)
         expected["tie_order"] = np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes))
         expected["classes"] = self.classes.ndim == 1 and bool((np.diff(self.classes) > 0).all())
@@ -235,26 +250,29 @@ class Model:
 
     @property
     def has_probabilities(self) -> bool:
-        """True where decisions are log-odds: logistic regression with one vector per class, or one for two classes."""
-        return self.loss == "log_loss" and (self.is_binary or self._one_vector_per_class)
+        """True for logistic regression and calibrated models, with one vector per class, or one for two classes."""
+        one_each = self.is_binary or self._one_vector_per_class
+        return one_each and (self.loss == "log_loss" or self.sigmoids is not None)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
-        """Logarithms of the classes' probabilities under logistic regression; shape (rows, n_classes).
+        """Logarithms of the classes' probabilities; shape (rows, n_classes).
 
-        Of several classes each one's ``σ(h)`` is divided by their sum, as LIBLINEAR does. `ModelError` where it has none.
+        Of several classes each one's sigmoid is divided by their sum, as LIBLINEAR does for logistic regression.
+        ``ModelError`` where the model has none.
         """
-        if self.loss != "log_loss":
+        if self.loss != "log_loss" and self.sigmoids is None:
             raise ModelError(
-                f"probabilities need a model trained with --loss log_loss; this one was trained with {self.loss}"
+                "probabilities need a model trained with --loss log_loss, or with --calibrate; "
+                f"this one was trained with {self.loss}"
             )
         if not self.has_probabilities:
             raise ModelError(
                 "probabilities need one vector per class; this model was trained with another code matrix"
             )
+        log_p, log_q = sigmoid_logarithms(_LOGISTIC if self.sigmoids is None else self.sigmoids, decisions)
         if self.is_binary:
-            return -np.logaddexp(0.0, decisions * np.array([1.0, -1.0]))
-        log_sigmoid = -np.logaddexp(0.0, -decisions)
-        return log_sigmoid - np.logaddexp.reduce(log_sigmoid, axis=1, keepdims=True)
+            return np.hstack([log_q, log_p])
+        return log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True)
 
     def label_text(self, label: float) -> str:
         """A label as in the source: a name, or a number, integers without a point."""
@@ -284,7 +302,7 @@ class Model:
         return next(iter(self.encoding.feature_names(np.array([feature]))))
 
     def class_costs(self) -> np.ndarray:
-        """``C`` times the class weight, shape (n_classes,); `ModelError` where C is not known."""
+        """``C`` times the class weight, shape (n_classes,); ``ModelError`` where C is not known."""
         if self.C is None:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
@@ -336,6 +354,12 @@ class Model:
         fields["encoding"] = None if self.encoding is None else self.encoding.record()
         fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
         return fields
+
+    @property
+    def score_code_bytes(self) -> int:
+        """Bytes of `score_code`, where scores are made with it."""
+        is_needed = not (self.loss == "twin" or self.is_binary or self._one_vector_per_class)
+        return 8 * self.code.size if is_needed else 0
 
     def score_code(self) -> np.ndarray:
         """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
@@ -411,6 +435,11 @@ def load_model(
         Where there is none, or it is damaged.
     UsageError
         Where it does not fit in `memory`.
+
+    Examples
+    --------
+    >>> streamcd.load_model("run").loss
+    'log_loss'
     """
     directory = _model_directory(local_path(path, "a model"), C)
     if memory is not None and (directory / "weights.npy").exists():

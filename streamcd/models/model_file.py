@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..core.errors import ModelError
 from ..core.metadata import Count, Kind, Structure, content_digest
@@ -35,10 +35,11 @@ class ModelFile(Structure, kw_only=True):
     ridge: float = 1.0
     slack: str = "hinge"
     class_weight: dict[float, float]
-    index_base: int
+    index_base: Literal[0, 1]
     fingerprint: str
     versions: dict[str, str]
     certificate: dict[str, Any]
+    sigmoids: list[list[float]] | None = None
     scaling: ModelScaling | None = None
     class_names: list[str] | None = None
     encoding: EncodingRecord | None = None

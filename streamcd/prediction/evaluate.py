@@ -10,12 +10,13 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.memory_budget import parse_size
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
 from ..solvers.problem import crammer_singer_losses, row_loss, twin_losses
 from .curves import MAX_CLASSES, ScoreCurves
-from .predict import DecidedRows, Decisions, positive_scores
+from .outputs import positive_scores
+from .predict import DecidedRows, Decisions
 from .roc_auc import RocArea
 from .sums import ExactSum
 
@@ -30,7 +31,7 @@ class _Evaluation:
         self.model, self.roc = model, roc
         self.n_rows = self.n_correct = self.n_unknown = 0
         # exact, so that they do not depend on the blocks in which rows come
-        self.loss, self.log_loss = ExactSum(), ExactSum()
+        self.loss, self.log_loss, self.brier = ExactSum(), ExactSum(), ExactSum()
         self.costs = None if model.C is None else model.class_costs()
         k = model.n_classes
         self.confusion = np.zeros((k, k), dtype=np.int64) if k <= MAX_CONFUSION_LABELS else None
@@ -58,7 +59,9 @@ class _Evaluation:
         if self.costs is not None:
             self.loss.add(_row_terms(model, place, decisions, self.costs[place] * weight, weight))
         if model.has_probabilities:
-            self.log_loss.add(-model.log_probabilities(decisions)[np.arange(place.size), place])
+            log_probabilities = model.log_probabilities(decisions)
+            self.log_loss.add(-log_probabilities[np.arange(place.size), place])
+            self.brier.add(_brier_terms(np.exp(log_probabilities), place))
         if model.n_classes == 2:
             self.roc.add(positive_scores(model, decisions), place == 1)
 
@@ -84,12 +87,13 @@ class _Evaluation:
             "accuracy": self.n_correct / self.n_rows,
             "primal_objective": objective,
         }
-        area = self.roc.value()
-        if area is not None:
-            result["auc"] = area
+        areas = self.roc.areas()
+        if areas is not None:
+            result["auc"], result["average_precision"] = areas
         n_known = self.n_rows - self.n_unknown
         if model.has_probabilities and n_known:
             result["log_loss"] = self.log_loss.value() / n_known
+            result["brier_score"] = self.brier.value() / n_known
         if self.confusion is not None:
             result |= self._confusion(self.confusion)
         return result
@@ -102,9 +106,11 @@ class _Evaluation:
         table[np.ix_(known, known)] = counts_of_known
         for label, counts in self.unknown.items():
             table[np.searchsorted(labels, label), known] = counts
+        listed = [_listed_label(model, float(label)) for label in labels]
         return {
-            "labels": [_listed_label(model, float(label)) for label in labels],
+            "labels": listed,
             "confusion": table.tolist(),
+            "per_class": _per_class(listed, table),
         }
 
 
@@ -113,6 +119,30 @@ def _listed_label(model: Model, label: float) -> int | float | str:
     if model.class_names is not None:
         return model.label_text(label)
     return int(label) if model.label_kind == "integer" and label == int(label) else label
+
+
+def _per_class(labels: list[Any], table: np.ndarray) -> list[dict[str, Any]]:
+    """Precision, recall and F1 of every label, from the confusion matrix; None where there is nothing to divide by."""
+    hits, n_true, n_predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)
+    return [
+        {
+            "label": label,
+            "n_rows": int(n_true[k]),
+            "precision": int(hits[k]) / int(n_predicted[k]) if n_predicted[k] else None,
+            "recall": int(hits[k]) / int(n_true[k]) if n_true[k] else None,
+            "f1": 2 * int(hits[k]) / int(n_true[k] + n_predicted[k]) if n_true[k] + n_predicted[k] else None,
+        }
+        for k, label in enumerate(labels)
+    ]
+
+
+def _brier_terms(probabilities: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Squared distance of a row's probabilities from its class; of two classes, of the larger one's alone."""
+    if probabilities.shape[1] == 2:
+        terms: np.ndarray = (probabilities[:, 1] - (place == 1)) ** 2
+        return terms
+    probabilities[np.arange(place.size), place] -= 1.0
+    return np.einsum("ij,ij->i", probabilities, probabilities)
 
 
 def _row_terms(
@@ -128,6 +158,7 @@ def _row_terms(
     return cost * losses
 
 
+@ends_progress
 def evaluate(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
@@ -157,12 +188,20 @@ def evaluate(
     -------
     dict
         ``n_rows``, ``accuracy``, ``primal_objective`` (the model's own problem on this data; None where the model does not
-        know its C, or not all labels); for two classes ``auc``; for the logistic loss ``log_loss`` (mean over the rows);
-        ``labels`` and ``confusion`` (rows true, columns predicted).
+        know its C, or not all labels); for two classes ``auc`` and ``average_precision`` (of the larger label); for the
+        logistic loss ``log_loss`` and ``brier_score`` (means over the rows; of two classes the squared error of the larger
+        label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
+        and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``.
 
     Raises
     ------
     ModelError, DatasetError, DataError, UsageError
+
+    Examples
+    --------
+    >>> found = streamcd.evaluate("reviews/test.txt", "run")
+    >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
+    (2000, True, [-1, 1])
     """
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)

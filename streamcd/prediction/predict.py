@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..conversion.byte_sources import (
+    BLOCK_BYTES,
     ByteRange,
     check_rows,
     expand_sources,
@@ -21,23 +22,23 @@ from ..conversion.byte_sources import (
     range_starts,
     total_bytes,
 )
-from ..conversion.formats import Reading, expand, open_source
+from ..conversion.formats import expand, open_source
 from ..conversion.rows import Counts
-from ..conversion.sources import BLOCK_BYTES, Source, counted_pieces
+from ..conversion.sources import Reading, Source, counted_pieces
 from ..conversion.table_rows import TableOptions
 from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
-from ..core.progress import Listener, Progress
+from ..core.progress import Listener, Progress, ends_progress
 from ..core.storage import REMOTE_BYTES, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.parquet import has_column
 from ..dataset.scaling import Scaling
 from ..dataset.schema import FIRST_OF_ALL, schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
+from .outputs import LinesOfPredictions, Output, PredictionColumns, is_output, kind_of_output, output_format
 from .source_order import SourceOrder
 
 _LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # decided at a time
@@ -83,8 +84,11 @@ class Decisions:
         self.scratch = scratch or Path(tempfile.gettempdir())
         self.n_ignored = self.n_unseen = 0
         scales = model.scaling.scales
-        encoded = 0 if model.encoding is None else model.encoding.nbytes
-        needs = {"the model": model.weights.nbytes + (0 if scales is None else scales.nbytes) + encoded}
+        model_bytes = model.weights.nbytes + (0 if scales is None else scales.nbytes)
+        model_bytes += 0 if model.encoding is None else model.encoding.nbytes
+        needs = {
+            "the model": model_bytes + 2 * model.score_code_bytes
+        }  # it has its own of one byte, and one in between
         # decisions, scores, probabilities and what is made of them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
@@ -107,10 +111,10 @@ class Decisions:
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self._workers, self._share = _usable_workers(data, workers, listener), 0
         if self._workers > 1:
-            each = sum(needs.values()) + RESERVED_BYTES
-            self._share = each + memory_per_worker(
-                budget, self._workers, needs, {"model": needs["the model"]}
-            )
+            theirs, own = dict(needs), {"model": needs["the model"]}
+            own["footer of the predictions"] = theirs.pop("the footer of the predictions", 0)
+            each = sum(theirs.values()) + RESERVED_BYTES
+            self._share = each + memory_per_worker(budget, self._workers, theirs, own)
         self._text_block = 1 << 16
         self._decoder_bytes = needs.get("decompression", 0)
         if self._decoder_bytes:
@@ -346,11 +350,13 @@ def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listen
     return 1
 
 
+@ends_progress
 def predict(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
-    out: str | os.PathLike[str] | TextIO,
+    out: Output,
     *,
+    decision: bool = False,
     proba: bool = False,
     C: float | None = None,
     memory: int | str = "1GB",
@@ -369,10 +375,13 @@ def predict(
         A path names a model or a run.
     out : path or text file
         A Parquet file with the columns ``source`` (0-based row of the source, as in a dataset's table of rows),
-        ``prediction``, ``decision`` (of several classes, ``decision_<label>``) and with `proba` ``probability_<label>``;
-        or a stream that gets the labels, one a line, in the same order.
+        ``prediction``, ``decision`` (of several classes, ``decision_<label>``) and with `proba` ``probability_<label>``; a
+        name in ``.csv`` gets CSV with the same columns, one in ``.txt``, or a stream, a line with the label for each row.
+    decision : bool
+        Write the decisions into CSV and text too, after the label.
     proba : bool
-        Add probabilities; for models trained with the logistic loss.
+        Add probabilities, last; for models trained with the logistic loss. Text then begins with a line ``labels …`` that
+        names their order.
     C : float, optional
         Which model of a run that was trained with several.
     memory : int or str
@@ -392,51 +401,65 @@ def predict(
     Raises
     ------
     ModelError, DatasetError, DataError, UsageError
+
+    Examples
+    --------
+    >>> streamcd.predict("reviews/test.txt", "run", "predictions.csv", proba=True)["n_rows"]
+    2000
     """
+    form = output_format(out)
     if isinstance(out, str | os.PathLike):
         is_text = not isinstance(data, Dataset) and not _is_dataset(data)
         inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]
-        kind = "a Parquet file of predictions"
+        place = local_path(out, "predictions")
         check_output(
-            local_path(out, "predictions"),
-            kind,
-            lambda path: has_column(path, "prediction"),
-            force=force,
-            inputs=inputs,
+            place, kind_of_output(form), lambda path: is_output(path, form), force=force, inputs=inputs
         )
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     if proba:
         model.log_probabilities(np.empty((0, model.n_vectors)))  # refuses before any work
-        if not isinstance(out, str | os.PathLike):
-            raise UsageError(
-                "probabilities go to a Parquet file: name one with -o OUT.parquet, or leave --proba out"
-            )
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
-    columns = _prediction_columns(model, proba) if isinstance(out, str | os.PathLike) else ()
-    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch, len(columns))
-    n_rows = 0
+    columns = PredictionColumns(model, decision or form == "parquet", proba)
+    n_columns = len(columns.types()) if form == "parquet" else 0
+    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch, n_columns)
     if not isinstance(out, str | os.PathLike):
-        for _, block in _in_source_order(decisions):
-            n_rows += block.shape[0]
-            _write_labels(model, block, out)
+        n_rows = _write_lines(out, columns, form, decisions)
         out.flush()
-        return {"n_rows": n_rows, "n_ignored": decisions.n_ignored, "n_unseen": decisions.n_unseen}
-
-    target = Path(out)
-    with replacing(target) as partial:
-        writer = TableWriter(partial, schema(**_prediction_columns(model, proba)), "zstd")
-        for number, block in enumerate(_row_groups(_in_source_order(decisions), decisions)):
-            if number == decisions.most_groups:
-                room = format_size(decisions.most_groups * _FOOTER_BYTES * len(columns))
-                raise UsageError(
-                    f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
-                    f"{n_rows:,} rows of {len(columns):,} columns, and there are more; give a larger --memory"
-                )
-            start, n_rows = n_rows, n_rows + block.shape[0]
-            writer.write(**_predictions(model, start, block, proba))
-        writer.close()
+    else:
+        with replacing(Path(out)) as partial:
+            if form == "parquet":
+                n_rows = _write_parquet(partial, columns, decisions, budget)
+            else:
+                with open(partial, "w", encoding="utf-8", newline="") as file:
+                    n_rows = _write_lines(file, columns, form, decisions)
     return {"n_rows": n_rows, "n_ignored": decisions.n_ignored, "n_unseen": decisions.n_unseen}
+
+
+def _write_lines(file: TextIO, columns: PredictionColumns, form: str, decisions: Decisions) -> int:
+    """Write all rows as lines of text or CSV; returns their number."""
+    lines, n_rows = LinesOfPredictions(file, columns, form), 0
+    for _, block in _in_source_order(decisions):
+        lines.write(n_rows, block)
+        n_rows += block.shape[0]
+    return n_rows
+
+
+def _write_parquet(path: Path, columns: PredictionColumns, decisions: Decisions, budget: int) -> int:
+    """Write all rows to a Parquet file; returns their number. Refused where its footer does not fit in `budget`."""
+    types, n_rows = columns.types(), 0
+    writer = TableWriter(path, schema(**types), "zstd")
+    for number, block in enumerate(_row_groups(_in_source_order(decisions), decisions)):
+        if number == decisions.most_groups:
+            room = format_size(decisions.most_groups * _FOOTER_BYTES * len(types))
+            raise UsageError(
+                f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
+                f"{n_rows:,} rows of {len(types):,} columns, and there are more; give a larger --memory"
+            )
+        writer.write(**columns.values(n_rows, block))
+        n_rows += block.shape[0]
+    writer.close()
+    return n_rows
 
 
 def _row_groups(blocks: Iterable[tuple[int, np.ndarray]], decisions: Decisions) -> Iterator[np.ndarray]:
@@ -467,52 +490,3 @@ def _in_source_order(decisions: Decisions) -> Iterator[tuple[int, np.ndarray]]:
         for rows in decisions.blocks("predict"):
             order.add(rows.source, rows.decisions)
         yield from order.blocks(decisions.block_rows)
-
-
-def _write_labels(model: Model, decisions: np.ndarray, out: TextIO) -> None:
-    texts = model.label_texts()
-    out.write("".join([texts[place] + "\n" for place in model.places(decisions).tolist()]))
-
-
-def _prediction_columns(model: Model, proba: bool) -> dict[str, Any]:
-    labels = model.label_texts()
-    names = ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in labels]
-    if proba:
-        names += [f"probability_{label}" for label in labels]
-    label_type: Any = np.int64 if model.label_kind == "integer" else np.float64
-    if model.class_names is not None:
-        label_type = str
-    return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
-
-
-def _predictions(model: Model, start: int, decisions: np.ndarray, proba: bool) -> dict[str, np.ndarray]:
-    """The columns of some rows, the first of which is row `start` of the source."""
-    types = _prediction_columns(model, proba)
-    scores = (
-        model.scores(decisions) if model.n_classes > 2 else positive_scores(model, decisions)[:, np.newaxis]
-    )
-    columns = [
-        np.arange(start, start + decisions.shape[0]),
-        _predicted_labels(model, decisions, types["prediction"]),
-        *scores.T,
-    ]
-    if proba:
-        columns += [*np.exp(model.log_probabilities(decisions)).T]
-    return dict(zip(types, columns, strict=True))
-
-
-def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> Any:
-    if model.class_names is not None:
-        texts = model.label_texts()
-        return [texts[place] for place in model.places(decisions).tolist()]
-    return model.labels(decisions).astype(label_type)
-
-
-def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
-    """Of two classes, by how much the larger one is preferred."""
-    if decisions.shape[1] == 1:
-        return decisions[:, 0]
-    scores = model.scores(decisions)
-    both_infinite = np.isinf(scores).all(axis=1)  # two twin planes without weights: neither is nearer
-    with np.errstate(invalid="ignore"):
-        return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])

@@ -1,4 +1,4 @@
-"""The exact area under the ROC curve of more scores than fit in memory: ranges of scores on disk, each sorted in memory."""
+"""The exact areas under the ROC and precision-recall curves of more scores than fit in memory: ranges of scores on disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, take
 from ..core.locks import scratch_directory
+from .sums import ExactSum
 
 _LAYOUT = Layout((np.dtype(np.float64), np.dtype(np.bool_)))
 _BYTES_PER_SCORE = 67
@@ -20,7 +21,7 @@ _LEAST_SCORES = 1024
 
 
 class RocArea:
-    """Takes scores in any order and any number of blocks; a context, which removes what is on disk.
+    """Receiver of scores in any order and any number of blocks; a context, which removes what is on disk.
 
     Scores beyond the memory are dealt out by bounds that are scores themselves: a bucket for each bound and one for what
     lies between two of them. A bound's own are ties, and only counted; what lies between is sorted, or where it does not fit
@@ -45,8 +46,8 @@ class RocArea:
         """Take rows: their scores, and flags of those of the positive class."""
         for start in range(0, score.size, self._capacity):
             stop = min(start + self._capacity, score.size)
-            # -0 is a tie with 0; copied, since the caller uses its memory again
-            block = Records((score[start:stop] + 0.0, positive[start:stop].astype(np.bool_)))
+            # descending, and -0 a tie with 0; copied, since the caller uses its memory again
+            block = Records((0.0 - score[start:stop], positive[start:stop].astype(np.bool_)))
             if self._scratch is None and self._n_held + block.size > self._capacity:
                 self._spill()
             if self._scratch is None:
@@ -67,21 +68,30 @@ class RocArea:
     def _write(self, path: Path, bounds: np.ndarray) -> PartitionWriter:
         return PartitionWriter(path, _LAYOUT, 2 * bounds.size + 1, self._memory_bytes)
 
-    def value(self) -> float | None:
-        """The area: the chance that a positive row scores above a negative one, ties counted half; None for one class."""
-        n_positive = n_negative = doubled = 0
+    def areas(self) -> tuple[float, float] | None:
+        """Compute the areas under the ROC and the precision-recall curve; None for one class.
+
+        The first is the chance that a positive row scores above a negative one, ties counted half. The second is the
+        average precision: the mean over the positive rows of the precision among the rows that score as high or higher.
+        """
+        doubled = 0
+        precisions = ExactSum()  # of the positive rows; does not depend on how scores come in blocks
+        n_above_positive = n_above_negative = 0
         for positives, negatives in self._ties():
-            below = np.cumsum(negatives) - negatives
-            n_more = int(positives.sum())
-            doubled += int((positives * (2 * below + negatives)).sum()) + 2 * n_more * n_negative
-            n_positive += n_more
-            n_negative += int(negatives.sum())
+            # scores come in descending order
+            first, second = np.cumsum(positives), np.cumsum(negatives)
+            above = n_above_positive + first - positives
+            doubled += int((negatives * (2 * above + positives)).sum())
+            found = n_above_positive + first
+            precisions.add(positives * (found / (found + n_above_negative + second)))
+            n_above_positive, n_above_negative = int(found[-1]), int(n_above_negative + second[-1])
+        n_positive, n_negative = n_above_positive, n_above_negative
         if not n_positive or not n_negative:
             return None
-        return doubled / (2 * n_positive * n_negative)
+        return doubled / (2 * n_positive * n_negative), precisions.value() / n_positive
 
     def _ties(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Positives and negatives of every score, ascending by score, many scores at a time."""
+        """Positives and negatives of every score, descending by score, many scores at a time."""
         if self._scratch is None:
             if self._held:
                 yield _count_ties(_join(self._held))

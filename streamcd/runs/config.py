@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..core.errors import CheckpointError, UsageError
+from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.progress import Listener
 from ..core.storage import is_url
@@ -20,7 +21,7 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import Solver
-from ..solvers.registry import check_omega, find_solver, make_solver
+from ..solvers.registry import LOSS_ALIASES, check_omega, find_solver, make_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
@@ -97,6 +98,7 @@ class ProblemOptions:
         **others: Any,
     ) -> ProblemOptions:
         """Take the options of `train.train` as they come; others stay as they are."""
+        loss = LOSS_ALIASES.get(loss, loss)
         if loss != "twin" and (ridge is not None or slack is not None):
             raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
         pairs: ClassWeight = None
@@ -198,6 +200,7 @@ class TrainOptions:
     local_workers: int = 0
     start_from: str | None = None
     search: bool = False  # for the best C, by cross-validation
+    calibrate: bool = False
     in_memory: bool = False  # no directory: what is kept of rows stays in memory
 
 
@@ -243,6 +246,7 @@ class RunConfig:
     columns: str | None = None  # fingerprint of the column layout, where that is read
     start_from: str | None = None
     tune: Search | None = None
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
@@ -319,7 +323,8 @@ class ResolvedRun:
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     """Make the run that the configuration of a directory records; refused where it is none on this dataset."""
     try:
-        run = ResolvedRun(config, dataset, config.options.make_problem(dataset))
+        memory = config.memory if config.rounds is None else None  # else it is a worker's
+        run = ResolvedRun(config, dataset, config.options.make_problem(dataset, memory))
         n_blocks = run.problem.n_lanes // lanes_together(run.problem)
         if config.n_groups > n_blocks:
             raise UsageError(f"n_groups: expected at most {n_blocks}, found {config.n_groups}")
@@ -327,6 +332,9 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     except UsageError as error:
         raise _damaged(path, error) from None
     return run
+
+
+_BLAS_THREADS = "blas_threads"
 
 
 def versions() -> dict[str, str]:
@@ -345,7 +353,44 @@ def versions() -> dict[str, str]:
         "llvmlite": llvmlite.__version__,
         "pyarrow": pyarrow.__version__,
         "processor": llvmlite.binding.get_host_cpu_name(),
+        _BLAS_THREADS: _blas_threads(),
     }
+
+
+def is_begun(path: Path, config: RunConfig) -> bool:
+    """Tell whether a directory holds a run of the same training; another one is refused."""
+    if not (path / "config.json").exists():
+        return False
+    if not _same_training(read_config(path), config):
+        raise CheckpointError(
+            f"{path} holds another run; name another directory, or give --force without --resume"
+        )
+    return True
+
+
+def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
+    """Return the configuration of a run as it is now asked for: all but what decides its bits."""
+    return replace(config, dataset=asked.dataset, rule=asked.rule, checkpoint_every=asked.checkpoint_every)
+
+
+def _same_training(found: RunConfig, config: RunConfig) -> bool:
+    return all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
+
+
+def differs(config: RunConfig) -> bool:
+    """Tell whether a run was begun with other versions, or, where an inverse is computed, other threads of BLAS."""
+    begun, now = dict(config.versions), versions()
+    if config.options.method != "sor" or _BLAS_THREADS not in begun:  # not in older runs
+        begun.pop(_BLAS_THREADS, None)
+        now.pop(_BLAS_THREADS)
+    return begun != now
+
+
+def _blas_threads() -> str:
+    """The number of threads that OpenBLAS takes, on which the last digits of an inverse depend."""
+    given = (os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
+    n_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return next((number for number in given if number), str(n_processors))
 
 
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
@@ -360,7 +405,7 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     if force or not (path / "config.json").exists():
         return
     found = read_config(path)
-    if all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune")):
+    if _same_training(found, config):
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
         )
@@ -369,7 +414,14 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 
 def same_dataset(config: RunConfig) -> Dataset:
     """Open the dataset of a run; refuse it where it has changed."""
-    dataset = open_dataset(config.dataset)
+    try:
+        dataset = open_dataset(config.dataset)
+    except DatasetError as error:
+        if os.path.exists(config.dataset):
+            raise
+        raise DatasetError(
+            f"{error}; or, if it was moved, name its place: 'streamcd resume RUN --dataset PATH'"
+        ) from None
     if dataset.fingerprint != config.fingerprint:
         raise CheckpointError(
             f"{dataset.path}: not the dataset that the run was begun with (fingerprint {dataset.fingerprint}, "
@@ -383,14 +435,14 @@ def same_dataset(config: RunConfig) -> Dataset:
     return dataset
 
 
-def check_workers(path: Path, config: RunConfig, client: Any) -> None:
+def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
     """Refuse to go on with a run on workers in one process, and the other way round."""
-    if client is None and config.rounds is not None:
+    if not on_workers and config.rounds is not None:
         raise UsageError(
             f"{path} was begun on workers, which keep dual variables in another way: resume it with --scheduler ADDRESS "
             "or --workers N, N >= 1"
         )
-    if client is not None and config.rounds is None:
+    if on_workers and config.rounds is None:
         raise UsageError(
             f"{path} was begun in one process, which keeps dual variables in another way: resume it without workers, or "
             f"begin a new run on workers with --start-from {path}"

@@ -61,7 +61,9 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
             with _saved_signals(), stop_requests() as options["stop_requested"]:
                 result = function(*args, **options)
         if not result.converged:
-            text = f"{result.describe_shortfall()}; streamcd.resume({result.run!r}, max_passes=N) goes on"
+            more = "" if result.stop_reason == "time" else ", max_passes=N"
+            way_on = f"streamcd.resume({result.run!r}{more}) goes on"
+            text = "; ".join([result.describe_shortfall(), way_on, *result.advice])
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
         return result
 

@@ -18,12 +18,9 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
 from ..solvers.registry import reads_columns
 from ..stream.memory_plan import Plan, describe_plan, make_plan
-from .config import ProblemOptions, ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
+from .config import ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
 
 _LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
-
-
-_MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are rather numbers than classes
 
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
@@ -31,8 +28,6 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
     problem = asked.problem.make_problem(dataset, asked.memory)
     asked, (n_groups, plan, memory) = _plan_groups(dataset, problem, asked, listener)
     options = asked.problem
-    _warn_of_ridge(options, listener)
-    _warn_of_regression(dataset, listener)
     listener.message(
         describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
     )
@@ -55,6 +50,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         columns=dataset.open_columns().fingerprint if reads_columns(options.method) else None,
         start_from=asked.start_from,
         tune=Search(options.folds) if asked.search else None,
+        calibrate=asked.calibrate,
     )
     return ResolvedRun(config, dataset, problem)
 
@@ -78,24 +74,6 @@ def _plan_groups(
         f"{format_size(without[2])}"
     )
     return plain, without
-
-
-def _warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
-    """Warn of small ridges, with which twin planes by coordinate descent are slow."""
-    if options.loss == "twin" and options.method == "dual" and 0 < options.ridge < 1:
-        listener.warning(
-            f"ridge {options.ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
-            "--method sor does not, where a matrix of features x features fits in memory"
-        )
-
-
-def _warn_of_regression(dataset: Dataset, listener: Listener) -> None:
-    counts = dataset.class_counts
-    if counts is not None and counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:
-        listener.warning(
-            f"{counts.size:,} labels, most of them with fewer than {_FEW_ROWS} rows: it looks like a target of regression, "
-            "and each label is a class here, with weights of its own"
-        )
 
 
 def describe_worker_budget(n_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,17 @@ from .config import ResolvedRun, versions
 _BLOCK_BYTES = 1 << 23  # of weights at a time, where a model is written
 
 
-def save_models(model_path: Path, directory: checkpoint.Run, run: ResolvedRun, result: Result) -> bool:
+def save_models(
+    model_path: Path,
+    directory: checkpoint.Run,
+    run: ResolvedRun,
+    result: Result,
+    sigmoids: Mapping[float, np.ndarray],
+) -> bool:
     """Write the models of every C, unless those on disk are of this very end of the training; returns whether it did.
 
-    A kill may have come after the last checkpoint and before its models: then those on disk are of an older state.
+    `sigmoids`, by C, are those of a calibration. A kill may have come after the last checkpoint and before its models: then
+    those on disk are of an older state.
     """
     models = [
         (_model_place(model_path, run.problem, lanes), lanes, _certificate(result, lanes))
@@ -30,7 +37,8 @@ def save_models(model_path: Path, directory: checkpoint.Run, run: ResolvedRun, r
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False
     for path, lanes, certificate in models:
-        _save_model(path, directory, run, lanes, certificate)
+        model_sigmoids = sigmoids.get(run.problem.lanes[lanes.start].C)
+        _save_model(path, directory, run, lanes, certificate, model_sigmoids)
     return True
 
 
@@ -56,13 +64,19 @@ def _model_place(model_path: Path, problem: Problem, lanes: range) -> Path:
 
 
 def _save_model(
-    path: Path, directory: checkpoint.Run, run: ResolvedRun, lanes: range, certificate: dict[str, Any]
+    path: Path,
+    directory: checkpoint.Run,
+    run: ResolvedRun,
+    lanes: range,
+    certificate: dict[str, Any],
+    sigmoids: np.ndarray | None,
 ) -> None:
     """Write the model of some lanes from the states in a run's directory."""
     path.parent.mkdir(exist_ok=True)
     # never touched: the rows are written from the state
     untouched = np.zeros((run.problem.n_features, len(lanes) * run.problem.lane_vectors))
     model = _make_model(directory, run, lanes, certificate, untouched)
+    model.sigmoids = sigmoids
     model.save(path, rows=_weight_rows(directory, run, lanes, last=False))
 
 

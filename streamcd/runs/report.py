@@ -72,6 +72,10 @@ def write_report(
         Where `run` is not a run.
     UsageError
         Where matplotlib is not installed, or `out` exists and `force` is not given.
+
+    Examples
+    --------
+    >>> streamcd.write_report("run", "report.html", data="reviews/test.txt")
     """
     run, page_path = local_path(run, "a run"), local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=force)

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.progress import Listener
-from ..core.storage import local_path
+from ..core.progress import Listener, ends_progress
+from ..core.storage import local_path, location
+from ..core.threads import make_threads
 from ..training import checkpoint
-from ..training.loop import Session, StopRequested
+from ..training.loop import Session, StopRequested, deadline
 from ..training.result import Result
+from .carry_out import carry_out
 from .config import (
     RunConfig,
     check_workers,
+    differs,
     make_rule,
     read_config,
     reopen,
     same_dataset,
-    versions,
     write_config,
 )
+from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, share_memory_anew
 from .previous_run import previous_run
-from .train import carry_out
+from .workers import Workers
 
 
 @stops_when_interrupted
+@ends_progress
 def resume(
     run: str | Path,
     *,
     max_passes: int | None = None,
     tol: float | None = None,
     checkpoint_every: float | None = None,
+    max_seconds: float | None = None,
+    dataset: str | Path | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
     client: Any = None,
-    local_workers: int = 0,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -48,12 +57,15 @@ def resume(
     run : path
     max_passes, tol, checkpoint_every : optional
         Instead of the run's own.
-    client : distributed.Client, optional
-        Needed where the run was begun on workers; another scheduler and another number of workers will do.
-    local_workers : int
-        So many workers of `client` are on this machine. Where the run was begun with such workers, the memory that it was
-        given for all is shared out anew; else every worker has what each had before.
-    listener, stop_requested : optional
+    max_seconds : float, optional
+        As in `train`, of this call.
+    dataset : path, optional
+        Where the dataset is now, if it was moved; it has to be the same one.
+    workers, scheduler, client : optional
+        As in `train`, but one worker is a worker. Needed where the run was begun on workers; another scheduler and another
+        number of them will do. Where the run was begun with workers of one machine, the memory that it was given for all is
+        shared out anew; else every worker has what each had before.
+    threads, listener, stop_requested : optional
         As in `train`.
 
     Returns
@@ -64,35 +76,59 @@ def resume(
     ------
     CheckpointError
         Where the run, or the dataset it was made with, is damaged, missing or changed.
+
+    Examples
+    --------
+    >>> result = streamcd.resume("run", tol=1e-6)
+    >>> result.gap <= 1e-6
+    True
     """
-    session = Session(listener or Listener(), stop_requested, client)
     path = local_path(run, "a run")
+    threading = make_threads(threads)
+    session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
+    on_workers = Workers.asked(client, workers, scheduler, fewest=1)
+
+    def change(config: RunConfig) -> RunConfig:
+        place = config.dataset if dataset is None else str(location(dataset).resolve())
+        return _changed(replace(config, dataset=place), max_passes, tol, checkpoint_every)
+
+    return go_on(path, on_workers, session, change)
+
+
+def go_on(
+    path: Path, on_workers: Workers, session: Session, change: Callable[[RunConfig], RunConfig]
+) -> Result:
+    """Go on with a run of any kind by a configuration that `change` makes of its own."""
+    listener = session.listener
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
         if checkpoint.read_identity(path) is None:
-            session.listener.warning(
+            listener.warning(
                 f"{path} was written before runs had an identity, by which files of another run are told; it gets one now"
             )
-        check_workers(path, config, client)
-        dataset = same_dataset(config)
-        config = _changed(config, max_passes, tol, checkpoint_every)
-        if config.versions != versions():
-            session.listener.warning(
+        check_workers(path, config, on_workers=bool(on_workers))
+        config = change(config)
+        data = same_dataset(config)
+        if differs(config):
+            listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
-        found = reopen(path, config, dataset)
-        if local_workers and config.rounds is not None and config.rounds.shared_memory is not None:
-            config = replace(config, memory=share_memory_anew(found, local_workers))
+        found = reopen(path, config, data)
+        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
+            config = replace(config, memory=share_memory_anew(found, on_workers.local))
             found = replace(found, config=config)
-        if client is not None:
-            session.listener.message(describe_worker_budget(config.memory))
+        if on_workers:
+            listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
-        if config.tune is not None:
-            from .tune import carry_out_search  # with the kernels of scoring, which other runs do not need
+        warn_early(found, listener)
+        with on_workers.connected(listener) as connected:
+            session = replace(session, client=connected)
+            if config.tune is not None:
+                from .search import carry_out_search  # the kernels of scoring, which other runs do not need
 
-            return carry_out_search(directory, found, session)
-        return carry_out(directory, found, previous_run(found), session)
+                return carry_out_search(directory, found, session)
+            return carry_out(directory, found, previous_run(found), session)
 
 
 def _changed(

@@ -1,48 +1,45 @@
-"""A training in a run directory: groups of lanes, one after another, and the models at the end."""
+"""A training in a run directory: options of Python and of the command line, checked and carried out."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
-from ..core.memory_budget import parse_size, peak_memory_bytes
-from ..core.progress import Listener
+from ..core.memory_budget import parse_size
+from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.diagnostics import advice
-from ..models.model import Model
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
-from ..training import checkpoint
-from ..training.loop import Loop, Session, StopRequested, Task
-from ..training.result import Outcome, Result, join_outcomes, make_result
+from ..training.loop import Session, StopRequested, deadline
+from ..training.result import Result
+from .carry_out import begin_run, carry_out
 from .config import (
     WORKER_TIMEOUT,
-    Group,
     ProblemOptions,
-    ResolvedRun,
     SharedRounds,
     TrainOptions,
+    changed_by,
+    is_begun,
     make_rule,
-    refuse_existing,
     settle_acceleration,
-    write_config,
 )
+from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import resolve
 from .method_choice import choose_method
-from .models import make_models, save_models
-from .previous_run import PreviousRun, previous_run
+from .previous_run import previous_run
+from .workers import Workers
 
 
 @stops_when_interrupted
+@ends_progress
 def train(
     dataset: Dataset | str | Path,
     run: str | Path,
@@ -62,15 +59,20 @@ def train(
     ridge: float | None = None,
     slack: str | None = None,
     start_from: str | Path | None = None,
+    calibrate: bool = False,
     memory: int | str = "1GB",
     seed: int = 0,
     checkpoint_every: float = 60.0,
+    max_seconds: float | None = None,
+    resume: bool = False,
     force: bool = False,
     plan: Plan | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
     client: Any = None,
     local_passes: int | None = None,
     worker_timeout: float | None = None,
-    local_workers: int = 0,
+    threads: int | None = None,
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
@@ -83,8 +85,8 @@ def train(
         Directory to be made.
     loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
     method : {"auto", "dual", "primal", "online", "sor"}
-        ``"primal"`` and ``"online"`` read the column layout (see `transpose.make_columns`); ``"sor"`` is the classic twin
-        SVM, with an inverse of features × features for each plane; ``"auto"`` chooses by `method_choice.choose_method`.
+        ``"primal"`` and ``"online"`` read the column layout (see `make_columns`); ``"sor"`` is the classic twin SVM, with an
+        inverse of features × features for each plane; ``"auto"`` chooses, and tells the listener why.
     C : float or sequence of float
         Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
     bias : float
@@ -113,28 +115,44 @@ def train(
     start_from : path, optional
         An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning,
         or, of a primal method, its weights. Method sor can start from a run of sor or dual, dual from its own.
+    calibrate : bool
+        Give the model probabilities: Platt's sigmoids, fitted to the decisions about five folds that were left out; these
+        are trained after it, all in the same reads. For hinge and squared_hinge; the weights do not change.
     memory : int or str
         Bound on the process's peak resident memory. Lanes that do not fit together are trained in groups.
     seed : int
     checkpoint_every : float
         Seconds between checkpoints.
+    max_seconds : float, optional
+        Stop after this time with a checkpoint, and without a model, unless the end came before; for batch queues. It is
+        looked at between windows. `Result.stop_reason` is then ``"time"``.
+    resume : bool
+        Go on with the run where there is one of the same training, by the stopping rule that is given here; else begin it.
     force : bool
         Replace an existing run.
-    plan : Plan, optional
-        How memory is used; follows from `memory` by default.
+    plan : optional
+        Sizes of the windows, which follow from `memory` by default; for tests of streamcd itself.
+    workers : int, optional
+        Train on this number of processes of this machine, which share `memory`; by default, and for 1, in this process.
+    scheduler : str, optional
+        Address of a dask scheduler, on whose workers to train; `memory` then bounds each. They must see `dataset` and `run`
+        under these paths. Every round is a checkpoint.
     client : distributed.Client, optional
-        Train on its workers, of which `memory` then bounds each; they must see `dataset` and `run` under these paths.
-        Every round is a checkpoint. `engines.Simulation` in its place does the same in this process.
+        A client of such a scheduler, in place of its address. With `workers` its workers, of that number, are on this
+        machine and share `memory`.
     local_passes : int, optional
-        Passes of every worker over its own shards in a round; 3 by default, 1 where there are more features than rows. Needs
-        `client`.
+        Passes of every worker over its own shards in a round; 3 by default, 1 where there are more features than rows. On
+        workers only.
     worker_timeout : float, optional
-        Seconds without a sign of a worker, after which others take over its shards; needs `client`.
-    local_workers : int
-        So many workers of `client` are on this machine and share `memory` with this process; 0: it bounds each of them.
+        Seconds without a response of a worker, after which others take over its shards; on workers only.
+    threads : int, optional
+        Threads of this process that share the reading, certificates and lanes; all processors by default. No bit of the
+        result depends on their number, and `memory` has room for what reading by several takes.
     listener : Listener, optional
+        Receiver of progress and messages, such as `ProgressBar`.
     stop_requested : callable, optional
-        See `loop.StopRequested`.
+        Called without arguments after every window; returns the number of a signal that asks the training to stop, or None.
+        By default Ctrl-C and SIGTERM ask that.
 
     Returns
     -------
@@ -145,12 +163,20 @@ def train(
     UsageError, DatasetError, CheckpointError, LockError
     Interrupted
         Where `stop_requested` said so; a checkpoint was saved.
+
+    Examples
+    --------
+    >>> data = streamcd.open("data")
+    >>> result = streamcd.train(data, "new-run", loss="hinge", C=0.1, memory="400MB")
+    >>> result.converged
+    True
     """
     path = local_path(run, "a run")
-    session = Session(listener or Listener(), stop_requested, client)
-    listener = session.listener
+    listener = listener or Listener()
+    on_workers = Workers.asked(client, workers, scheduler, fewest=2)
+    threading = make_threads(threads)
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    if method == "auto" and start_from is None and client is None:
+    if method == "auto" and start_from is None and not on_workers:
         method, reason = choose_method(unpenalized_bias)
         listener.message(f"method {method}: {reason}")
     problem = ProblemOptions.asked(
@@ -168,33 +194,44 @@ def train(
         unpenalized_bias=bool(unpenalized_bias),
     )
     problem = settle_acceleration(problem, eps, listener)
-    _check_rounds(problem, client, plan, local_passes=local_passes, worker_timeout=worker_timeout)
+    _check_rounds(problem, on_workers, plan, local_passes=local_passes, worker_timeout=worker_timeout)
     timeout = WORKER_TIMEOUT if worker_timeout is None else float(worker_timeout)
-    shared = parse_size(memory) if local_workers else None
+    shared = parse_size(memory) if on_workers.local else None
     asked = TrainOptions(
         problem,
         parse_size(memory),
         checkpoint_every,
         make_rule(tol, eps, max_passes),
         plan=plan,
-        rounds=None if client is None else SharedRounds(local_passes, timeout, shared),
-        local_workers=local_workers,
+        rounds=SharedRounds(local_passes, timeout, shared) if on_workers else None,
+        local_workers=on_workers.local,
         start_from=None if start_from is None else str(Path(start_from).resolve()),
+        calibrate=calibrate,
     )
+    if calibrate:
+        from .calibration import check_calibration
+
+        check_calibration(problem, on_workers=bool(on_workers))
     resolved = resolve(dataset, asked, listener)
+    session = Session(listener, stop_requested, threads=threading, until=deadline(max_seconds))
+    if resume and is_begun(path, resolved.config):
+        from .resume import go_on
+
+        return go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
+    warn_early(resolved, listener)
     previous = previous_run(resolved)  # refused before anything is made
-    with begin_run(path, resolved, force=force) as directory:
-        return carry_out(directory, resolved, previous, session)
+    with begin_run(path, resolved, force=force) as directory, on_workers.connected(listener) as found:
+        return carry_out(directory, resolved, previous, replace(session, client=found))
 
 
-def _check_rounds(problem: ProblemOptions, client: Any, plan: Plan | None, **of_rounds: float | None) -> None:
+def _check_rounds(
+    problem: ProblemOptions, workers: Workers, plan: Plan | None, **of_rounds: float | None
+) -> None:
     """Refuse what does not go with training on workers, or is of such a training only."""
-    if client is None:
+    if not workers:
         for name, value in of_rounds.items():
             if value is not None:
-                raise UsageError(
-                    f"{name} is for training on workers; give a client (--scheduler or --workers)"
-                )
+                raise UsageError(f"{name} is for training on workers; give --scheduler or --workers")
         return
     if problem.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search decides how far a step goes")
@@ -206,143 +243,3 @@ def _check_rounds(problem: ProblemOptions, client: Any, plan: Plan | None, **of_
         )
     if plan is not None:
         raise UsageError("plan: workers make their own plans from their memory and their shards")
-
-
-@contextmanager
-def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
-    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`."""
-    refuse_existing(path, run.config, force)
-    with checkpoint.create_run(path, force=force) as directory:
-        write_config(directory, run.config)
-        yield directory
-
-
-def train_groups(
-    directory: checkpoint.Run,
-    run: ResolvedRun,
-    previous: PreviousRun | None,
-    session: Session,
-    *,
-    shown_as: str | None = None,
-    stage: str = "",
-) -> Outcome:
-    """Train all lanes of a run in a directory, group after group, from where each stands.
-
-    Parameters
-    ----------
-    shown_as : str, optional
-        The run directory in messages, where it is not `directory`.
-    stage : str
-        Put before the phase in progress.
-    """
-    outcomes = []
-    for group in run.groups:
-        part = directory.part(group.directory) if group.directory else directory
-        task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
-        outcomes.append(_train_group(part, task, run, session))
-    return join_outcomes(outcomes)
-
-
-def _make_task(
-    group: Group, run: ResolvedRun, previous: PreviousRun | None, shown_as: str, stage: str
-) -> Task:
-    problem, config = run.problem, run.config
-    lanes, numbers = problem.subset(group.lanes), group.lanes
-    part = f"lanes {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
-    return Task(
-        dataset=run.dataset,
-        problem=lanes,
-        solver=run.make_solver(lanes),
-        plan=config.plan,
-        rule=config.rule,
-        seed=run.options.seed,
-        checkpoint_every=config.checkpoint_every,
-        run=shown_as,
-        name=stage + part,
-        warm_start=None if previous is None else previous.warm_start(lanes, numbers),
-    )
-
-
-def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
-    rounds, memory = run.config.rounds, run.config.memory - DASK_BYTES
-    if rounds is None:
-        return Loop(part, task, session).run()
-    from ..cluster.loop import RoundLoop  # only where there are workers
-
-    solver, waits = (run.options.method, run.options.acceleration), rounds.worker_timeout
-    return RoundLoop(part, task, session, *solver, memory, rounds.local_passes, waits).run()
-
-
-def carry_out(
-    directory: checkpoint.Run,
-    run: ResolvedRun,
-    previous: PreviousRun | None,
-    session: Session,
-    *,
-    model_path: Path | None = None,
-) -> Result:
-    """Train, write the models (into the run, or to `model_path`), and say how it ended."""
-    before = _trained_passes(directory.path, run)
-    outcome = train_groups(directory, run, previous, session)
-    dataset, listener = run.dataset, session.listener
-    result = _result_of(directory, outcome, run)
-    if run.options.omega == "auto":
-        _tell_omegas(result, listener)
-    begun = time.monotonic()
-    written = save_models(model_path or directory.model_path, directory, run, result)
-    if written:
-        result.seconds += time.monotonic() - begun
-        result.peak_memory_bytes = peak_memory_bytes()
-    if not written and before == outcome.lanes["passes"].tolist():
-        listener.message(f"this run had ended by {result.stop_reason} and is left alone")
-    if not result.converged:
-        for line in advice(dataset, max(run.options.C)):
-            listener.warning(line)
-    return result
-
-
-def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
-    """Train on a dataset without a run directory; returns the model of every C as well. Nothing can be resumed."""
-    run = resolve(dataset, asked, session.listener)
-    directory = checkpoint.MemoryRun()
-    outcome = train_groups(directory, run, None, session)
-    result = _result_of(directory, outcome, run)
-    return result, make_models(directory, run, result)
-
-
-def _result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
-    problem, dataset = run.problem, run.dataset
-    result = make_result(
-        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
-    )
-    if dataset.class_names is not None:
-        for lane in result.lanes:
-            lane["label"] = None if lane["label"] is None else dataset.class_names[int(lane["label"])]
-    return result
-
-
-def _label_of(lane: Mapping[str, Any]) -> str:
-    label = lane["label"]
-    return "" if label is None else f"{label if isinstance(label, str) else format(label, 'g')}, "
-
-
-def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Tell which omega every lane was trained with, and why."""
-    for lane in result.lanes[:20]:
-        name = f"omega of the lane {_label_of(lane)}C = {lane['C']:g}"
-        trial = lane["omega_trial"]
-        gains = "too few passes for a trial"
-        if trial:
-            gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
-        listener.message(f"{name}: {lane['omega']:g} ({gains})")
-
-
-def _trained_passes(path: Path, run: ResolvedRun) -> list[int] | None:
-    """Passes of every lane at the last checkpoint; None where a group has none."""
-    passes: list[int] = []
-    for group in run.groups:
-        arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("lane_passes", "lane_phase"))
-        if arrays is None:
-            return None
-        passes += arrays["lane_passes"].tolist()
-    return passes

@@ -19,6 +19,7 @@ from ..solvers.problem import Problem
 from ..stream.identity import Identity
 from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots
 from ..training import checkpoint
+from .calibration import FOLDER
 from .config import ResolvedRun, read_config, reopen, same_dataset
 
 
@@ -71,7 +72,7 @@ def _run_problems(path: Path, listener: Listener, budget: int | None) -> Iterato
         return
     if config.tune is None:
         yield from _directory_problems(path, identity, run, listener, budget)
-    for part in ("folds", "best") if config.tune is not None else ():
+    for part in ("folds", "best") if config.tune is not None else (FOLDER,):
         if (path / part / "config.json").exists():
             inner, own = read_config(path / part), checkpoint.read_identity(path / part)
             expected = identity and identity.part(part)

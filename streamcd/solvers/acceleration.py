@@ -14,13 +14,16 @@ being too large.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError
+from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
 from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS
 from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
@@ -111,21 +114,37 @@ class Acceleration:
         )
         state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
 
-    def begin_pass(self, state: State, lanes: np.ndarray) -> None:
+    def load_kernels(self, state: State) -> None:
+        """Compile kernels, or load them from the cache; no lane is changed."""
+        none, sums = np.zeros(0, dtype=np.int64), np.zeros((0, 2))
+        arguments = (state.w[:0], state.matrices["companion"][:0], self._width, none, state.lanes["kappa"])
+        acceleration_kernels.begin_pass(*arguments)
+        acceleration_kernels.end_pass(*arguments, sums, state.matrices["movement"][:0])
+
+    def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
         """Move the centres of lanes that begin a training read."""
         kept = state.lanes
         new = lanes[~kept["in_pass"][lanes]]
-        if new.size:
-            arguments = (state.w, state.matrices["companion"], self._width, new, kept["kappa"])
-            acceleration_kernels.begin_pass(*arguments)
-            kept["in_pass"][new] = True
+        if not new.size:
+            return
+        w, companion = state.w, state.matrices["companion"]
+        ends = np.linspace(0, w.shape[0], threads.parts(w.size) + 1).astype(np.int64).tolist()
+        shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        rest = (self._width, new, kept["kappa"])
+        begin = acceleration_kernels.begin_pass
+        threads.run([partial(begin, w[share], companion[share], *rest) for share in shares])
+        kept["in_pass"][new] = True
 
-    def end_pass(self, state: State, trained: np.ndarray) -> None:
+    def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure what a training read has moved, and leave lanes at the point that a certificate would be of."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
         sums, sketch = np.zeros((n_lanes, 2)), np.zeros((n_lanes, N_BUCKETS))
-        arguments = (state.w, state.matrices["companion"], self._width, trained, kept["kappa"])
-        acceleration_kernels.end_pass(*arguments, sums, sketch)
+        weights, rest = (state.w, state.matrices["companion"], self._width), (kept["kappa"], sums, sketch)
+        end = acceleration_kernels.end_pass
+        parts = np.array_split(
+            trained, min(threads.parts(state.w.size), trained.size)
+        )  # a lane has sums of its own
+        threads.run([partial(end, *weights, part, *rest) for part in parts])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
         with np.errstate(all="ignore"):  # the loop says what is not finite

@@ -7,18 +7,22 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
 from ..kernels import primitives
 from ..kernels import weights as weight_kernels
+from ..kernels.compile import return_free_memory
 from ..kernels.primitives import (
     CURVE,
     DUAL,
@@ -44,8 +48,12 @@ from ..stream.window import RowArena, Window
 from . import over_relaxation
 from .acceleration import Acceleration, mu
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, new_lanes, new_totals
+from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals, new_lanes, new_totals
 
+_LEAST_LANES = 2  # of a thread: every one fetches the rows' entries for its own
+_BLOCKS_TOGETHER = 2  # of each thread, between which they wait for one another
+_BLOCK_ENTRIES = 1 << 16  # summed up at a time: a chunk of the usual megabyte, or several small ones
+_SAMPLE = 1 << 12  # entries
 _NEW_VALUES = 1 << 17  # dual variables that are made at a time
 NEGLIGIBLE = 1e-8
 """Rounding that is less than this part of a gap leaves its digits alone."""
@@ -67,6 +75,7 @@ class RowSolver:
     more_memory: Mapping[str, Any] = MappingProxyType({})
     paging = None
     warm_start: Start = "alpha and w"
+    threads = Threads()
 
     def __init__(
         self, problem: Problem, alpha_vectors: int = 1, acceleration: Acceleration | None = None
@@ -95,13 +104,16 @@ class RowSolver:
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Visit no rows: kernels are compiled before windows take their memory, as a small budget has no room for both."""
         none = np.zeros(0, dtype=np.int64)
-        arena = self.layout.new_arena(dataset, 2, 0)  # fields of fewer records pass for contiguous arrays
-        window = Window(0, 0, 1, none, arena, none, none, 0)
+        # fields of fewer than two records pass for contiguous arrays
+        window = Window(0, 0, 1, none, self.layout.new_arena(dataset, 2, 0), none, none, 0)
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
-        self.train(window, untouched, none, none)
+        self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
         _squares(state.w[:0], state.w_alpha[:0])
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
+        if self.acceleration:
+            self.acceleration.load_kernels(state)
+        return_free_memory()
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
@@ -116,13 +128,13 @@ class RowSolver:
     def begin_pass(self, state: State, lanes: np.ndarray) -> None:
         """Move the centres of accelerated lanes, before the first window of a training read."""
         if self.acceleration:
-            self.acceleration.begin_pass(state, lanes)
+            self.acceleration.begin_pass(state, lanes, self.threads)
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate the gap of lanes that trained; see `protocol.Solver`."""
         gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
         if self.acceleration and trained.size:
-            self.acceleration.end_pass(state, trained)
+            self.acceleration.end_pass(state, trained, self.threads)
             gap[trained] += state.lanes["distance"][trained]
         return gap
 
@@ -224,7 +236,7 @@ class DualSolver(RowSolver):
         # C - alpha is kept beside alpha: subtracting would lose digits
         super().__init__(problem, 2 if self._logistic else 1, acceleration)
         self.omega = omega
-        self._scratch = np.empty(problem.n_lanes), np.empty(problem.n_lanes, dtype=np.int64)
+        self._scratch: list[Lanes] = []
 
     def new_state(self) -> State:
         """Return the state before the first read; the logistic loss starts from alpha > 0, whose w is summed up first."""
@@ -266,15 +278,69 @@ class DualSolver(RowSolver):
         if self.problem.n_lanes == 1:
             dual_kernels.dual_visit(*rows)
         else:
-            dual_kernels.dual_visit_lanes(*rows, Lanes(lanes, *self._scratch))
+            self._share_lanes(window, dual_kernels.dual_visit_lanes, rows, lanes)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
-        sums = (state.w_alpha.reshape(-1), state.totals)
         if self.problem.n_lanes == 1:
-            dual_kernels.dual_certify(*rows, *sums)
+            self._certify_blocks(window, rows, state)
         else:
-            dual_kernels.dual_certify_lanes(*rows, *sums, Lanes(lanes, *self._scratch))
+            sums = (state.w_alpha.reshape(-1), state.totals)
+            self._share_lanes(window, dual_kernels.dual_certify_lanes, (*rows, *sums), lanes)
+
+    def _certify_blocks(self, window: Window, rows: tuple[Any, ...], state: State) -> None:
+        """Certify the only lane block by block, some at a time by as many threads, which then share out the features."""
+        order, *arguments = rows
+        blocks = _blocks_of_chunks(window, order)
+        totals = [new_totals(1) for _ in blocks]
+        count = self.threads.parts(window.n_entries)
+        bounds, w_alpha = _feature_bounds(window, state.w.size, count), state.w_alpha.reshape(-1)
+        # one block where there is one thread: it is in the cache for the second sweep
+        step = _BLOCKS_TOGETHER * count if count > 1 else 1
+        for first in range(0, len(blocks), step):
+            some = slice(first, first + step)
+            parts = list(zip(blocks[some], totals[some], strict=True))
+            self.threads.run(
+                [partial(dual_kernels.dual_certify, part, *arguments, sums) for part, sums in parts]
+            )
+            whole = np.concatenate(blocks[some])
+            self.threads.run(
+                [
+                    partial(dual_kernels.add_alpha_rows, whole, *arguments, *features, w_alpha)
+                    for features in itertools.pairwise(bounds)
+                ]
+            )
+        for sums in totals:
+            join_totals(state.totals, sums)
+
+    def _share_lanes(self, window: Window, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray) -> None:
+        """Share out lanes among threads: their variables, weights and sums are columns or rows of their own."""
+        n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), lanes.size // _LEAST_LANES), 1)
+        while len(self._scratch) < n_parts:
+            n_lanes = self.problem.n_lanes
+            scratch = np.zeros(n_lanes), np.zeros(n_lanes, dtype=np.int64), np.zeros(n_lanes)
+            self._scratch.append(Lanes(lanes, *scratch))
+        parts = zip(np.array_split(lanes, n_parts), self._scratch, strict=False)
+        self.threads.run(
+            [partial(visit, *arguments, scratch._replace(chosen=part)) for part, scratch in parts]
+        )
+
+
+def _blocks_of_chunks(window: Window, order: np.ndarray) -> list[np.ndarray]:
+    """Divide all rows of a window, in order, at ends of chunks, in blocks of at least some entries but for the last."""
+    indptr, rows = window.arena.indptr, np.cumsum(window.stop - window.start)
+    entries = np.cumsum(indptr[window.stop] - indptr[window.start])
+    ends = rows[np.flatnonzero(np.diff(entries // _BLOCK_ENTRIES, append=-1))].tolist()
+    return [order[start:stop] for start, stop in itertools.pairwise([0, *ends])] or [order]
+
+
+def _feature_bounds(window: Window, size: int, n_parts: int) -> list[int]:
+    """Divide the features, the bias included, in ranges of about as many entries, by a sample of the window's."""
+    if n_parts == 1:
+        return [0, size]
+    sample = np.sort(window.arena.feature[:_SAMPLE]) if window.n_entries >= _SAMPLE else np.zeros(1)
+    inner = sample[np.arange(1, n_parts) * sample.size // n_parts]
+    return [0, *inner.tolist(), size]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.randomness import random_key
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
@@ -49,6 +50,8 @@ _BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one th
 
 class PrimalSolver:
     """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss."""
+
+    threads = Threads()
 
     with_replacement = False
     warm_start: Start = "w"

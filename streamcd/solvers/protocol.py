@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
 from ..stream.memory_plan import Paging
@@ -114,6 +115,14 @@ def new_totals(n_lanes: int) -> np.ndarray:
     return totals
 
 
+def join_totals(totals: np.ndarray, part: np.ndarray) -> None:
+    """Add the sums over some rows to those over others, in place."""
+    largest = np.maximum(totals[:, VIOLATION_MAX], part[:, VIOLATION_MAX])
+    smallest = np.minimum(totals[:, VIOLATION_MIN], part[:, VIOLATION_MIN])
+    totals += part
+    totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN] = largest, smallest
+
+
 def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
     """Return what every solver keeps per lane: the phase, the shrinking thresholds, the sum of the dual's terms."""
     return {
@@ -127,6 +136,9 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
 
 class Solver(Protocol):
     """An algorithm, as `loop.Loop` uses it."""
+
+    threads: Threads
+    """Threads that share in a visit; as a run has them, one by default. No bit depends on their number."""
 
     @property
     def problem(self) -> Problem:

@@ -101,6 +101,7 @@ SOLVERS = (
 )
 
 LOSSES = tuple(dict.fromkeys(entry.loss for entry in SOLVERS))
+LOSS_ALIASES = {"logistic": "log_loss", "log": "log_loss"}
 METHODS = tuple(dict.fromkeys(entry.method for entry in SOLVERS))
 
 

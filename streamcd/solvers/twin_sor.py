@@ -6,8 +6,7 @@ those of the plane's own; a visit (`twin_kernels.twin_sor_visit`) keeps ``w = Hâ
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -91,14 +90,11 @@ class TwinSorSolver(RowSolver):
         twin_kernels.twin_sor_certify(order, rows_of(window), self.costs, variables_of(window, state), *sums)
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        n_parts = min(4, os.cpu_count() or 1)
-        rows = (order, rows_of(window), self.costs, lanes)
-
-        def part(number: int) -> None:
-            twin_kernels.gram_visit(*rows, number, n_parts, state.matrices["inverse"])
-
-        with ThreadPoolExecutor(n_parts) as pool:
-            list(pool.map(part, range(n_parts)))
+        rows, inverse = (order, rows_of(window), self.costs, lanes), state.matrices["inverse"]
+        n_parts = self.threads.count
+        self.threads.run(
+            [partial(twin_kernels.gram_visit, *rows, part, n_parts, inverse) for part in range(n_parts)]
+        )
         state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from ..core.memory_budget import RESERVED_BYTES, format_size, require
 from ..core.metadata import Count, Positive
 from ..dataset.chunked_table import MAX_OPEN_PARTS
-from ..dataset.read_ahead import AHEAD_BYTES
+from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
 _ORDER_BYTES = 8  # of an item's number in the order of visit
+_MOST_READERS = 4  # each with descriptors of its own
 _ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
@@ -45,7 +46,8 @@ class Table(Protocol):
     @property
     def client_bytes(self) -> int: ...  # of reading from a URL
     def expect(self, chunk: int) -> None: ...
-    def read_directly(self) -> None: ...
+    def another(self) -> Self: ...
+    def read_directly(self, ahead_bytes: int) -> None: ...
     def chunk_bytes(self, chunk: int) -> int: ...
     def bytes_on_disk(self) -> int: ...
     def close(self) -> None: ...
@@ -86,6 +88,7 @@ class Plan:
     window_rows: Count  # of a column layout, features
     resident: bool  # whether all chunks are kept in memory; does not change the order
     page_rows: Count = 0  # of a page, where the scores of all rows are in a file; 0 where they are in memory
+    readers: Positive = 1  # threads that read and decode at most
 
 
 @dataclass(frozen=True)
@@ -116,17 +119,18 @@ def make_plan(
     """
     table = layout.open(dataset)
     item_bytes = layout.item_bytes + _ORDER_BYTES
+    readers = _count_readers(table, budget)
     overhead = {
         **needs,
         "pages of scores": paging.fixed_bytes if paging else 0,
-        "reading": _reading_bytes(table),
+        "reading": _reading_bytes(table) + (readers - 1) * _reader_bytes(table),
         "chunk table": 40 * table.n_chunks,
     }
     whole = table.n_entries * table.entry_bytes + table.n_items * item_bytes
     if not paging and RESERVED_BYTES + sum(overhead.values()) + whole <= budget:
         largest = int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
         entries = min(max(layout.resident_window, largest), max(table.n_entries, 1))
-        return Plan(entries, table.n_items, resident=True)
+        return Plan(entries, table.n_items, resident=True, readers=readers)
     # two windows, one being read and one in work; the order of visit, and the rows of one window that are paged
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
     each_item = 2 * layout.item_bytes + _ORDER_BYTES + (paging.item_bytes if paging else 0)
@@ -141,6 +145,7 @@ def make_plan(
         chunk_items + int(more_entries * table.n_items / entries),
         resident=False,
         page_rows=paging.page_rows if paging else 0,
+        readers=readers,
     )
 
 
@@ -186,6 +191,23 @@ def window_size(table: Table, plan: Plan) -> tuple[int, int]:
         max(min(plan.window_rows, table.n_items), int(items[whole].max(initial=chunk_items))),
         max(min(plan.window_entries, table.n_entries), int(entries[whole].max(initial=chunk_entries))),
     )
+
+
+def _count_readers(table: Table, budget: int) -> int:
+    """Count the threads that may read: they share an eighth of the budget at most.
+
+    Not by the processors: windows, and with them the bits of a result, would depend on these.
+    """
+    return 1 + min(
+        _MOST_READERS - 1, max(budget - RESERVED_BYTES - table.client_bytes, 0) // 8 // _reader_bytes(table)
+    )
+
+
+def _reader_bytes(table: Table) -> int:
+    """Estimate the memory of a further reader: a chunk encoded and decoded, as much in Arrow's allocator, and read-ahead."""
+    entries, items = _largest_chunk(table)
+    ahead = min(SHARED_AHEAD_BYTES, table.n_entries * table.entry_bytes)
+    return 4 * (entries * table.entry_bytes + items * 40) + ahead
 
 
 def _reading_bytes(table: Table) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,50 +21,62 @@ from ..core.randomness import random_key
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
+from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 from ..kernels.primitives import shuffle
 from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
 from .window import Window
+
+T = TypeVar("T")
 
 _ORDER_OF_CHUNKS = 2**32 - 1  # takes the place of the window in the key of a whole read's order
 
 
 class Stream:
-    """Reader of windows, which decodes the next one in another thread while one is trained on.
+    """Reader of windows, which decodes the next one in other threads while one is trained on.
 
-    Until `close`, nothing but the reading thread may use `dataset`. `n_folds` is the number of folds to which the rows
-    are assigned (`assign_folds`); 0 for none.
+    Until `close`, nothing but these threads may use `dataset`. `n_folds` is the number of folds to which the rows are
+    assigned (`assign_folds`); 0 for none. `n_threads` read at most; the plan has memory for `plan.readers`.
     """
 
-    def __init__(self, dataset: Dataset, plan: Plan, layout: Layout, seed: int, *, n_folds: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: Plan,
+        layout: Layout,
+        seed: int,
+        *,
+        n_folds: int = 0,
+        n_threads: int = 1,
+    ) -> None:
         if dataset.classes is None:
             raise UsageError(f"{dataset.path}: the labels take too many values to be classes")
         self.plan, self.seed = plan, seed
         self.table: Table = layout.open(dataset)
         self._units = np.arange(unit_start(self.table).size - 1)
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(unit_start(self.table)))
-        self._loader = _Loader(self.table, layout.decoder(self.table, seed, n_folds))
+        self._in_memory = self.table.bytes_on_disk() == 0
+        n_readers = 1 if self._in_memory else max(min(n_threads, plan.readers, self.table.n_chunks), 1)
+        tables = [self.table, *(self.table.another() for _ in range(n_readers - 1))]
+        self._seen = np.zeros(self.table.n_chunks, dtype=bool)
+        ahead_bytes = AHEAD_BYTES if n_readers == 1 else SHARED_AHEAD_BYTES
+        self._readers = [
+            _Reader(table, layout.decoder(table, seed, n_folds), self._seen, ahead_bytes) for table in tables
+        ]
         size = (self.table.n_items, self.table.n_entries) if plan.resident else window_size(self.table, plan)
         self._arenas = [layout.new_arena(self.table, *size) for _ in range(1 if plan.resident else 2)]
-        self._hinted: np.ndarray | None = None
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
-        self._ahead: tuple[tuple[int, int], Future[Window]] | None = None
+        self._ahead: tuple[tuple[int, int], Window, list[Future[None]]] | None = None
         self._next_arena = 0
-        self._in_memory = self.table.bytes_on_disk() == 0
-
-    @functools.cached_property
-    def _reader(self) -> ThreadPoolExecutor:
-        """The reading thread, started where there is something to read."""
-        return ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from the dataset's files so far."""
-        return self._loader.bytes_read
+        return sum(reader.bytes_read for reader in self._readers)
 
     @property
     def read_seconds(self) -> float:
-        """Seconds that the reading thread has spent loading chunks."""
-        return self._loader.seconds
+        """Seconds that the reading threads together have spent loading chunks."""
+        return sum(reader.seconds for reader in self._readers)
 
     @property
     def largest_window_items(self) -> int:
@@ -91,14 +103,13 @@ class Stream:
     def restrict(self, units: np.ndarray) -> None:
         """Read these units (chunks, or chunks that belong together) from now on, ascending; between reads only."""
         if self._ahead is not None:
-            self._ahead[1].exception()  # waits
+            wait(self._ahead[2])
         self._units, self._order_cache, self._ahead = units, None, None
 
     def close(self) -> None:
-        """Stop the reading thread and close the dataset's files."""
-        if "_reader" in vars(self):
-            self._reader.shutdown(cancel_futures=True)
-        self.table.close()
+        """Stop the reading threads and close the dataset's files."""
+        for reader in self._readers:
+            reader.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -119,103 +130,123 @@ class Stream:
         if hint.size and self._is_long[hint[0]]:
             hint = hint[:0]
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
-        arguments = ((read, number, len(windows)), chunks, hint, arena, verify)
-        loaded: Future[Window]
-        if self._in_memory or (
-            self.plan.resident and self._loader.seen[chunks].all()
-        ):  # a thread would take longer
-            loaded = Future()
-            loaded.set_result(self._load_window(*arguments))
-        else:
-            loaded = self._reader.submit(self._load_window, *arguments)
-        self._ahead = ((read, number), loaded)
+        window, starts = self._place((read, number, len(windows)), chunks, arena, verify)
+        loads: list[Future[None]] = []
+        if window.sweep is None and not (self.plan.resident and self._seen[chunks].all()):
+            for number, reader in enumerate(self._readers):
+                # the same reader for a chunk in every window: what it has begun to load, no other one loads as well
+                mine, hinted = chunks % len(self._readers) == number, hint % len(self._readers) == number
+                places = chunks[mine], *(start[mine] for start in starts)
+                if mine.any() or hinted.any():
+                    arguments = (arena, places, hint[hinted], self.plan.resident, verify)
+                    loads.append(reader.submit(reader.load_window, *arguments, at_once=self._in_memory))
+        self._ahead = ((read, window.number), window, loads)
+
+    def _place(
+        self, position: tuple[int, int, int], chunks: np.ndarray, arena: Any, verify: bool
+    ) -> tuple[Window, tuple[np.ndarray, np.ndarray]]:
+        """Lay out a window in an arena; also returns where each chunk's items and entries begin."""
+        items, entries = (np.diff(start)[chunks] for start in (self.table.item_start, self.table.entry_start))
+        starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
+        sweep = None
+        if chunks.size and self._is_long[chunks[0]]:
+            assert isinstance(self.table, Columns)
+            arena.feature[0], arena.indptr[:2] = self.table.first_feature[chunks[0]], 0
+            sweep = functools.partial(self._sweep, arena, chunks, verify)
+        elif self.plan.resident:
+            starts, entry_starts = self.table.item_start[chunks], self.table.entry_start[chunks]
+        window = Window(*position, chunks, arena, starts, starts + items, int(entries.sum()), sweep)
+        return window, (starts, entry_starts)
 
     def _take(self, read: int, number: int, verify: bool) -> Window:
         if self._ahead is None or self._ahead[0] != (read, number):
             if self._ahead is not None:
-                self._ahead[1].exception()  # waits
+                wait(self._ahead[2])
                 # its arena is free again; the caller may still use the other one
                 self._next_arena = (self._next_arena - 1) % len(self._arenas)
             self._request(read, number, verify)
         assert self._ahead is not None
-        (_, window), self._ahead = self._ahead, None
-        return window.result()
+        (_, window, loads), self._ahead = self._ahead, None
+        wait(loads)
+        for load in loads:
+            load.result()
+        return window
 
     def _sweep(self, arena: Any, chunks: np.ndarray, verify: bool) -> Iterator[int]:
         """Implement `Window.sweep`; each part is loaded after the window being read ahead into the other arena."""
-        entries = np.diff(self.table.entry_start)[chunks]
+        entries, reader = np.diff(self.table.entry_start)[chunks], self._readers[0]
         start = 0
         while start < chunks.size:
             room = np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right")
             stop = start + int(room)
 
             def load(part: slice = slice(start, stop)) -> int:
-                self._loader.expect(chunks[part.start : 2 * part.stop - part.start])
+                reader.expect(chunks[part.start : 2 * part.stop - part.start])
                 offsets = np.cumsum(entries[part]) - entries[part]
                 for chunk, offset in zip(chunks[part].tolist(), offsets.tolist(), strict=True):
-                    self._loader.load(arena, chunk, 0, offset, verify)
+                    reader.load(arena, chunk, 0, offset, verify)
                 return int(entries[part].sum())
 
-            yield self._reader.submit(load).result()
+            yield reader.submit(load).result()
             start = stop
 
-    # -- in the reading thread ----------------------------------------------------------------------------------------
 
-    def _load_window(
-        self, position: tuple[int, int, int], chunks: np.ndarray, hint: np.ndarray, arena: Any, verify: bool
-    ) -> Window:
-        items, entries = (np.diff(start)[chunks] for start in (self.table.item_start, self.table.entry_start))
-        sweep = None
-        if chunks.size and self._is_long[chunks[0]]:
-            assert isinstance(self.table, Columns)
-            starts = np.cumsum(items) - items
-            arena.feature[0], arena.indptr[:2] = self.table.first_feature[chunks[0]], 0
-            sweep = functools.partial(self._sweep, arena, chunks, verify)
-        elif self.plan.resident:
-            starts = self.table.item_start[chunks]
-            missing = ~self._loader.seen[chunks]
-            entry_starts = self.table.entry_start[chunks[missing]]
-            hint = hint[~self._loader.seen[hint]]
-            self._load(arena, chunks[missing], starts[missing], entry_starts, hint, verify)
-        else:
-            starts = np.cumsum(items) - items
-            self._load(arena, chunks, starts, np.cumsum(entries) - entries, hint, verify)
-        return Window(*position, chunks, arena, starts, starts + items, int(entries.sum()), sweep)
-
-    def _load(
-        self,
-        arena: Any,
-        chunks: np.ndarray,
-        item_starts: np.ndarray,
-        entry_starts: np.ndarray,
-        hint: np.ndarray,
-        verify: bool,
-    ) -> None:
-        if chunks is not self._hinted:  # otherwise they were announced with the window before
-            self._loader.expect(chunks)
-        self._loader.expect(hint)
-        self._hinted = hint
-        starts = zip(item_starts.tolist(), entry_starts.tolist(), strict=True)
-        for chunk, (item_start, entry_start) in zip(chunks.tolist(), starts, strict=True):
-            self._loader.load(arena, chunk, item_start, entry_start, verify)
-
-
-class _Loader:
-    """Loader of chunks into an arena, which reads ahead the chunks announced to it.
+class _Reader:
+    """Loader of chunks into an arena, in a thread of its own, which reads ahead the chunks announced to it.
 
     If the page cache can hold the data, chunks are read into it and later reads need no disk: measured twice as fast as
     plain reads from a cold disk. If not, they are read past it (`read_ahead`): of passes of 1.1-1.5 s, the time spent
     waiting for the disk fell from 0.25-0.53 s to 0.06-0.28 s (100 M entries, a cap of 400 MB, runs in turn).
     """
 
-    def __init__(self, table: Table, decode: Decoder) -> None:
-        self._table, self._decode = table, decode
+    def __init__(self, table: Table, decode: Decoder, seen: np.ndarray, ahead_bytes: int) -> None:
+        self._table, self._decode, self._seen = table, decode, seen
+        self._hinted = np.zeros(0, dtype=np.int64)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
         self.bytes_read = 0
         self.seconds = 0.0
-        self.seen = np.zeros(table.n_chunks, dtype=bool)
         n_bytes = table.bytes_on_disk()
-        if n_bytes and n_bytes > 0.6 * page_cache_room():  # affects speed alone, never results
-            table.read_directly()
+        if table.client_bytes or (
+            n_bytes and n_bytes > 0.6 * page_cache_room()
+        ):  # affects speed alone, never results
+            table.read_directly(ahead_bytes)
+
+    def submit(self, work: Callable[..., T], *arguments: Any, at_once: bool = False) -> Future[T]:
+        """Have work done in the thread, after what it was given before; `at_once` in this one, which takes less long."""
+        if not at_once:
+            return self._thread.submit(work, *arguments)
+        done: Future[T] = Future()
+        done.set_result(work(*arguments))
+        return done
+
+    def close(self) -> None:
+        """Stop the thread and close the files."""
+        self._thread.shutdown(cancel_futures=True)
+        self._table.close()
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def load_window(
+        self,
+        arena: Any,
+        places: tuple[np.ndarray, np.ndarray, np.ndarray],
+        hint: np.ndarray,
+        resident: bool,
+        verify: bool,
+    ) -> None:
+        """Load chunks of a window: their numbers, and where their items and entries begin; announce those of `hint`."""
+        if resident:
+            missing = ~self._seen[places[0]]
+            places = places[0][missing], places[1][missing], places[2][missing]
+            hint = hint[~self._seen[hint]]
+        if not np.array_equal(
+            places[0], self._hinted
+        ):  # otherwise they were announced with the window before
+            self.expect(places[0])
+        self.expect(hint)
+        self._hinted = hint
+        for chunk, item_start, entry_start in zip(*(numbers.tolist() for numbers in places), strict=True):
+            self.load(arena, chunk, item_start, entry_start, verify)
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
         """Announce the chunks that will be loaded, in this order."""
@@ -225,8 +256,8 @@ class _Loader:
     def load(self, arena: Any, chunk: int, item_start: int, entry_start: int, verify: bool) -> None:
         """Decode a chunk into the arena, its items and entries from these offsets on."""
         started = time.monotonic()
-        self._decode(arena, chunk, item_start, entry_start, verify or not self.seen[chunk])
-        self.seen[chunk] = True
+        self._decode(arena, chunk, item_start, entry_start, verify or not self._seen[chunk])
+        self._seen[chunk] = True
         self.bytes_read += self._table.chunk_bytes(chunk)
         self.seconds += time.monotonic() - started
 

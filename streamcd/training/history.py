@@ -1,4 +1,4 @@
-"""History of a run: the lines of its logs, as `Run.append_log` wrote them."""
+"""History of a run: the lines of its logs, as `Run.append_log` wrote them, and as one table (``docs/log.md``)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import CheckpointError
+from ..dataset.parquet import make_table
 from .checkpoint import LINE_BYTES, read_config
 
 
@@ -28,6 +29,21 @@ def read_history(run: Path) -> dict[str, list[dict[str, Any]]]:
     read_config(run)
     logs = sorted(run.rglob("log.jsonl"), key=_training_order)
     return {log.parent.relative_to(run).as_posix().lstrip("."): list(_records(log)) for log in logs}
+
+
+def history_table(run: Path) -> Any:
+    """Read the logs of a run into one `pyarrow.Table`; ``part`` is the directory inside the run."""
+    records = [{"part": part, **_flat(record)} for part, log in read_history(run).items() for record in log]
+    names = dict.fromkeys(name for record in records for name in record)
+    return make_table({name: [record.get(name) for record in records] for name in names})
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """Put ``seconds``, an object in the log, into a column for each kind; those of workers by name."""
+    flat = {name: value for name, value in record.items() if name not in ("identity", "seconds")}
+    for kind, seconds in record["seconds"].items():
+        flat[f"seconds_{kind}"] = sorted(seconds.items()) if isinstance(seconds, dict) else seconds
+    return flat
 
 
 def _training_order(log: Path) -> tuple[bool, str]:

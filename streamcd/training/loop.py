@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, Interrupted
-from ..core.progress import Listener, Progress
+from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
+from ..core.progress import Listener, Progress, TrainingStatus
 from ..core.randomness import random_key
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset
+from ..kernels.compile import compilation_told
 from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
@@ -22,7 +25,8 @@ from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
 from ..stream.window import Window
 from .checkpoint import Run
-from .result import Outcome
+from .result import BY_TIME, Outcome
+from .status import describe_status, training_status
 from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
 from .warm_start import WarmStart
 
@@ -37,6 +41,21 @@ class Session:
     listener: Listener
     stop_requested: StopRequested | None
     client: Any = None  # of the workers; None where this process trains
+    threads: Threads = field(default_factory=Threads)  # of this process
+    until: float = math.inf  # seconds of the monotonic clock at which to stop
+
+
+class _TimeIsUp(StreamcdError):
+    """The time of a session is up; a checkpoint was saved."""
+
+
+def deadline(max_seconds: float | None) -> float:
+    """Return the time of the monotonic clock at which a session that begins now has to stop."""
+    if max_seconds is None:
+        return math.inf
+    if not max_seconds > 0:
+        raise UsageError(f"max_seconds: expected a number > 0, found {max_seconds}")
+    return time.monotonic() + max_seconds
 
 
 @dataclass(frozen=True)
@@ -64,23 +83,30 @@ class TrainingLoop(ABC):
 
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.directory, self.task, self.listener = directory, task, session.listener
-        self.stop_requested = session.stop_requested or (lambda: None)
+        self.stop_requested, self.until = session.stop_requested or (lambda: None), session.until
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before = 0.0, 0
         self.kernel_seconds = 0.0
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
+        self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
 
     def run(self) -> Outcome:
         """Train until every lane is done."""
         if self.state.window == 0:
             reopen(self.state, self.task.rule)
+        lanes = self.state.lanes
         try:
             if self._has_open_lanes():
+                self._stop_if_requested()
                 self._train()
+        except _TimeIsUp:
+            # the state on disk knows no clock
+            reason = np.where(lanes["phase"] == DONE, lanes["reason"], BY_TIME)
+            lanes = {**lanes, "reason": reason}
         finally:
             self._close()
-        return Outcome(self.state.lanes, self._seconds(), self._bytes_read(), self.kernel_seconds)
+        return Outcome(lanes, self._seconds(), self._bytes_read(), self.kernel_seconds)
 
     @abstractmethod
     def _train(self) -> None:
@@ -157,18 +183,30 @@ class TrainingLoop(ABC):
         """Save what is not saved yet; returns where a resumed run continues, for the message."""
 
     def _stop_if_requested(self) -> None:
-        signum = self.stop_requested()
+        signum, time_is_up = self.stop_requested(), time.monotonic() >= self.until
+        if signum is None and not time_is_up:
+            return
+        where, state = self._before_stop(), describe_status(self._find_status(0))
+        way_on = f"{state}; 'streamcd resume {self.task.run}' {where}"
         if signum is not None:
-            where = self._before_stop()
-            raise Interrupted(f"stopped by a signal; 'streamcd resume {self.task.run}' {where}", signum)
+            raise Interrupted(f"stopped by a signal {way_on}", signum)
+        self.listener.message(f"time is up {way_on}")
+        raise _TimeIsUp
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
-    def _report(self, phase: str, done: int, total: int, step: str = "") -> None:
-        gap = relative_estimate(self.state)
-        note = "" if np.isnan(gap) else f"gap about {gap:.1e}{step}"
-        self.listener.progress(Progress(self.task.name + phase, done, total, "entries", note))
+    def _find_status(self, passes_ahead: int) -> TrainingStatus:
+        task = self.task
+        return training_status(self.state, task.problem, task.rule, task.name, passes_ahead)
+
+    def _report(self, phase: str, done: int, total: int, n_passes: int, step: str = "") -> None:
+        """Report a part of a read, or of a round that adds `n_passes` passes."""
+        if self._status is None or self._status[0] != self.state.read:
+            self._status = self.state.read, self._find_status(n_passes)
+        status = self._status[1]
+        note = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}{step}"
+        self.listener.progress(Progress(self.task.name + phase, done, total, "entries", note, status))
 
     def _lane_figures(self) -> dict[str, Any]:
         """Summary of all lanes for a line of the log."""
@@ -193,6 +231,7 @@ class Loop(TrainingLoop):
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)  # before `new_state`
         super().__init__(directory, task, session)
+        self.threads = task.solver.threads = session.threads
         self.last_checkpoint = self.started
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
         self.slots = directory.open_slots(
@@ -205,16 +244,24 @@ class Loop(TrainingLoop):
     def _train(self) -> None:
         task, folds = self.task, self.task.problem.n_folds
         started = time.monotonic()
-        task.solver.load_kernels(task.dataset, self.state)
+        with compilation_told(self._tell_compilation):
+            task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
-        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, n_folds=folds) as stream:
+        numbers = {"n_folds": folds, "n_threads": self.threads.count}
+        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **numbers) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
                 self._read(stream)
             self._checkpoint()
 
+    def _tell_compilation(self, n_compiled: int) -> None:
+        if n_compiled == 0:
+            self.listener.message("compiling kernels: once, then they are cached; some ten seconds")
+        self.listener.progress(Progress("compiling kernels", n_compiled, None, "kernels"))
+
     def _close(self) -> None:
+        self.threads.close()
         self.slots.close()
 
     def _read(self, stream: Stream) -> None:
@@ -322,7 +369,8 @@ class Loop(TrainingLoop):
         number = int(self.state.lanes["passes"].max()) + (0 if certifying_only else 1)
         phase = f"certify after pass {number}" if certifying_only else f"pass {number}"
         n_entries = self.task.dataset.n_entries
-        self._report(phase, int(self.state.window / max(n_windows, 1) * n_entries), n_entries)
+        done = int(self.state.window / max(n_windows, 1) * n_entries)
+        self._report(phase, done, n_entries, 0 if certifying_only else 1)
 
     def _log_record(self, before: Mapping[str, float], certifying_only: bool) -> dict[str, Any]:
         spent = {name: figure - before[name] for name, figure in self._figures().items()}
@@ -334,16 +382,6 @@ class Loop(TrainingLoop):
             "bytes_read": bytes_read,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }
-
-
-def relative_estimate(state: State) -> float:
-    """Estimate the largest relative gap of an open lane; nan where a lane has no estimate yet."""
-    lanes = state.lanes
-    open_lanes = lanes["phase"] != DONE
-    if not open_lanes.any() or np.isnan(lanes["estimate"][open_lanes]).any():
-        return float("nan")
-    primal = np.maximum(lanes["estimated_primal"][open_lanes], 1e-300)
-    return float((lanes["estimate"][open_lanes] / primal).max())
 
 
 def _finite(number: float) -> float | None:

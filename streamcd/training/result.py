@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING = 1, 2, 3, 4
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME = 1, 2, 3, 4, 5
 REASONS = {
     0: "unfinished",
     BY_GAP: "gap",
     BY_VIOLATION: "violation",
     BY_MAX_PASSES: "max_passes",
     BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
+    BY_TIME: "time",  # of the session; never in a state
 }
 """Reasons why a lane ended, by the number in its state."""
 
@@ -29,8 +30,16 @@ class Result:
     """Result of a training; its fields are those of ``train --json``.
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
-    than 1, ``omega`` too, and of one chosen by trial ``omega_trial`` (see `over_relaxation.report`); with acceleration the
-    last ``kappa``, by a primal method the last ``extrapolation``.
+    than 1, ``omega`` too, and of one chosen by trial ``omega_trial``, the gain of the dual per pass with each; with
+    acceleration the last ``kappa``, by a primal method the last ``extrapolation``.
+
+    Examples
+    --------
+    >>> result = streamcd.train("data", "another-run")
+    >>> result.converged, result.gap <= 1e-3, result.stop_reason
+    (True, True, 'gap')
+    >>> result.history["passes"].to_pylist()[-1] == result.passes
+    True
     """
 
     run: str  # the run directory
@@ -54,6 +63,9 @@ class Result:
     n_rows: int
     n_lanes: int
     lanes: list[dict[str, Any]]
+    advice: list[str] = field(
+        default_factory=list
+    )  # where it has not converged: what would take fewer passes
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -61,6 +73,8 @@ class Result:
 
     def describe_shortfall(self) -> str:
         """Say in what the training has fallen short of its rule."""
+        if self.stop_reason == "time":
+            return f"not converged: the time was up after {self.passes} passes"
         if self.stop_reason == "rounding":
             return (
                 f"not converged after {self.passes} passes: with what rounding may add, the relative gap is {self.gap:.2g}, "
@@ -75,6 +89,13 @@ class Result:
         from ..models.model import load_model
 
         return load_model(self.run)
+
+    @property
+    def history(self) -> Any:
+        """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers."""
+        from .history import history_table  # pyarrow
+
+        return history_table(Path(self.run))
 
     def plot(self) -> Any:
         """Draw the duality gap against passes and seconds.
@@ -99,8 +120,9 @@ class Result:
 class TuneResult(Result):
     """Result of a search over C: the fields of `Result` for the training on all rows, and the scores."""
 
+    _: KW_ONLY
     scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [accuracy of each], "mean": their mean}
-    best_C: float  # the C of the highest mean, the smallest of equal ones
+    best_C: float  # the C of the highest mean, the smallest of equal ones; nan where the time was up before
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
 
 

@@ -98,11 +98,12 @@ def reopen(state: State, rule: StopRule) -> bool:
     done = lanes["phase"] == DONE
     if not done.any():
         return False
-    again = done & ~_satisfied(state, rule)
-    again &= lanes["passes"] < rule.max_passes
+    unsatisfied = done & ~_satisfied(state, rule)
+    again = unsatisfied & (lanes["passes"] < rule.max_passes)
+    lanes["converged"][unsatisfied] = False
+    lanes["reason"][unsatisfied] = BY_MAX_PASSES
     lanes["phase"][again] = TRAIN
     lanes["reason"][again] = 0
-    lanes["converged"][again] = False
     lanes["caution"][again] = 1.0
     restore(state, np.flatnonzero(again))
     return bool(again.any())

@@ -142,7 +142,7 @@ def run_cell(cell: Cell, acceleration: str, folder: Path, limits: Limits) -> Rec
             except Interrupted:
                 record.stopped = "time"
                 break
-            record.accelerated = "kappa" in result.lanes[0]
+            record.accelerated = not result.lanes[0].keys().isdisjoint(("kappa", "extrapolation"))
             record.stopped = result.stop_reason
             if not result.converged:
                 break

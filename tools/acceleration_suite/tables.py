@@ -170,9 +170,10 @@ def bars(done: Done) -> list[Bar]:
 
 
 def _worst_bar(known: list[Pair]) -> Bar:
-    worse = [pair for pair in known if pair.excess > 0]
-    found = f"{len(worse)} of {sum(not pair.timed_out for pair in known)} are worse"
-    return Bar("any cell and gap", "1.15 × plain + 3 passes", found, not worse if known else None)
+    counted = [pair for pair in known if not pair.timed_out]
+    worse = [pair for pair in counted if pair.excess > 0]
+    found = f"{len(worse)} of {len(counted)} are worse"
+    return Bar("any cell and gap", "1.15 × plain + 3 passes", found, not worse if counted else None)
 
 
 def geometric_mean(numbers: Iterable[float]) -> float:

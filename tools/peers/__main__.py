@@ -39,12 +39,14 @@ def installed() -> list[str]:
 @click.option(
     "--rounds", default=5, show_default=True, help="The first finds the settings and is not counted."
 )
-@click.option("--threads", default=1, show_default=True, help="Of peers that have threads.")
+@click.option("--threads", default=1, show_default=True, help="Of streamcd, and of peers that have threads.")
 @click.option("--memory", default="8GB", show_default=True, help="Budget of streamcd.")
 @click.option(
     "--cold", is_flag=True, help="Drop the files from the page cache before every load and training."
 )
-@click.option("--max-seconds", default=120.0, show_default=True, help="Of a contestant's first round.")
+@click.option(
+    "--max-seconds", default=120.0, show_default=True, help="Processor time of a contestant's first round."
+)
 @click.option("--records", default="races.jsonl", show_default=True, type=click.Path(path_type=Path))
 @click.option(
     "--docs", type=click.Path(path_type=Path), help="A Markdown page with a marked section to replace."

@@ -79,6 +79,7 @@ class _Streamcd(Contestant):
     def fit(self, setting: float) -> None:
         task = self.task
         options: dict[str, Any] = {"acceleration": self.acceleration, "memory": task.memory, "force": True}
+        options["threads"] = task.threads
         self._result = self._package.train(
             task.dataset, self._run, loss=task.loss, C=task.C, tol=setting, **options
         )
@@ -282,7 +283,8 @@ class _VowpalWabbit(_Peer):
 
     def load(self) -> None:
         super().load()
-        self._folder = Path(tempfile.mkdtemp(dir=self.task.arrays))
+        self._scratch = tempfile.TemporaryDirectory(dir=self.task.dataset.parent)
+        self._folder = Path(self._scratch.name)
         positive = self.label == self.label.max()
         indptr, index, value = self.rows.indptr, self.rows.indices, self.rows.data
         with open(self._folder / "rows.vw", "w") as stream:

@@ -186,8 +186,8 @@ def race(
     """Give the trainings of all contestants as they end.
 
     The first round goes through a contestant's settings until the closest level is reached, or its trainings have taken
-    `max_seconds`; later rounds repeat those settings only that reached a level first. The first training of a process,
-    at the loosest setting, is not counted in these.
+    `max_seconds` of processors; later rounds repeat those settings only that reached a level first. The first training of a
+    process, at the loosest setting, is not counted in these.
     """
     write_arrays(task.dataset, task.arrays)
     judge = Judge(task, test)
@@ -204,7 +204,7 @@ def race(
                     )
                     found.append(training)
                     yield training
-                    spent = sum(each.figures["seconds"] for each in found)
+                    spent = sum(each.figures["processor_seconds"] for each in found)
                     if number == 0 and (relative <= min(levels) or spent > max_seconds):
                         break
             if number == 0:

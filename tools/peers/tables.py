@@ -73,9 +73,7 @@ def standings(trainings: Sequence[Training], levels: Sequence[float] = LEVELS) -
 
 
 def _standing(name: str, trainings: list[Training], levels: Sequence[float]) -> Standing:
-    by_setting: dict[float, list[Training]] = {}
-    for each in _without_first(trainings):
-        by_setting.setdefault(each.setting, []).append(each)
+    by_setting = _by_setting(trainings)
     best: dict[float, list[Training]] = {}
     for level in levels:
         within = [group for group in by_setting.values() if max(each.relative for each in group) <= level]
@@ -171,37 +169,49 @@ def _details(race: Race, trainings: Sequence[Training]) -> list[str]:
 
 
 def plot(races: dict[Race, list[Training]], out: Path) -> None:
-    """Draw the distance from the optimum against seconds of training, a panel for each race."""
+    """Draw the distance from the optimum that each contestant has reached by then, a panel for each race."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    columns = min(3, len(races))
+    columns = min(2, len(races))
     n_rows = -(-len(races) // columns)
-    figure, axes = plt.subplots(n_rows, columns, figsize=(4.2 * columns, 3.2 * n_rows), squeeze=False)
+    figure, axes = plt.subplots(n_rows, columns, figsize=(5.2 * columns, 3.2 * n_rows), squeeze=False)
     names = list(dict.fromkeys(each.contestant for trainings in races.values() for each in trainings))
+    colours = {name: plt.get_cmap("tab20")(number) for number, name in enumerate(names)}
     for axis, (race, trainings) in zip(axes.flat, races.items(), strict=False):
-        for number, name in enumerate(names):
-            points = sorted(
-                (each.figures["seconds"], max(each.relative, 1e-7))
-                for each in trainings
-                if each.contestant == name
-            )
+        for name, colour in colours.items():
+            points = _reached([each for each in trainings if each.contestant == name])
             if points:
-                axis.loglog(
-                    *zip(*points, strict=True),
-                    "o-",
-                    markersize=2.5,
-                    linewidth=1,
-                    color=f"C{number}",
-                    label=name,
-                )
+                style = {"drawstyle": "steps-post", "markersize": 3, "color": colour, "label": name}
+                axis.loglog(*zip(*points, strict=True), "o-", **style)
         axis.set_title(str(race), fontsize=8)
+        axis.set_ylim(1e-6, 1.0)
+        axis.xaxis.set_minor_formatter("")
         axis.legend(fontsize=6, frameon=False)
     for axis in list(axes.flat)[len(races) :]:
         axis.remove()
-    figure.supxlabel("seconds of training", fontsize=9)
+    figure.supxlabel("seconds of processors", fontsize=9)
     figure.supylabel("objective / best − 1", fontsize=9)
     figure.tight_layout()
     figure.savefig(out, dpi=90)
+
+
+def _reached(trainings: list[Training]) -> list[tuple[float, float]]:
+    """Median seconds of processors and distance of every setting that comes nearer than all quicker ones."""
+    points: list[tuple[float, float]] = []
+    for seconds, relative in sorted(
+        (_median(group, "processor_seconds"), max(each.relative for each in group))
+        for group in _by_setting(trainings).values()
+    ):
+        if relative < min((reached for _, reached in points), default=1.0):
+            points.append((seconds, max(relative, 1e-6)))
+    return points
+
+
+def _by_setting(trainings: list[Training]) -> dict[float, list[Training]]:
+    groups: dict[float, list[Training]] = {}
+    for each in _without_first(trainings):
+        groups.setdefault(each.setting, []).append(each)
+    return groups

@@ -1,0 +1,91 @@
+"""Bars of progress: on a terminal, drawn by rich, and in a notebook."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, TextIO
+
+from ..core.progress import Progress
+
+
+class Bars:
+    """Lines at the bottom of the terminal, drawn anew in place; rich is loaded when they are first shown.
+
+    The first is for the whole training, where there is one; the last for the phase in work.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live: Any = None
+
+    def show(self, progress: Progress, text: str, whole: tuple[float, str] | None) -> None:
+        """Draw the phase with its `text`, and above it the share of the `whole` training with a description."""
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        if self._live is None:
+            from rich.console import Console as RichConsole
+
+            # without a thread of its own: it is drawn when there is news
+            self._live = RichProgress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=30),
+                TextColumn("{task.fields[text]}", markup=False),
+                console=RichConsole(file=self._stream),
+                auto_refresh=False,
+                transient=True,
+            )
+            self._rows = [self._live.add_task("", visible=False, text="") for _ in range(2)]
+            self._live.start()
+        share, description = whole or (0.0, "")
+        self._live.update(
+            self._rows[0],
+            description="training",
+            completed=share,
+            total=1.0,
+            text=description,
+            visible=whole is not None,
+        )
+        self._live.update(
+            self._rows[1],
+            description=progress.phase,
+            completed=progress.done,
+            total=progress.total,
+            text=text,
+            visible=True,
+        )
+        self._live.refresh()
+
+    def clear(self) -> None:
+        """Take the lines away; they come back with the next progress."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+class NotebookBars:
+    """The same two lines in a notebook, as HTML that is replaced in place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, progress: Progress, text: str, whole: tuple[float, str] | None) -> None:
+        """Draw the phase, and the whole training above it."""
+        from IPython.display import HTML, display
+
+        share = progress.done / progress.total if progress.total else None
+        rows = [("training", *whole)] if whole else []
+        page = HTML("".join(_html_row(*row) for row in [*rows, (progress.phase, share, text)]))
+        if self._handle is None:
+            self._handle = display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+    def clear(self) -> None:
+        """Leave the last state where it is; the next progress begins below."""
+        self._handle = None
+
+
+def _html_row(name: str, share: float | None, text: str) -> str:
+    value = "" if share is None else f' value="{share:.4f}"'
+    return f'<div>{html.escape(name)} <progress max="1"{value}></progress> {html.escape(text)}</div>'

@@ -1,0 +1,132 @@
+"""Course of a training as the console follows it, and how progress is put in words."""
+
+from __future__ import annotations
+
+import math
+
+from ..core.memory_budget import format_size
+from ..core.progress import CostStatus, Progress, TrainingStatus
+from .forecast import Forecast
+
+_FIRST_BY_COST = 5  # pass after which a state is described for each C
+
+
+class Course:
+    """Course of one training as the console follows it: times of its passes, and the forecast of its end."""
+
+    def __init__(self, status: TrainingStatus, now: float) -> None:
+        self._first, self._begun = status, now
+        self._last = status.passes
+        self._paced_from = (float(status.passes), now)  # passes and time from which the pace is taken
+        self._forecast = Forecast()
+
+    def continues(self, status: TrainingStatus) -> bool:
+        """Tell whether this is the same training."""
+        return status.task == self._first.task and status.passes >= self._last
+
+    def learn(self, status: TrainingStatus, now: float) -> bool:
+        """Take note of the status; returns True where a pass has ended."""
+        self._forecast.learn(status)
+        ended = status.passes > self._last
+        if (
+            ended and self._last == self._first.passes
+        ):  # the first one had kernels to load, and files that were not cached
+            self._paced_from = (float(status.passes), now)
+        if ended:
+            self._last = status.passes
+        return ended
+
+    def reach(self, progress: Progress, now: float) -> tuple[float, str]:
+        """Give the share of the whole training that is done, and a description."""
+        status = progress.training
+        assert status is not None
+        parts = [f"pass {status.passes}", *_measured(status), f"{format_seconds(now - self._begun)} elapsed"]
+        share = self._forecast.share(status, self._passes(progress))
+        return share, ", ".join(parts + self.time_left(progress, now))
+
+    def time_left(self, progress: Progress, now: float) -> list[str]:
+        """Describe the time to the end, by the passes so far; nothing where it is not known."""
+        status = progress.training
+        assert status is not None
+        passes = self._passes(progress)
+        left = self._forecast.passes_left(status, passes)
+        return [] if left is None else [f"about {format_seconds(left * self._pace(passes, now))} left"]
+
+    def _pace(self, passes: float, now: float) -> float:
+        """Seconds that a pass takes."""
+        start, begun = self._paced_from
+        if passes <= start:
+            start, begun = float(self._first.passes), self._begun
+        return (now - begun) / max(passes - start, 1e-9)
+
+    def lines(self, status: TrainingStatus, now: float) -> list[str]:
+        """Describe the state after a pass: in one line, and with several C in one more for each."""
+        parts = [*_measured(status), format_seconds(now - self._begun)]
+        left = self._forecast.passes_left(status, status.passes)
+        if left is not None:
+            unit = "pass" if round(left) == 1 else "passes"
+            parts.append(
+                f"about {left:.0f} more {unit}, {format_seconds(left * self._pace(status.passes, now))}"
+            )
+        lines = [f"{status.task}pass {status.passes}: {', '.join(parts)}"]
+        n_lanes = sum(cost.n_lanes for cost in status.costs)
+        if n_lanes > 1 and status.passes >= _FIRST_BY_COST:
+            lines += [_cost_line(cost, status.measure) for cost in status.costs]
+        return lines
+
+    def _passes(self, progress: Progress) -> float:
+        """Passes done, with the part of those in work."""
+        status = progress.training
+        assert status is not None
+        return status.passes + status.passes_ahead * progress.done / max(progress.total or 1, 1)
+
+
+def _measured(status: TrainingStatus) -> list[str]:
+    return (
+        [] if math.isnan(status.now) else [f"{status.measure} {status.now:.1e}, wanted {status.wanted:.1e}"]
+    )
+
+
+def _cost_line(cost: CostStatus, measure: str) -> str:
+    done = f"{cost.n_lanes - cost.n_open} of {cost.n_lanes} done"
+    return f"  C = {cost.C:g}: {done}" + (
+        "" if math.isnan(cost.now) else f", largest {measure} {cost.now:.1e}"
+    )
+
+
+def describe_progress(progress: Progress, seconds: float) -> str:
+    """Share done, rate and time left of a phase that has taken `seconds`, in words."""
+    parts = []
+    if progress.total:
+        share = 100 * progress.done / progress.total
+        parts.append(f"{share:.0f} % of {_amount(progress.total, progress.unit)}")
+    else:
+        parts.append(_amount(progress.done, progress.unit))
+    if seconds > 0.2 and progress.done:
+        rate = progress.done / seconds
+        parts.append(f"{_amount(rate, progress.unit)}/s")
+        if progress.total:
+            parts.append(f"{format_seconds((progress.total - progress.done) / rate)} left")
+    if progress.note:
+        parts.append(progress.note)
+    return ", ".join(parts)
+
+
+def _amount(number: float, unit: str) -> str:
+    if unit == "B":
+        return format_size(number)
+    for scale, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= scale:
+            return f"{number / scale:.3g}{letter} {unit}"
+    return f"{number:.3g} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """``"0.42 s"``, ``"42 s"``, ``"4 min 2 s"``, ``"3 h 2 min"``."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

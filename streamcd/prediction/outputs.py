@@ -1,0 +1,135 @@
+"""Predictions as they are written: columns of a Parquet file or of CSV, or lines of text."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from ..core.atomic_files import begins_with
+from ..core.errors import UsageError
+from ..dataset.parquet import has_column
+from ..models.model import Model
+
+Output = str | os.PathLike[str] | TextIO
+
+_KINDS = {
+    "parquet": "a Parquet file of predictions",
+    "csv": "a CSV file of predictions",
+    "text": "a text file of predictions",
+}
+_REFUSED = (".tsv", ".json", ".jsonl", ".arrow", ".feather", ".gz", ".xz", ".zst", ".bz2")
+
+
+def output_format(out: Output) -> str:
+    """Tell ``"parquet"``, ``"csv"`` or ``"text"`` by the name of a file; streams get text."""
+    if not isinstance(out, str | os.PathLike):
+        return "text"
+    name = os.fspath(out).lower()
+    if name.endswith(_REFUSED):
+        raise UsageError(
+            f"{out}: expected a name in .parquet, .csv or .txt: predictions are written in these formats"
+        )
+    return {".csv": "csv", ".txt": "text"}.get(Path(name).suffix, "parquet")
+
+
+def kind_of_output(form: str) -> str:
+    """Name the kind of file of a format, for refusals."""
+    return _KINDS[form]
+
+
+def is_output(path: Path, form: str) -> bool:
+    """Tell whether a file has the kind of a format."""
+    if form == "parquet":
+        return has_column(path, "prediction")
+    return begins_with(
+        path, rb"source,prediction[,\n\r]" if form == "csv" else rb"(labels|[-+]?[\d.]\S*)[ \n]"
+    )
+
+
+@dataclass(frozen=True)
+class PredictionColumns:
+    """Columns of the predictions of a model."""
+
+    model: Model
+    decision: bool
+    proba: bool
+
+    def types(self) -> dict[str, Any]:
+        """Name the columns, with the type of each."""
+        model, labels = self.model, self.model.label_texts()
+        names = []
+        if self.decision:
+            names += ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in labels]
+        if self.proba:
+            names += [f"probability_{label}" for label in labels]
+        label_type: Any = np.int64 if model.label_kind == "integer" else np.float64
+        if model.class_names is not None:
+            label_type = str
+        return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
+
+    def values(self, start: int, decisions: np.ndarray) -> dict[str, Any]:
+        """Make the columns of some rows, the first of which is row `start` of the source."""
+        model, types = self.model, self.types()
+        rows = np.arange(start, start + decisions.shape[0])
+        columns: list[Any] = [rows, _predicted_labels(model, decisions, types["prediction"])]
+        if self.decision:
+            binary = model.n_classes <= 2
+            scores = positive_scores(model, decisions)[:, np.newaxis] if binary else model.scores(decisions)
+            columns += [*scores.T]
+        if self.proba:
+            columns += [*np.exp(model.log_probabilities(decisions)).T]
+        return dict(zip(types, columns, strict=True))
+
+
+class LinesOfPredictions:
+    """Writer of CSV (a header, then all columns), or of text: the label, and with it the numbers that were asked for.
+
+    Text with probabilities begins with a line ``labels …`` in the order of the columns, as LIBLINEAR's ``predict -b 1``.
+    """
+
+    def __init__(self, file: TextIO, columns: PredictionColumns, form: str) -> None:
+        self._file, self._columns, self._is_csv = file, columns, form == "csv"
+        if self._is_csv:
+            file.write(",".join(map(_csv_cell, columns.types())) + "\n")
+        elif columns.proba:
+            file.write(" ".join(["labels", *columns.model.label_texts()]) + "\n")
+
+    def write(self, start: int, decisions: np.ndarray) -> None:
+        """Write some rows, the first of which is row `start` of the source."""
+        model = self._columns.model
+        texts, places = model.label_texts(), model.places(decisions).tolist()
+        values = self._columns.values(start, decisions)
+        if self._is_csv:
+            texts = [_csv_cell(text) for text in texts]
+        cells = [[texts[place] for place in places]]
+        if self._is_csv:
+            cells.insert(0, [str(row) for row in values["source"].tolist()])
+        cells += [[repr(number) for number in column.tolist()] for column in [*values.values()][2:]]
+        separator = "," if self._is_csv else " "
+        self._file.write("".join([separator.join(row) + "\n" for row in zip(*cells, strict=True)]))
+
+
+def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> Any:
+    if model.class_names is not None:
+        texts = model.label_texts()
+        return [texts[place] for place in model.places(decisions).tolist()]
+    return model.labels(decisions).astype(label_type)
+
+
+def _csv_cell(text: str) -> str:
+    """Quote a text where CSV wants it."""
+    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
+
+
+def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
+    """Of two classes, by how much the larger one is preferred."""
+    if decisions.shape[1] == 1:
+        return decisions[:, 0]
+    scores = model.scores(decisions)
+    both_infinite = np.isinf(scores).all(axis=1)  # two twin planes without weights: neither is nearer
+    with np.errstate(invalid="ignore"):
+        return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])

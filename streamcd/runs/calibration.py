@@ -1,0 +1,113 @@
+"""Calibration of a run: sigmoids fitted to the decisions about rows of folds that were left out.
+
+All folds of all C are trained in the same reads, in a directory of their own inside the run; one more read decides about the
+rows, and each C's decisions go to a file there, over which the fit goes again and again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.atomic_files import write_file
+from ..core.errors import CheckpointError, UsageError, file_named
+from ..core.progress import Listener
+from ..models.calibration import fit_sigmoids
+from ..training import checkpoint
+from ..training.loop import Session
+from ..training.result import BY_TIME
+from .config import ProblemOptions, ResolvedRun, TrainOptions, read_config, reopen, write_config
+from .held_out import HeldOut, held_out_rows
+from .lane_groups import resolve
+
+N_FOLDS = 5
+FOLDER = "calibration"
+_FITTED = "sigmoids.json"
+_BLOCK_BYTES = 1 << 22
+
+
+def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
+    """Refuse what has no decisions to calibrate, or probabilities of its own."""
+    if options.loss not in ("hinge", "squared_hinge") or options.code is not None:
+        found = "a code matrix" if options.code is not None else options.loss
+        raise UsageError(f"calibrate: expected the loss hinge or squared_hinge, one-vs-rest, found {found}")
+    if on_workers:
+        raise UsageError("calibrate: one process trains all folds in the same reads; leave --workers out")
+
+
+def fit_calibration(
+    directory: checkpoint.Run, run: ResolvedRun, session: Session, train_groups: Callable[..., Any]
+) -> dict[float, np.ndarray] | None:
+    """Return a and b of every vector, shape (2, n_vectors), by C; trained (by `carry_out.train_groups`) and fitted once.
+
+    None where the session's time was up before the folds had ended.
+    """
+    part = directory.part(FOLDER)
+    fitted = part.path / _FITTED
+    if not fitted.exists():
+        folds = _folds(part, run)
+        run_path = str(directory.path)
+        outcome = train_groups(part, folds, None, session, shown_as=run_path, stage="calibration: ")
+        if (outcome.lanes["reason"] == BY_TIME).any():
+            return None
+        content = {
+            f"{C:.17g}": found.tolist() for C, found in _fit(part.path, folds, session.listener).items()
+        }
+        write_file(fitted, json.dumps(content).encode())
+    try:
+        found = json.loads(fitted.read_text())
+        return {float(C): np.array(sigmoids, dtype=np.float64) for C, sigmoids in found.items()}
+    except (ValueError, AttributeError):
+        raise CheckpointError(f"{fitted}: damaged; remove it, and 'streamcd resume' makes it again") from None
+
+
+def _folds(part: checkpoint.Run, run: ResolvedRun) -> ResolvedRun:
+    config = run.config
+    if (part.path / "config.json").exists():
+        return reopen(
+            part.path, replace(read_config(part.path), rule=config.rule, dataset=config.dataset), run.dataset
+        )
+    asked = TrainOptions(
+        replace(run.options, folds=N_FOLDS), config.memory, config.checkpoint_every, config.rule
+    )
+    folds = resolve(run.dataset, asked, Listener())
+    write_config(part, folds.config)
+    return folds
+
+
+def _fit(path: Path, folds: ResolvedRun, listener: Listener) -> dict[float, np.ndarray]:
+    files = {C: path / f"decisions-{C:.17g}.bin" for C in sorted({lane.C for lane in folds.problem.lanes})}
+    n_vectors = folds.problem.block_lanes
+    try:
+        with ExitStack() as stack:
+            for file in files.values():
+                stack.enter_context(file_named(file))
+            outputs = {C: stack.enter_context(open(file, "wb")) for C, file in files.items()}
+            for rows in held_out_rows(path, folds, listener, "decide about the folds"):
+                _records(rows).tofile(outputs[rows.C])
+        listener.message(f"calibration: sigmoids of {n_vectors * len(files)} vectors are fitted")
+        return {C: fit_sigmoids(partial(_blocks, file, n_vectors), n_vectors) for C, file in files.items()}
+    finally:
+        for file in files.values():
+            file.unlink(missing_ok=True)
+
+
+def _records(rows: HeldOut) -> np.ndarray:
+    """Put the class beside a row's decisions."""
+    return np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
+
+
+def _blocks(file: Path, n_vectors: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Read decisions, and which vectors are positive on a row: its class's; one vector is that of the larger class."""
+    with open(file, "rb") as stream:
+        count = max(1, _BLOCK_BYTES // (8 * (n_vectors + 1))) * (n_vectors + 1)
+        while (records := np.fromfile(stream, count=count)).size:
+            code, decisions = np.split(records.reshape(-1, n_vectors + 1), [1], axis=1)
+            yield decisions, code == (np.arange(n_vectors) if n_vectors > 1 else 1)

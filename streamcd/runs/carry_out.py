@@ -1,0 +1,177 @@
+"""Carrying out a run: groups of lanes, one after another, and the models at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from ..cluster.partition import DASK_BYTES
+from ..core.memory_budget import peak_memory_bytes
+from ..core.progress import Listener
+from ..dataset.dataset import Dataset
+from ..dataset.diagnostics import advice
+from ..models.model import Model
+from ..training import checkpoint
+from ..training.loop import Loop, Session, Task
+from ..training.result import Outcome, Result, join_outcomes, make_result
+from .config import Group, ResolvedRun, TrainOptions, refuse_existing, write_config
+from .early_warnings import scaling_advice
+from .lane_groups import resolve
+from .models import make_models, save_models
+from .previous_run import PreviousRun
+
+
+@contextmanager
+def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
+    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`."""
+    refuse_existing(path, run.config, force)
+    with checkpoint.create_run(path, force=force) as directory:
+        write_config(directory, run.config)
+        yield directory
+
+
+def train_groups(
+    directory: checkpoint.Run,
+    run: ResolvedRun,
+    previous: PreviousRun | None,
+    session: Session,
+    *,
+    shown_as: str | None = None,
+    stage: str = "",
+) -> Outcome:
+    """Train all lanes of a run in a directory, group after group, from where each stands.
+
+    Parameters
+    ----------
+    shown_as : str, optional
+        The run directory in messages, where it is not `directory`.
+    stage : str
+        Put before the phase in progress.
+    """
+    outcomes = []
+    for group in run.groups:
+        part = directory.part(group.directory) if group.directory else directory
+        task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
+        outcomes.append(_train_group(part, task, run, session))
+    return join_outcomes(outcomes)
+
+
+def _make_task(
+    group: Group, run: ResolvedRun, previous: PreviousRun | None, shown_as: str, stage: str
+) -> Task:
+    problem, config = run.problem, run.config
+    lanes, numbers = problem.subset(group.lanes), group.lanes
+    part = f"lanes {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
+    return Task(
+        dataset=run.dataset,
+        problem=lanes,
+        solver=run.make_solver(lanes),
+        plan=config.plan,
+        rule=config.rule,
+        seed=run.options.seed,
+        checkpoint_every=config.checkpoint_every,
+        run=shown_as,
+        name=stage + part,
+        warm_start=None if previous is None else previous.warm_start(lanes, numbers),
+    )
+
+
+def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
+    rounds, memory = run.config.rounds, run.config.memory - DASK_BYTES
+    if rounds is None:
+        return Loop(part, task, session).run()
+    from ..cluster.loop import RoundLoop  # only where there are workers
+
+    solver, waits = (run.options.method, run.options.acceleration), rounds.worker_timeout
+    return RoundLoop(part, task, session, *solver, memory, rounds.local_passes, waits).run()
+
+
+def carry_out(
+    directory: checkpoint.Run,
+    run: ResolvedRun,
+    previous: PreviousRun | None,
+    session: Session,
+    *,
+    model_path: Path | None = None,
+) -> Result:
+    """Train, write the models (into the run, or to `model_path`), and say how it ended."""
+    before = _trained_passes(directory.path, run)
+    outcome = train_groups(directory, run, previous, session)
+    dataset, listener = run.dataset, session.listener
+    result = result_of(directory, outcome, run)
+    if run.options.omega == "auto":
+        _tell_omegas(result, listener)
+    if result.stop_reason == "time":
+        return result  # there is no model of weights that were not certified
+    sigmoids: dict[float, np.ndarray] | None = {}
+    if run.config.calibrate:
+        from .calibration import fit_calibration  # with the kernels of decisions
+
+        sigmoids = fit_calibration(directory, run, session, train_groups)
+    if sigmoids is None:
+        result.stop_reason = "time"
+        return result
+    begun = time.monotonic()
+    written = save_models(model_path or directory.model_path, directory, run, result, sigmoids)
+    if written:
+        result.seconds += time.monotonic() - begun
+        result.peak_memory_bytes = peak_memory_bytes()
+    if not written and before == outcome.lanes["passes"].tolist():
+        listener.message(f"this run had ended by {result.stop_reason} and is left alone")
+    if not result.converged:
+        result.advice = advice(dataset, max(run.options.C), method=run.options.method)
+        told = scaling_advice(run)  # at the start
+        for line in [line for line in result.advice if line not in told]:
+            listener.warning(line)
+    return result
+
+
+def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
+    """Train on a dataset without a run directory; returns the model of every C as well. Nothing can be resumed."""
+    run = resolve(dataset, asked, session.listener)
+    directory = checkpoint.MemoryRun()
+    outcome = train_groups(directory, run, None, session)
+    result = result_of(directory, outcome, run)
+    return result, make_models(directory, run, result)
+
+
+def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
+    """Sum up the outcome of all lanes of a run."""
+    problem, dataset = run.problem, run.dataset
+    result = make_result(
+        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
+    )
+    if dataset.class_names is not None:
+        for lane in result.lanes:
+            lane["label"] = None if lane["label"] is None else dataset.class_names[int(lane["label"])]
+    return result
+
+
+def _tell_omegas(result: Result, listener: Listener) -> None:
+    """Tell which omega the lanes of each C were trained with, and of a lane alone why."""
+    for C in dict.fromkeys(lane["C"] for lane in result.lanes):
+        lanes = [lane for lane in result.lanes if lane["C"] == C]
+        counts = Counter(lane["omega"] for lane in lanes)
+        text = ", ".join(f"{omega:g} for {n} lanes" for omega, n in counts.most_common())
+        if len(lanes) == 1:
+            trial, gains = lanes[0]["omega_trial"], "too few passes for a trial"
+            if trial:
+                gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
+            text = f"{lanes[0]['omega']:g} ({gains})"
+        listener.message(f"omega at C = {C:g}: {text}")
+
+
+def _trained_passes(path: Path, run: ResolvedRun) -> list[int] | None:
+    """Passes of every lane at the last checkpoint; None where a group has none."""
+    passes: list[int] = []
+    for group in run.groups:
+        arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("lane_passes", "lane_phase"))
+        if arrays is None:
+            return None
+        passes += arrays["lane_passes"].tolist()
+    return passes

@@ -1,0 +1,56 @@
+"""Warnings of what can be known before the first pass: data, options and memory that will make a training slow or fail."""
+
+from __future__ import annotations
+
+from ..core.memory_budget import RESERVED_BYTES, warn_of_memory
+from ..core.progress import Listener
+from ..dataset.dataset import Dataset
+from ..dataset.diagnostics import advice
+from .config import ProblemOptions, ResolvedRun
+
+_MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are rather numbers than classes
+
+
+def warn_early(run: ResolvedRun, listener: Listener) -> None:
+    """Warn of small ridges, targets of regression, bad scaling, and of a budget that this process cannot keep to."""
+    _warn_of_ridge(run.options, listener)
+    _warn_of_regression(run.dataset, listener)
+    for line in scaling_advice(run):
+        listener.warning(line)
+    if run.config.rounds is None:
+        warn_of_memory(run.config.memory, _planned_bytes(run), listener)
+
+
+def scaling_advice(run: ResolvedRun) -> list[str]:
+    """Describe what is badly scaled for the largest C and the way of training."""
+    return advice(
+        run.dataset,
+        max(run.options.C),
+        accelerated=run.options.acceleration != "none",
+        method=run.options.method,
+    )
+
+
+def _planned_bytes(run: ResolvedRun) -> int:
+    """Bytes that a training takes beside the interpreter: the data, where that stays in memory, else all of the budget."""
+    config, dataset = run.config, run.dataset
+    whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * run.problem.n_lanes
+    return whole if config.plan.resident else config.memory - RESERVED_BYTES
+
+
+def _warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
+    """Warn of small ridges, with which twin planes by coordinate descent are slow."""
+    if options.loss == "twin" and options.method == "dual" and 0 < options.ridge < 1:
+        listener.warning(
+            f"ridge {options.ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
+            "--method sor does not, where a matrix of features x features fits in memory"
+        )
+
+
+def _warn_of_regression(dataset: Dataset, listener: Listener) -> None:
+    counts = dataset.class_counts
+    if counts is not None and counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:
+        listener.warning(
+            f"{counts.size:,} labels, most of them with fewer than {_FEW_ROWS} rows: it looks like a target of regression, "
+            "and each label is a class here, with weights of its own"
+        )

@@ -1,0 +1,131 @@
+"""Carrying out a search over C: all folds of all C as lanes of one run, scored in one read, then all rows.
+
+The training on all rows begins from where the folds ended (`warm_start`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.atomic_files import write_file
+from ..core.code_matrices import has_vector_per_class
+from ..core.progress import Listener
+from ..models.model import plane_distances
+from ..solvers.problem import Problem
+from ..training import checkpoint
+from ..training.loop import Session
+from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
+from .carry_out import carry_out, result_of, train_groups
+from .config import ResolvedRun, TrainOptions, read_config, reopen, write_config
+from .held_out import held_out_rows
+from .lane_groups import resolve
+from .previous_run import PreviousRun
+
+
+def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
+    """Train the folds, score them, train on all rows: each from where it stands."""
+    listener, run = session.listener, str(directory.path)
+    folds = directory.part("folds")
+    write_config(folds, replace(search.config, tune=None))
+    outcome = train_groups(folds, search, None, session, shown_as=run, stage="folds: ")
+    if (outcome.lanes["reason"] == BY_TIME).any():
+        result = replace(result_of(directory, outcome, search), run=run)
+        return TuneResult(**asdict(result), scores={}, best_C=float("nan"), folds=_summary(outcome))
+    _warn_of_open_folds(outcome, listener)
+    scores = _score(folds.path, search, listener)
+    best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
+    content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
+    write_file(directory.path / "scores.json", (content + "\n").encode())
+    listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
+    result = _train_best(directory, search, best, session)
+    return TuneResult(
+        **{**asdict(result), "run": run}, scores=_as_json(scores), best_C=best, folds=_summary(outcome)
+    )
+
+
+def _warn_of_open_folds(outcome: Outcome, listener: Listener) -> None:
+    converged = outcome.lanes["converged"]
+    n_open = int((~converged).sum())
+    if n_open:
+        listener.warning(
+            f"{n_open} of {converged.size} models of folds are not converged after {int(outcome.lanes['passes'].max())} "
+            "passes: their scores may change with a larger --max-passes"
+        )
+
+
+def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, session: Session) -> Result:
+    """Train on all rows with the best C, from where the folds ended."""
+    part, config = directory.part("best"), search.config
+    if (part.path / "config.json").exists():
+        run = reopen(
+            part.path,
+            replace(read_config(part.path), rule=config.rule, dataset=config.dataset),
+            search.dataset,
+        )
+    else:
+        asked = TrainOptions(
+            replace(search.options, C=(best,), folds=0),
+            config.memory,
+            config.checkpoint_every,
+            config.rule,
+            start_from=str((directory.path / "folds").resolve()),
+        )
+        run = resolve(search.dataset, asked, Listener())
+    write_config(part, run.config)
+    previous = PreviousRun(directory.path / "folds", search, run)
+    return carry_out(part, run, previous, session, model_path=directory.model_path)
+
+
+def _summary(outcome: Outcome) -> dict[str, Any]:
+    lanes = outcome.lanes
+    return {
+        "n_lanes": int(lanes["passes"].size),
+        "passes": int(lanes["passes"].max()),
+        "gap": float(relative_gaps(lanes).max()),
+        "converged": bool(lanes["converged"].all()),
+        "bytes_read": outcome.bytes_read,
+        "seconds": outcome.seconds,
+    }
+
+
+def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    return {f"{C:g}": {"folds": list(folds), "mean": float(np.mean(folds))} for C, folds in scores.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scores
+
+
+def _score(path: Path, search: ResolvedRun, listener: Listener) -> dict[float, list[float]]:
+    """Accuracy of every C on each fold, by the lanes that left the fold out."""
+    problem = search.problem
+    n_correct: Counter[tuple[float, int]] = Counter()
+    n_rows: Counter[tuple[float, int]] = Counter()
+    for rows in held_out_rows(path, search, listener, "score the folds"):
+        predicted = predicted_classes(problem, rows.decisions, rows.w)
+        n_correct[rows.C, rows.fold] += int((predicted == rows.code).sum())
+        n_rows[rows.C, rows.fold] += rows.code.size
+    values = sorted({lane.C for lane in problem.lanes})
+    folds = range(problem.n_folds)
+    return {C: [n_correct[C, fold] / max(n_rows[C, fold], 1) for fold in folds] for C in values}
+
+
+def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Places of the predicted classes, from the decisions of one classifier's vectors `w`, as a model decides."""
+    if problem.loss == "twin":
+        norms = np.sqrt(np.einsum("ij,ij->j", w[:-1], w[:-1]))
+        return plane_distances(decisions, norms).argmin(axis=1)
+    if problem.classes.size == 2 and decisions.shape[1] == 1:
+        return (decisions[:, 0] > 0).astype(np.int64)
+    if has_vector_per_class(problem.code):
+        return decisions.argmax(axis=1)
+    # a class at a time: the whole code as float64 may be larger than all else
+    scores = np.stack([decisions @ row.astype(np.float64) for row in problem.code], axis=1)
+    return np.asarray(scores.argmax(axis=1))

@@ -1,0 +1,45 @@
+"""Workers of a training: processes of this machine, those of a dask scheduler, or those of a client that the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import UsageError
+from ..core.progress import Listener
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers as they were asked for; none where this process trains alone."""
+
+    client: Any = None  # of the caller
+    scheduler: str | None = None  # address
+    local: int = 0  # processes of this machine, which share the memory: the client's, or to be started
+
+    @classmethod
+    def asked(cls, client: Any, workers: int | None, scheduler: str | None, *, fewest: int) -> Workers:
+        """Take the options as they come; fewer than `fewest` workers are none."""
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers: expected at least 1, found {workers}")
+        if scheduler is not None and (workers is not None or client is not None):
+            raise UsageError(
+                "--workers starts processes on this machine, --scheduler uses those of a cluster: give one of them"
+            )
+        return cls(client, scheduler, 0 if workers is None or workers < fewest else workers)
+
+    def __bool__(self) -> bool:
+        return self.client is not None or self.scheduler is not None or self.local > 0
+
+    @contextmanager
+    def connected(self, listener: Listener) -> Iterator[Any]:
+        """Give a client of the workers, started here where there are none yet; None where there are to be none."""
+        if self.client is not None or not self:
+            yield self.client
+            return
+        from ..cluster.dask_engine import open_client  # only where there are workers
+
+        with open_client(self.scheduler, self.local, listener) as client:
+            yield client

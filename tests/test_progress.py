@@ -1,0 +1,221 @@
+"""Progress of long work: the forecast of a training's end, lines and bars, notebooks, and what is compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+from small_datasets import multiclass, random_rows, write_dataset
+
+import streamcd
+from streamcd.cli.console import Console
+from streamcd.cli.course import Course
+from streamcd.cli.forecast import Forecast
+from streamcd.core.errors import Interrupted
+from streamcd.core.progress import CostStatus, Progress, TrainingStatus
+from streamcd.kernels.compile import compilation_told
+
+
+def status(
+    passes: int, now: float, *, wanted: float = 1e-3, max_passes: int = 1000, costs=None
+) -> TrainingStatus:
+    by_cost = tuple(CostStatus(C, 2, n_open, now) for C, n_open in (costs or {1.0: 1}).items())
+    return TrainingStatus("", passes, 1, max_passes, "gap", now, wanted, by_cost)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("streamcd.cli.console.time.monotonic", lambda: now[0])
+    return now
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How long still
+
+
+def test_a_gap_that_falls_by_a_factor_a_pass_is_forecast_exactly():
+    forecast = Forecast()
+    assert forecast.passes_left(status(0, np.nan), 0) is None
+    for passes in range(1, 6):
+        forecast.learn(status(passes, 10.0 ** (1 - passes)))
+    # from 1e-4 · 10 at pass 5: nothing is left but the certificate; from 0.5 passes before, half a pass more
+    left = Forecast()
+    for passes in range(1, 4):
+        left.learn(status(passes, 10.0 ** -(passes / 4)))
+    assert left.passes_left(status(3, 10**-0.75), 3) == pytest.approx(9 + 1)
+    assert left.passes_left(status(3, 10**-0.75), 3.5) == pytest.approx(8.5 + 1)
+    assert left.share(status(3, 10**-0.75), 3) == pytest.approx(3 / 13)
+    assert forecast.passes_left(status(5, 1e-4), 5) == pytest.approx(1)
+
+
+def test_the_share_done_does_not_fall_and_passes_left_are_no_more_than_allowed():
+    forecast, shares = Forecast(), []
+    for passes, gap in enumerate([1.0, 0.1, 0.02, 0.019, 0.018, 0.0179], start=1):
+        forecast.learn(status(passes, gap, max_passes=50))
+        shares.append(forecast.share(status(passes, gap, max_passes=50), passes))
+        left = forecast.passes_left(status(passes, gap, max_passes=50), passes)
+        assert left is None or left <= 51 - passes
+    assert shares == sorted(shares)
+    assert 0 < shares[-1] < 1
+
+
+def test_the_pace_leaves_out_the_first_pass():
+    """Which loads kernels, and files that are not cached yet."""
+    course = Course(status(0, np.nan), 0.0)
+    for passes, now in [(1, 100.0), (2, 101.0), (3, 102.0)]:
+        course.learn(status(passes, 10.0 ** -(passes / 4)), now)
+    progress = Progress("pass 4", 0, 10, "rows", "", status(3, 10**-0.75))
+    assert course.time_left(progress, 102.0) == ["about 10 s left"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is shown
+
+
+def test_on_a_terminal_some_passes_leave_a_line_and_each_c_another(clock, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with Console(stream=stream) as console:
+        for passes in range(13):
+            clock[0] += 1.0
+            now = status(passes, 10.0 ** -(passes / 5) if passes else np.nan, costs={0.1: 0, 10.0: 2})
+            console.progress(Progress(f"pass {passes + 1}", 0, 100, "entries", "", now))
+    kept = re.findall(r"^.*?streamcd: (.*)$", stream.getvalue(), flags=re.MULTILINE)
+    heads = [line.split(":")[0] for line in kept]
+    by_cost = ["  C = 0.1", "  C = 10"]
+    assert heads == ["pass 1", "pass 2", "pass 5", *by_cost, "pass 10", *by_cost]
+    assert "gap 1.0e-01, wanted 1.0e-03" in kept[2]
+    assert "0 of 2 done" in kept[4]
+    assert "training" in stream.getvalue()
+    assert "elapsed" in stream.getvalue()
+
+
+def test_without_a_terminal_lines_tell_the_time_left(clock):
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    for passes in range(10):
+        clock[0] += 6.0
+        now = status(passes, 10.0 ** -(passes / 5) if passes else np.nan)
+        console.progress(Progress(f"pass {passes + 1}", 50, 100, "entries", "", now))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 5
+    assert all(line.startswith("streamcd: pass ") for line in lines)
+    assert lines[-1].endswith("left")
+
+
+def test_a_training_tells_its_status_by_c(tmp_path):
+    seen: list[TrainingStatus] = []
+
+    class Watcher(streamcd.Listener):
+        closed = 0
+
+        def progress(self, progress) -> None:
+            if progress.training is not None:
+                seen.append(progress.training)
+
+        def close(self) -> None:
+            self.closed += 1
+
+    watcher = Watcher()
+    data = write_dataset(tmp_path / "data", multiclass())
+    result = streamcd.train(data, tmp_path / "run", C=[0.01, 1.0], listener=watcher)
+    assert [cost.C for cost in seen[0].costs] == [0.01, 1.0]
+    assert [cost.n_lanes for cost in seen[0].costs] == [4, 4]
+    passes = [found.passes for found in seen]
+    assert passes == sorted(passes)
+    assert passes[-1] <= result.passes
+    assert seen[-1].now < seen[len(seen) // 2].now
+    assert watcher.closed == 1
+    eps = streamcd.train(data, tmp_path / "eps", eps=0.1, listener=watcher)
+    assert (seen[-1].measure, seen[-1].wanted) == ("violation", 0.1)
+    assert eps.converged
+
+
+def test_an_interruption_tells_pass_gap_and_command(tmp_path):
+    data, calls = write_dataset(tmp_path / "data", random_rows()), []
+
+    def stop() -> int | None:
+        calls.append(1)
+        return 2 if len(calls) == 5 else None
+
+    with pytest.raises(
+        Interrupted, match=r"after pass \d+, gap about [\d.e-]+, wanted 1.0e-09; 'streamcd resume .*run'"
+    ):
+        streamcd.train(data, tmp_path / "run", tol=1e-9, stop_requested=stop)
+
+
+def test_a_listener_is_told_of_the_end_where_a_call_fails(tmp_path):
+    class Watcher(streamcd.Listener):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    watcher = Watcher()
+    with pytest.raises(streamcd.StreamcdError):
+        streamcd.convert(tmp_path / "nowhere", tmp_path / "data", listener=watcher)
+    assert watcher.closed
+
+
+def test_in_a_notebook_the_bars_are_html_replaced_in_place(clock, monkeypatch):
+    shown: list[list[str]] = []
+
+    class Handle:
+        def update(self, page: str) -> None:
+            shown[-1].append(page)
+
+    def display(page: str, display_id: bool) -> Handle:
+        shown.append([page])
+        return Handle()
+
+    class ZMQInteractiveShell:
+        pass
+
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = ZMQInteractiveShell  # type: ignore[attr-defined]
+    shows = types.ModuleType("IPython.display")
+    shows.display, shows.HTML = display, str  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", shows)
+    bar = streamcd.ProgressBar(stream=io.StringIO())
+    for second in range(4):
+        clock[0] = float(second)
+        bar.progress(Progress("<parse>", second, 4, "B"))
+    assert len(shown) == 1
+    assert "&lt;parse&gt;" in shown[0][-1]
+    assert 'value="0.7500"' in shown[0][-1]
+    bar.close()
+    clock[0] = 5.0
+    bar.progress(Progress("pass 1", 0, 4, "entries", "", status(0, np.nan)))
+    assert len(shown) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compilation
+
+
+def test_what_the_cache_does_not_have_is_told_before_it_is_compiled(tmp_path):
+    path = tmp_path / "made.py"
+    path.write_text(
+        "from streamcd.kernels.compile import kernel\n\n@kernel\ndef twice(x):\n    return 2 * x\n"
+    )
+    told: list[int] = []
+    for name, expected in (("first", [0]), ("again", [])):
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        told.clear()
+        with compilation_told(told.append):
+            assert module.twice(2) == 4
+        assert told == expected
