@@ -40,6 +40,8 @@ pytest.importorskip("s3fs")
 
 BUCKET = "s3://bucket"
 
+pytestmark = pytest.mark.filterwarnings("ignore:not converged")
+
 
 class Server(NamedTuple):
     """An S3 server; `answer` may look at a request, wait, or refuse it with a status."""

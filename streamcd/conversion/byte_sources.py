@@ -87,7 +87,8 @@ def _expand(source: str) -> list[str]:
         if not (there := url.expand()):
             raise UsageError(f"no such file, folder or pattern of files: {source}; check the name")
         return [str(file) for file in there]
-    source = str(url)  # file:// is a path
+    if "://" in source:
+        source = str(url)  # file:// is a path
     if os.path.isdir(source):
         found = sorted(
             entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")
