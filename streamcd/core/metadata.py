@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,8 @@ def parse_json(data: bytes) -> Any:
         level = [inner for outer in level for inner in _elements(outer)]
     if any(_elements(value) for value in level):
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    if re.search(rb"\\u[dD][89a-fA-F]", data):  # half a surrogate pair is no text, and cannot be printed
+        json.dumps(content, ensure_ascii=False).encode()
     return content
 
 

@@ -100,8 +100,8 @@ def reopen(state: State, rule: StopRule) -> bool:
         return False
     unsatisfied = done & ~_satisfied(state, rule)
     again = unsatisfied & (lanes["passes"] < rule.max_passes)
+    lanes["reason"][unsatisfied & lanes["converged"]] = BY_MAX_PASSES
     lanes["converged"][unsatisfied] = False
-    lanes["reason"][unsatisfied] = BY_MAX_PASSES
     lanes["phase"][again] = TRAIN
     lanes["reason"][again] = 0
     lanes["caution"][again] = 1.0
