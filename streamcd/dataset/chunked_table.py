@@ -17,9 +17,8 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.metadata import Count, FileName, Kind, Structure, content_digest, read_metadata
 from ..core.progress import warn_once
-from ..core.storage import NO_FILE, Location, Url, file_sizes, location
+from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location
 from .parquet import NO_CRC, OpenParts, file_checksum, read_table, reading
-from .read_ahead import CLIENT_BYTES
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64
@@ -252,7 +251,7 @@ class ChunkedTable:
     @property
     def client_bytes(self) -> int:
         """Memory that reading takes where the table is at a URL."""
-        return CLIENT_BYTES if isinstance(self.path, Url) else 0
+        return DATASET_BYTES if isinstance(self.path, Url) else 0
 
     def another(self) -> Self:
         """Return the same table with files of its own, to be read by another thread."""

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure
 from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader
 from .read_ahead import AHEAD_BYTES, ReadAhead
@@ -243,8 +244,13 @@ class OpenParts:
 
     def read_directly(self, ahead_bytes: int) -> None:
         """From now until `close`, what is expected is read past the page cache, where the file system can do so."""
-        if self._ahead is None:
-            self._ahead = ReadAhead(ahead_bytes, isinstance(self._path, Url))
+        if self._ahead is not None:
+            return
+        if isinstance(self._path, Url):
+            most = storage.AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else storage.SHARED_AHEAD_BYTES
+            self._ahead = ReadAhead(most, Url.read, storage.REQUESTS_AT_A_TIME)
+        else:
+            self._ahead = ReadAhead(ahead_bytes)
 
     def __getitem__(self, name: str) -> PartReader:
         part = self._parts.pop(name, None)

@@ -10,22 +10,16 @@ import errno
 import mmap
 import os
 from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-
-from ..core.storage import REMOTE_BYTES, REQUESTS_AT_A_TIME, Location, Url
+from typing import Any
 
 AHEAD_BYTES = 6_000_000
 """Bytes read ahead at most, unless a single range is larger: a chunk of the usual megabyte a thread, one being decoded."""
 
 SHARED_AHEAD_BYTES = AHEAD_BYTES // 2
 """The same for each of several readers, which decode while others wait for the disk."""
-
-_REMOTE_AHEAD_BYTES, _SHARED_REMOTE_AHEAD_BYTES = 24_000_000, 6_000_000
-"""The same of URLs: as much as the requests under way bring."""
-
-CLIENT_BYTES = REMOTE_BYTES + 2 * _REMOTE_AHEAD_BYTES
-"""Memory of reading from URLs: the client, and what is read ahead, which is there twice while it comes."""
 
 _THREADS = 4
 """One alone got 770 to 900 MB/s of the disk, four up to 1,030, eight no more (random pieces of a megabyte)."""
@@ -36,14 +30,14 @@ _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 @dataclass(eq=False)
 class _Range:
-    path: Location
+    path: os.PathLike[str]
     offset: int
     length: int
     buffer: mmap.mmap | None = None
     complete: Future[bool] | None = None  # once it is being read
 
     @property
-    def key(self) -> tuple[Location, int]:
+    def key(self) -> tuple[os.PathLike[str], int]:
         return self.path, self.offset
 
     @property
@@ -57,29 +51,32 @@ class _Range:
         return -(-(self.offset + self.length - self.start) // _BLOCK) * _BLOCK
 
 
+Fetch = Callable[[Any, int, int], bytes]
+"""Reads a range of what is named, as much as there is."""
+
+
 class ReadAhead:
     """Reader of ranges in the order in which they are announced; they are taken in that order.
 
     A range that cannot be read in this way (a file system without direct reads, a file that is too short or gone) is
-    left to the caller's own reading, which says what is wrong.
+    left to the caller's own reading, which says what is wrong. `fetch` reads ranges of what is no file, in `n_threads` threads.
     """
 
-    def __init__(self, ahead_bytes: int = AHEAD_BYTES, remote: bool = False) -> None:
-        self._limit = ahead_bytes
-        if remote:
-            self._limit = _REMOTE_AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else _SHARED_REMOTE_AHEAD_BYTES
-        self.possible = remote or bool(_DIRECT)  # false once the file system has refused a direct read
+    def __init__(
+        self, ahead_bytes: int = AHEAD_BYTES, fetch: Fetch | None = None, n_threads: int = _THREADS
+    ) -> None:
+        self._limit, self._fetch = ahead_bytes, fetch
+        # false once the file system has refused a direct read
+        self.possible = fetch is not None or bool(_DIRECT)
         self._coming: deque[_Range] = deque()  # announced, and not taken yet
-        self._announced: Counter[tuple[Location, int]] = Counter()  # their keys
+        self._announced: Counter[tuple[os.PathLike[str], int]] = Counter()  # their keys
         self._waiting: deque[_Range] = deque()  # of these, the last ones, not begun
         self._held = 0
         self._free: list[mmap.mmap] = []
         self._taken: _Range | None = None
-        self._threads = ThreadPoolExecutor(
-            REQUESTS_AT_A_TIME if remote else _THREADS, thread_name_prefix="streamcd-disk"
-        )
+        self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="streamcd-disk")
 
-    def expect(self, path: Location, offset: int, length: int) -> None:
+    def expect(self, path: os.PathLike[str], offset: int, length: int) -> None:
         """Announce a range of a file that will be taken."""
         wanted = _Range(path, offset, length)
         self._coming.append(wanted)
@@ -87,7 +84,7 @@ class ReadAhead:
         self._waiting.append(wanted)
         self._begin()
 
-    def take(self, path: Location, offset: int) -> memoryview | None:
+    def take(self, path: os.PathLike[str], offset: int) -> memoryview | None:
         """Take the bytes of an announced range, valid until the next is taken; None where they must be read in another way.
 
         Ranges announced before it and not taken are given up.
@@ -138,7 +135,7 @@ class ReadAhead:
 
     def _read(self, wanted: _Range) -> bool:
         try:
-            return _read(wanted)
+            return _read(wanted) if self._fetch is None else _copy(wanted, self._fetch)
         except OSError as error:  # the caller's own reading says what is wrong
             if error.errno == errno.EINVAL:
                 self.possible = False
@@ -154,15 +151,19 @@ class ReadAhead:
         return mmap.mmap(-1, size)
 
 
+def _copy(wanted: _Range, fetch: Fetch) -> bool:
+    """Fetch a range; true where all of it is there."""
+    assert wanted.buffer is not None
+    data = fetch(wanted.path, wanted.offset, wanted.length)
+    shift = wanted.offset - wanted.start
+    wanted.buffer[shift : shift + len(data)] = data
+    return len(data) == wanted.length
+
+
 def _read(wanted: _Range) -> bool:
     """Read the blocks of a range; true where all of the range is there."""
     buffer = wanted.buffer
     assert buffer is not None
-    if isinstance(wanted.path, Url):
-        data = wanted.path.read(wanted.offset, wanted.length)
-        shift = wanted.offset - wanted.start
-        buffer[shift : shift + len(data)] = data
-        return len(data) == wanted.length
     descriptor = os.open(wanted.path, os.O_RDONLY | _DIRECT)
     try:
         done = 0

@@ -181,7 +181,7 @@ class Encoding:
 
     def save(self, path: Path) -> None:
         """Write the categories."""
-        from ..dataset.arrow_columns import write_strings  # pyarrow: not for a bare import
+        from ..dataset.string_files import write_strings  # pyarrow: not for a bare import
 
         assert self.categories is not None
         write_strings(path, "category", self.categories, column=self.category_columns())
@@ -189,7 +189,8 @@ class Encoding:
 
 def read_encoding(directory: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
     """Read the encoding in the directory of a dataset or a model; None where its data came from no table."""
-    from ..dataset.arrow_columns import no_strings, read_strings
+    from ..dataset.arrow_columns import no_strings
+    from ..dataset.string_files import read_strings
 
     if record is None:
         return None
