@@ -59,7 +59,7 @@ class ReadAhead:
     """Reader of ranges in the order in which they are announced; they are taken in that order.
 
     A range that cannot be read in this way (a file system without direct reads, a file that is too short or gone) is
-    left to the caller's own reading, which says what is wrong. `fetch` reads ranges of what is no file, in `n_threads` threads.
+    left to the caller's own reading, which says what is wrong. `fetch` reads ranges of what is no file; `n_threads` read.
     """
 
     def __init__(
