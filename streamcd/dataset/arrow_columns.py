@@ -6,7 +6,7 @@ Arrow's own `to_numpy` loads pandas where it is installed, and copies; here buff
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -64,6 +64,11 @@ def type_name(type_: pa.DataType) -> str:
         "nothing": (pa.types.is_null,),
     }
     return next((kind for kind, tests in kinds.items() if any(is_it(type_) for is_it in tests)), str(type_))
+
+
+def frame_reader(frame: Any) -> pa.RecordBatchReader:
+    """Open a frame, which is anything with ``__arrow_c_stream__``, to be read in batches."""
+    return pa.RecordBatchReader.from_stream(frame)
 
 
 def valid_of(array: pa.Array) -> np.ndarray:
