@@ -36,7 +36,7 @@ from streamcd.dataset.dataset import Dataset, open_dataset
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto")
-pytest.importorskip("s3fs")
+s3fs = pytest.importorskip("s3fs")
 
 BUCKET = "s3://bucket"
 
@@ -60,6 +60,11 @@ class Server(NamedTuple):
     def put(self, name: str, content: bytes) -> str:
         self.client.put_object(Bucket="bucket", Key=name, Body=content)
         return f"{BUCKET}/{name}"
+
+
+def forget_connections() -> None:
+    """Have the environment looked at again."""
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,7 @@ def server() -> Iterator[Server]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     os.environ.update(settings)
+    forget_connections()  # of a server that ran here before
     client = boto3.client("s3")
     client.create_bucket(Bucket="bucket")
     yield Server(client, requests, answer)
@@ -176,16 +182,14 @@ def test_a_refusal_is_told_at_once(server: Server) -> None:
 
 
 def test_without_credentials_the_line_says_which(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec
-
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    fsspec.filesystem("s3").clear_instance_cache()
+    forget_connections()
     with pytest.raises(PermissionError, match="AWS_ACCESS_KEY_ID"):
         Url(f"{BUCKET}/a").status()
-    fsspec.filesystem("s3").clear_instance_cache()
+    forget_connections()
 
 
 def test_attempts_are_repeated_and_counted(server: Server) -> None:
