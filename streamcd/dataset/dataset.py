@@ -1,4 +1,4 @@
-"""A dataset, open for reading: its rows, features, figures, verification; and some of its rows as a dataset."""
+"""A dataset, open for reading: rows, features, statistics and verification; and a selection of its rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .schema import FIRST_OF_ALL, row_dtype
 
 
 class Dataset(RowTable):
-    """A dataset directory, open for reading; made by `open`. Not for use by several threads at a time.
+    """A dataset directory, open for reading (see `open`). Not thread-safe.
 
     Attributes
     ----------
@@ -31,18 +31,18 @@ class Dataset(RowTable):
     n_rows, n_features, n_entries, n_chunks, n_shards : int
     index_dtype, value_dtype : dtype
     classes : ndarray of float64 or None
-        Distinct labels, ascending; None where there are more than 65,536.
+        Distinct labels, ascending; None if there are more than 65,536.
     class_counts : ndarray of int64 or None
     label_kind : {"integer", "decimal"}
     weighted : bool
         Whether rows carry weights other than 1.
     index_base : int
-        What the input's indices started at; features here start at 0.
+        First feature index of the source; features here start at 0.
     class_names : list of str or None
-        Names of the classes, which are then numbered from 0; None where labels are numbers.
+        Names of the classes, which are then numbered from 0; None if labels are numbers.
     fingerprint : str
     chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
-        The part and the row group in it that hold a chunk.
+        Part of each chunk, and row group in that part.
     row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
     held_bytes : int
@@ -70,12 +70,12 @@ class Dataset(RowTable):
         self.class_names: list[str] | None = manifest.get("class_names")
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self.n_rows
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and features."""
+        """Number of rows and of features."""
         return self.n_rows, self.n_features
 
     def __getitem__(self, rows: Any) -> Dataset:
@@ -131,7 +131,11 @@ class Dataset(RowTable):
         return labels(self, memory)
 
     def head(self, n_rows: int = 5) -> Any:
-        """Read the first rows as they are stored, which is shuffled unless converted without.
+        """Read the first rows as they are stored: shuffled, unless converted with ``shuffle=False``.
+
+        Parameters
+        ----------
+        n_rows : int
 
         Returns
         -------
@@ -139,14 +143,14 @@ class Dataset(RowTable):
             Columns ``source`` (0-based row of the source), ``label``, ``weight``, and lists ``feature`` (0-based) and
             ``value``.
         """
-        from .exchange import head  # here and below: only where it is asked for
+        from .exchange import head  # here and below: pyarrow's tables and SciPy only if they are asked for
 
         return head(self, n_rows)
 
     def to_arrow(self, memory: int | str | None = None) -> Any:
         """Read all rows, in the order of the source, as a ``pyarrow.Table`` with the columns of `head`.
 
-        `memory` and errors as in `to_scipy`.
+        Parameters and errors are those of `to_scipy`.
         """
         from .exchange import to_arrow
 
@@ -158,18 +162,18 @@ class Dataset(RowTable):
         Parameters
         ----------
         memory : int or str, optional
-            Bound on the process's memory; what is free on this machine by default.
+            Bound on the process's memory; by default what is free on this machine.
 
         Returns
         -------
-        X : scipy.sparse.csr_array, shape (rows, features)
-        y : ndarray, shape (rows,)
-            Labels.
+        X : scipy.sparse.csr_array, shape (n_rows, n_features)
+        y : ndarray, shape (n_rows,)
+            Labels as in the source.
 
         Raises
         ------
         UsageError
-            Where they do not fit.
+            If the rows do not fit in that memory.
         """
         from .exchange import to_scipy
 
@@ -187,27 +191,27 @@ class Dataset(RowTable):
         return as_html(self)
 
     def open_columns(self) -> Any:
-        """Open the column layout ; raises ``DatasetError`` where there is none, or it is damaged."""
-        from .column_layout import open_columns  # only where it is read
+        """Open the column layout; raises ``DatasetError`` if there is none, or it is damaged."""
+        from .column_layout import open_columns
 
         return open_columns(self)
 
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Read statistics of the features that occur, ascending, block by block from `first_group` on.
+        """Read columns of ``features.parquet``, statistics of the features that occur, ascending.
 
-        They are columns of ``features.parquet``, all by default.
+        By default all numeric columns; block by block, beginning with block `first_group`.
         """
         return read_groups(self.path / "features.parquet", columns, first_group=first_group)
 
     @property
     def scaling(self) -> Scaling:
-        """Transformation of the source's values, without the divisors (`read_scaling` reads them)."""
+        """Transformation of the source's values, without its divisors (see `read_scaling`)."""
         return Scaling.from_json(self.manifest.get("scaling"))
 
     def read_scaling(self) -> Scaling:
-        """Read the transformation of the source's values, with the divisors: 8 bytes a feature."""
+        """Read the transformation of the source's values with its divisors: 8 bytes per feature."""
         scaling = self.scaling
         if scaling.scale == "none":
             return scaling
@@ -218,7 +222,7 @@ class Dataset(RowTable):
         return replace(scaling, scales=scales)
 
     def info(self) -> dict[str, Any]:
-        """Summarise the dataset without reading the data; the contract's keys and some more."""
+        """Summarise the dataset in a dict, without reading the data."""
         cells = self.n_rows * self.n_features
         return {
             "n_rows": self.n_rows,
@@ -244,7 +248,7 @@ class Dataset(RowTable):
         }
 
     def _listed_classes(self) -> list[Any] | None:
-        """The classes as in the source: names, integers or decimal numbers."""
+        """Return the classes as in the source: names, integers or decimal numbers."""
         if self.classes is None or self.class_names is None:
             return None if self.classes is None else labels_as_numbers(self.classes, self.label_kind)
         return [self.class_names[int(number)] for number in self.classes]
@@ -252,7 +256,7 @@ class Dataset(RowTable):
     def verify(
         self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
     ) -> list[str]:
-        """Check every checksum and invariant, those of the column layout included where there is one.
+        """Check every checksum and invariant, including those of a column layout if there is one.
 
         Parameters
         ----------
@@ -265,14 +269,14 @@ class Dataset(RowTable):
         Returns
         -------
         list of str
-            Problems, a line each, naming the file; empty where all is well.
+            Problems found, one line each, which names the file; empty if there are none.
 
         Raises
         ------
         UsageError
-            Where `memory` is too small.
+            If `memory` is too small.
         """
-        from .verify import verify  # numba: only where it is needed
+        from .verify import verify  # here, because it imports numba
 
         return verify(self, listener, workers=workers, memory=memory)
 
@@ -431,7 +435,7 @@ class RowSelection(Dataset):
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:
-    """Labels as the source wrote them: integers without a point."""
+    """Convert labels to the numbers that the source wrote: ints if all labels are integers, else floats."""
     return [int(label) for label in labels] if label_kind == "integer" else [float(label) for label in labels]
 
 
@@ -443,12 +447,16 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     path : path
         A directory, or the URL of one: ``s3://``, ``gs://``, ``https://``.
     check_files : bool
-        Check that every file is there with its recorded size (one look at each file's entry, no reading).
+        Check that every file exists with its recorded size; no file is read.
+
+    Returns
+    -------
+    Dataset
 
     Raises
     ------
     DatasetError
-        Where it is not a dataset, or a file is missing, truncated or damaged; names the file.
+        If it is not a dataset, or a file is missing, truncated or damaged; the message names the file.
 
     Examples
     --------
