@@ -547,7 +547,7 @@ def _missing(path: Path) -> str:
     if path.is_file():
         return f"{path} is a file; expected a run or a model ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
     found = "no model.json in it" if path.exists() else "nothing there"
-    return f"{path}: expected a run or a model, found {found}"
+    return f"{path}: expected a run or a model, found {found}; 'streamcd train DATASET RUN' makes a run"
 
 
 def _check_file(path: Path, checksum: str) -> None:
