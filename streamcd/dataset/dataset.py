@@ -1,23 +1,28 @@
-"""A dataset, open for reading: its rows, its features, its figures, and its verification."""
+"""A dataset, open for reading: rows, features, statistics and verification; and a selection of its rows."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from ..core.errors import DatasetError, UsageError
 from ..core.progress import Listener
 from .chunked_table import RowTable
 from .parquet import read_groups, reading
 from .scaling import Scaling
+from .schema import row_dtype
 
 
 class Dataset(RowTable):
-    """A dataset directory, open for reading; made by `open`. Not for use by several threads at a time.
+    """A dataset directory, open for reading (see `open`). Not thread-safe.
 
     Attributes
     ----------
@@ -26,20 +31,22 @@ class Dataset(RowTable):
     n_rows, n_features, n_entries, n_chunks, n_shards : int
     index_dtype, value_dtype : dtype
     classes : ndarray of float64 or None
-        Distinct labels, ascending; None where there are more than 65,536.
+        Distinct labels, ascending; None if there are more than 65,536.
     class_counts : ndarray of int64 or None
     label_kind : {"integer", "decimal"}
     weighted : bool
         Whether rows carry weights other than 1.
     index_base : int
-        What the input's indices started at; features here start at 0.
+        First feature index of the source; features here start at 0.
     class_names : list of str or None
-        Names of the classes, which are then numbered from 0; None where labels are numbers.
+        Names of the classes, which are then numbered from 0; None if labels are numbers.
     fingerprint : str
     chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
-        The part and the row group in it that hold a chunk.
+        Part of each chunk, and row group in that part.
     row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
+    held_bytes : int
+        Memory that it takes in proportion to its rows: none, but where it is some rows of another.
 
     Examples
     --------
@@ -50,6 +57,8 @@ class Dataset(RowTable):
     []
     """
 
+    held_bytes = 0
+
     def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
         super().__init__(path, manifest, chunk_table)
         self.label_kind: str = manifest["label_kind"]
@@ -59,16 +68,72 @@ class Dataset(RowTable):
         self.class_names: list[str] | None = manifest.get("class_names")
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self.n_rows
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and features."""
+        """Number of rows and of features."""
         return self.n_rows, self.n_features
 
+    def __getitem__(self, rows: Any) -> Dataset:
+        """Select rows, as a dataset of its own that leaves the others out when it is read.
+
+        Estimators train on it and decide about it as about any dataset, so that scikit-learn can cut a dataset into folds.
+        Other trainings need a dataset on disk.
+
+        Parameters
+        ----------
+        rows : array of int, mask or slice
+            Places in the order of the source, at most once each; the selection has their order.
+
+        Raises
+        ------
+        UsageError
+            Where they are none of these.
+
+        Examples
+        --------
+        >>> data = streamcd.open("data")
+        >>> data[:100].shape[0], len(data[data.labels() == 1]) == data.class_counts[1]
+        (100, True)
+        """
+        from .selection import chosen_rows
+
+        return RowSelection(self, chosen_rows(self, rows))
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        """Refuse to become an array, which is what other libraries' estimators and transformers ask for."""
+        raise UsageError(
+            f"expected an array, found the dataset {self.path}: of the steps of a pipeline streamcd's estimators alone "
+            "take one, and it is scaled when it is made, by convert(scale=, normalize=); to_scipy() reads it into memory"
+        )
+
+    @property
+    def whole(self) -> Dataset:
+        """The dataset on disk: itself, or the one of which it has some rows."""
+        return self
+
+    def labels(self, memory: int | str | None = None) -> np.ndarray:
+        """Read the labels of all rows, in the order of the source: names, integers or decimal numbers.
+
+        `memory` and errors as in `to_scipy`.
+
+        Examples
+        --------
+        >>> streamcd.open("data").labels().shape
+        (8000,)
+        """
+        from .exchange import labels
+
+        return labels(self, memory)
+
     def head(self, n_rows: int = 5) -> Any:
-        """Read the first rows as they are stored, which is shuffled unless converted without.
+        """Read the first rows as they are stored: shuffled, unless converted with ``shuffle=False``.
+
+        Parameters
+        ----------
+        n_rows : int
 
         Returns
         -------
@@ -76,14 +141,14 @@ class Dataset(RowTable):
             Columns ``source`` (0-based row of the source), ``label``, ``weight``, and lists ``feature`` (0-based) and
             ``value``.
         """
-        from .exchange import head  # here and below: only where it is asked for
+        from .exchange import head  # here and below: pyarrow's tables and SciPy only if they are asked for
 
         return head(self, n_rows)
 
     def to_arrow(self, memory: int | str | None = None) -> Any:
         """Read all rows, in the order of the source, as a ``pyarrow.Table`` with the columns of `head`.
 
-        `memory` and errors as in `to_scipy`.
+        Parameters and errors are those of `to_scipy`.
         """
         from .exchange import to_arrow
 
@@ -95,18 +160,18 @@ class Dataset(RowTable):
         Parameters
         ----------
         memory : int or str, optional
-            Bound on the process's memory; what is free on this machine by default.
+            Bound on the process's memory; by default what is free on this machine.
 
         Returns
         -------
-        X : scipy.sparse.csr_array, shape (rows, features)
-        y : ndarray, shape (rows,)
-            Labels.
+        X : scipy.sparse.csr_array, shape (n_rows, n_features)
+        y : ndarray, shape (n_rows,)
+            Labels as in the source.
 
         Raises
         ------
         UsageError
-            Where they do not fit.
+            If the rows do not fit in that memory.
         """
         from .exchange import to_scipy
 
@@ -124,27 +189,27 @@ class Dataset(RowTable):
         return as_html(self)
 
     def open_columns(self) -> Any:
-        """Open the column layout ; raises ``DatasetError`` where there is none, or it is damaged."""
-        from .column_layout import open_columns  # only where it is read
+        """Open the column layout; raises ``DatasetError`` if there is none, or it is damaged."""
+        from .column_layout import open_columns
 
         return open_columns(self)
 
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Read statistics of the features that occur, ascending, block by block from `first_group` on.
+        """Read columns of ``features.parquet``, statistics of the features that occur, ascending.
 
-        They are columns of ``features.parquet``, all by default.
+        By default all numeric columns; block by block, beginning with block `first_group`.
         """
         return read_groups(self.path / "features.parquet", columns, first_group=first_group)
 
     @property
     def scaling(self) -> Scaling:
-        """Transformation of the source's values, without the divisors (`read_scaling` reads them)."""
+        """Transformation of the source's values, without its divisors (see `read_scaling`)."""
         return Scaling.from_json(self.manifest.get("scaling"))
 
     def read_scaling(self) -> Scaling:
-        """Read the transformation of the source's values, with the divisors: 8 bytes a feature."""
+        """Read the transformation of the source's values with its divisors: 8 bytes per feature."""
         scaling = self.scaling
         if scaling.scale == "none":
             return scaling
@@ -155,7 +220,7 @@ class Dataset(RowTable):
         return replace(scaling, scales=scales)
 
     def info(self) -> dict[str, Any]:
-        """Summarise the dataset without reading the data; the contract's keys and some more."""
+        """Summarise the dataset in a dict, without reading the data."""
         cells = self.n_rows * self.n_features
         return {
             "n_rows": self.n_rows,
@@ -181,7 +246,7 @@ class Dataset(RowTable):
         }
 
     def _listed_classes(self) -> list[Any] | None:
-        """The classes as in the source: names, integers or decimal numbers."""
+        """Return the classes as in the source: names, integers or decimal numbers."""
         if self.classes is None or self.class_names is None:
             return None if self.classes is None else labels_as_numbers(self.classes, self.label_kind)
         return [self.class_names[int(number)] for number in self.classes]
@@ -189,7 +254,7 @@ class Dataset(RowTable):
     def verify(
         self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
     ) -> list[str]:
-        """Check every checksum and invariant, those of the column layout included where there is one.
+        """Check every checksum and invariant, including those of a column layout if there is one.
 
         Parameters
         ----------
@@ -202,20 +267,173 @@ class Dataset(RowTable):
         Returns
         -------
         list of str
-            Problems, a line each, naming the file; empty where all is well.
+            Problems found, one line each, which names the file; empty if there are none.
 
         Raises
         ------
         UsageError
-            Where `memory` is too small.
+            If `memory` is too small.
         """
-        from .verify import verify  # numba: only where it is needed
+        from .verify import verify  # here, because it imports numba
 
         return verify(self, listener, workers=workers, memory=memory)
 
 
+class RowSelection(Dataset):
+    """Rows of another dataset, which it reads by files of its own; made by ``dataset[rows]``.
+
+    A row's ``source`` is its place in the selection; there is no column ``row``. Chunks without a row are not read.
+    Figures of features and norms of rows are those of the whole dataset.
+
+    Parameters
+    ----------
+    whole : Dataset
+    rows : ndarray of int64, shape (rows,)
+        Places in the order of the source, each at most once.
+
+    Attributes
+    ----------
+    held_bytes : int
+        Memory of what tells the rows, that of `whole` included.
+    """
+
+    def __init__(self, whole: Dataset, rows: np.ndarray) -> None:
+        self._whole = whole.another()
+        self._place = np.full(whole.n_rows, -1, row_dtype(whole.n_rows))
+        self._place[rows] = np.arange(rows.size)
+        if np.count_nonzero(self._place >= 0) != rows.size:
+            raise UsageError(
+                f"{whole.path}[rows]: expected every row at most once, found {rows.size} rows of which some are repeated; "
+                "give a row more weight instead"
+            )
+        classes = whole.classes
+        counts = np.zeros(0 if classes is None else classes.size, np.int64)
+        n_rows, n_entries = np.zeros((2, whole.n_chunks), np.int64)
+        for chunk in range(whole.n_chunks):
+            label, entries = whole.read_rows(chunk)
+            kept = self._kept(chunk)
+            n_rows[chunk], n_entries[chunk] = kept.sum(), entries[kept].sum()
+            if classes is not None:
+                counts += np.bincount(np.searchsorted(classes, label[kept]), minlength=counts.size)
+        self._chunks = (
+            np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
+        )  # an empty one, of no rows
+        manifest: dict[str, Any] = {
+            **whole.manifest,
+            "fingerprint": hashlib.sha256(whole.fingerprint.encode() + self._place.tobytes()).hexdigest()[
+                :32
+            ],
+            "n_rows": rows.size,
+            "n_entries": int(n_entries.sum()),
+            "classes": None if classes is None else classes[counts > 0],
+            "class_counts": None if classes is None else counts[counts > 0],
+        }
+        checksums = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
+        table: dict[str, Any] = {
+            "part": whole.chunk_part,
+            "n_rows": n_rows,
+            "n_entries": n_entries,
+            **checksums,
+        }
+        super().__init__(whole.path, manifest, {name: column[self._chunks] for name, column in table.items()})
+        # of a place in the selection, and of a row's number in the column layout
+        self.held_bytes = 2 * self._place.nbytes + whole.held_bytes
+
+    @property
+    def whole(self) -> Dataset:
+        """The dataset whose rows they are; where that is a selection, the one that it is made from."""
+        return self._whole.whole
+
+    def read_rows(
+        self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of a chunk's rows; see `RowTable.read_rows`."""
+        number = int(self._chunks[chunk])
+        names = [*columns, "source"]
+        arrays = dict(zip(names, self._whole.read_rows(number, names, verify=verify), strict=True))
+        places = self._places(number, arrays["source"])
+        kept = places >= 0
+        arrays["source"] = places.astype(np.int64)
+        return [arrays[name][kept] for name in columns]
+
+    def read_entries(
+        self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of a chunk's entries: ``feature``, ``value``."""
+        number = int(self._chunks[chunk])
+        source, n_entries = self._whole.read_rows(number, ("source", "n_entries"), verify=False)
+        kept = np.repeat(self._places(number, source) >= 0, n_entries)
+        return [array[kept] for array in self._whole.read_entries(number, columns, verify=verify)]
+
+    def _kept(self, chunk: int) -> np.ndarray:
+        """Tell which rows of a chunk of the whole are selected."""
+        return self._places(chunk, self._whole.read_rows(chunk, ("source",), verify=False)[0]) >= 0
+
+    def _places(self, chunk: int, source: np.ndarray) -> np.ndarray:
+        """Return the place in the selection of rows of a chunk of the whole; -1 where they are left out."""
+        if source.size and (source.min() < 0 or source.max() >= self._place.size):
+            raise DatasetError(
+                f"{self._whole.place(chunk, 'rows')}: a source outside 0 … {self._place.size - 1}; {self.KIND.remedy}"
+            )
+        return self._place[source]
+
+    def open_columns(self) -> Any:
+        """Open the column layout of the whole, whose other rows are left out."""
+        return self._columns
+
+    @cached_property
+    def _columns(self) -> Any:
+        from .selection import SelectedColumns
+
+        numbers = np.full(self._whole.n_rows, -1, self.row_dtype)
+        done = 0
+        for chunk, start in enumerate(self._whole.row_start[:-1].tolist()):
+            kept = start + np.flatnonzero(self._kept(chunk))
+            numbers[kept] = np.arange(done, done + kept.size)
+            done += kept.size
+        return SelectedColumns(self, self._whole.open_columns(), numbers)
+
+    def another(self) -> Self:
+        """Return the same selection with files of its own, to be read by another thread."""
+        other = copy.copy(self)
+        other._whole = self._whole.another()
+        return other
+
+    def expect(self, chunk: int) -> None:
+        """Announce that a chunk will be read."""
+        self._whole.expect(int(self._chunks[chunk]))
+
+    def read_directly(self, ahead_bytes: int) -> None:
+        """Read past the page cache from now until `close`."""
+        self._whole.read_directly(ahead_bytes)
+
+    def chunk_bytes(self, chunk: int) -> int:
+        """Bytes on disk that reading a chunk for training asks for."""
+        return self._whole.chunk_bytes(int(self._chunks[chunk]))
+
+    def place(self, chunk: int, table: str = "entries") -> str:
+        """Location of a chunk for messages."""
+        return self._whole.place(int(self._chunks[chunk]), table)
+
+    def close(self) -> None:
+        """Close all files; the next read opens them again."""
+        self._whole.close()
+
+    def read_features(
+        self, columns: Sequence[str] | None = None, *, first_group: int = 0
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Read statistics of the features of the whole."""
+        return self._whole.read_features(columns, first_group=first_group)
+
+    def verify(
+        self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
+    ) -> list[str]:
+        """Check the whole dataset."""
+        return self._whole.verify(listener, workers=workers, memory=memory)
+
+
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:
-    """Labels as the source wrote them: integers without a point."""
+    """Convert labels to the numbers that the source wrote: ints if all labels are integers, else floats."""
     return [int(label) for label in labels] if label_kind == "integer" else [float(label) for label in labels]
 
 
@@ -226,12 +444,16 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     ----------
     path : path
     check_files : bool
-        Check that every file is there with its recorded size (one look at each file's entry, no reading).
+        Check that every file exists with its recorded size; no file is read.
+
+    Returns
+    -------
+    Dataset
 
     Raises
     ------
     DatasetError
-        Where it is not a dataset, or a file is missing, truncated or damaged; names the file.
+        If it is not a dataset, or a file is missing, truncated or damaged; the message names the file.
 
     Examples
     --------

@@ -335,7 +335,9 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
 
 
 def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener) -> int:
-    """The number of workers that can read the data: one, where it can be read but once."""
+    """The number of workers that can read the data: one, where it can be read but once, or has rows chosen in memory."""
+    if isinstance(data, Dataset) and data is not data.whole:
+        return 1
     if checked_workers(workers) == 1 or isinstance(data, Dataset) or _is_dataset(data):
         return workers
     if total_bytes(expand_sources(os.fspath(data))) is not None:
