@@ -137,13 +137,15 @@ def lists_of(array: pa.Array, name: str) -> tuple[np.ndarray, pa.Array]:
     return starts - starts[0], array.flatten()
 
 
-def arrow_array(column: np.ndarray | pa.Array, type_: pa.DataType) -> pa.Array:
-    """Make an Arrow array of numbers, without a copy where they have its type; an Arrow array is returned as it is.
+def arrow_array(column: Any, type_: pa.DataType) -> pa.Array:
+    """Make an Arrow array of a column, numbers without a copy where they have its type; an Arrow array stays as it is.
 
     `pyarrow.array` loads pandas where it is installed, which takes 0.2 s.
     """
     if isinstance(column, pa.Array):
         return column
+    if not (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
+        return pa.array(column, type_)
     values = np.ascontiguousarray(column, type_.to_pandas_dtype())
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
 
