@@ -306,23 +306,24 @@ class RowSelection(Dataset):
                 f"{whole.path}[rows]: expected every row at most once, found {rows.size} rows of which some are repeated; "
                 "give a row more weight instead"
             )
+        self._kept = np.zeros(whole.n_rows, np.bool_)  # rows as they are stored
         classes = whole.classes
         counts = np.zeros(0 if classes is None else classes.size, np.int64)
         n_rows, n_entries = np.zeros((2, whole.n_chunks), np.int64)
         for chunk in range(whole.n_chunks):
-            label, entries = whole.read_rows(chunk)
-            kept = self._kept(chunk)
+            label, entries, source = whole.read_rows(chunk, ("label", "n_entries", "source"))
+            kept = self._kept_of(chunk)
+            kept[:] = self._places(chunk, source) >= 0
             n_rows[chunk], n_entries[chunk] = kept.sum(), entries[kept].sum()
             if classes is not None:
                 counts += np.bincount(np.searchsorted(classes, label[kept]), minlength=counts.size)
-        self._chunks = (
-            np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
-        )  # an empty one, of no rows
+        # a chunk without rows stands for none
+        self._chunks = np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
+        digest = hashlib.sha256(whole.fingerprint.encode())
+        digest.update(self._place.data)
         manifest: dict[str, Any] = {
             **whole.manifest,
-            "fingerprint": hashlib.sha256(whole.fingerprint.encode() + self._place.tobytes()).hexdigest()[
-                :32
-            ],
+            "fingerprint": digest.hexdigest()[:32],
             "n_rows": rows.size,
             "n_entries": int(n_entries.sum()),
             "classes": None if classes is None else classes[counts > 0],
@@ -336,8 +337,8 @@ class RowSelection(Dataset):
             **checksums,
         }
         super().__init__(whole.path, manifest, {name: column[self._chunks] for name, column in table.items()})
-        # of a place in the selection, and of a row's number in the column layout
-        self.held_bytes = 2 * self._place.nbytes + whole.held_bytes
+        # a row's place in the selection, and its number in the column layout
+        self.held_bytes = 2 * self._place.nbytes + self._kept.nbytes + whole.held_bytes
 
     @property
     def whole(self) -> Dataset:
@@ -349,25 +350,26 @@ class RowSelection(Dataset):
     ) -> list[np.ndarray]:
         """Read columns of a chunk's rows; see `RowTable.read_rows`."""
         number = int(self._chunks[chunk])
-        names = [*columns, "source"]
-        arrays = dict(zip(names, self._whole.read_rows(number, names, verify=verify), strict=True))
-        places = self._places(number, arrays["source"])
-        kept = places >= 0
-        arrays["source"] = places.astype(np.int64)
-        return [arrays[name][kept] for name in columns]
+        kept = self._kept_of(number)
+        arrays = [array[kept] for array in self._whole.read_rows(number, columns, verify=verify)]
+        return [
+            self._places(number, array).astype(np.int64) if name == "source" else array
+            for name, array in zip(columns, arrays, strict=True)
+        ]
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: ``feature``, ``value``."""
         number = int(self._chunks[chunk])
-        source, n_entries = self._whole.read_rows(number, ("source", "n_entries"), verify=False)
-        kept = np.repeat(self._places(number, source) >= 0, n_entries)
+        (n_entries,) = self._whole.read_rows(number, ("n_entries",), verify=False)
+        kept = np.repeat(self._kept_of(number), n_entries)
         return [array[kept] for array in self._whole.read_entries(number, columns, verify=verify)]
 
-    def _kept(self, chunk: int) -> np.ndarray:
+    def _kept_of(self, chunk: int) -> np.ndarray:
         """Tell which rows of a chunk of the whole are selected."""
-        return self._places(chunk, self._whole.read_rows(chunk, ("source",), verify=False)[0]) >= 0
+        start, stop = self._whole.row_start[chunk : chunk + 2]
+        return self._kept[start:stop]
 
     def _places(self, chunk: int, source: np.ndarray) -> np.ndarray:
         """Return the place in the selection of rows of a chunk of the whole; -1 where they are left out."""
@@ -386,11 +388,7 @@ class RowSelection(Dataset):
         from .selection import SelectedColumns
 
         numbers = np.full(self._whole.n_rows, -1, self.row_dtype)
-        done = 0
-        for chunk, start in enumerate(self._whole.row_start[:-1].tolist()):
-            kept = start + np.flatnonzero(self._kept(chunk))
-            numbers[kept] = np.arange(done, done + kept.size)
-            done += kept.size
+        numbers[self._kept] = np.arange(self.n_rows)
         return SelectedColumns(self, self._whole.open_columns(), numbers)
 
     def another(self) -> Self:
