@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.progress import Listener, ends_progress
+from ..core.storage import local_path, location
 from ..core.threads import make_threads
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested, deadline
@@ -82,15 +83,16 @@ def resume(
     >>> result.gap <= 1e-6
     True
     """
+    path = local_path(run, "a run")
     threading = make_threads(threads)
     session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
     on_workers = Workers.asked(client, workers, scheduler, fewest=1)
 
     def change(config: RunConfig) -> RunConfig:
-        place = config.dataset if dataset is None else str(Path(dataset).resolve())
+        place = config.dataset if dataset is None else str(location(dataset).resolve())
         return _changed(replace(config, dataset=place), max_passes, tol, checkpoint_every)
 
-    return go_on(Path(run), on_workers, session, change)
+    return go_on(path, on_workers, session, change)
 
 
 def go_on(
