@@ -83,7 +83,7 @@ def with_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             sys.modules["streamcd.conversion.convert"],
             "_plan",
-            lambda options: Plan(**{**plan, "map_bytes": 1 << 20, **changes}),
+            lambda *_: Plan(**{**plan, "map_bytes": 1 << 20, **changes}),
         )
 
     return set_plan
