@@ -241,6 +241,19 @@ def _carry_out(
     help="Give the model probabilities (predict --proba): sigmoids fitted to the decisions about five folds left out, "
     "trained in reads of their own after the model. For the losses hinge and squared_hinge.",
 )
+@click.option(
+    "--validation",
+    type=click.Path(),
+    metavar="DATASET|FILE",
+    help="Held-out rows, whose mean loss and accuracy are told after passes 1 to 8, 10, 12, 15, ... and at the end, for "
+    "each C; in log, progress and report. They stop nothing but by --early-stop.",
+)
+@click.option(
+    "--early-stop",
+    is_flag=True,
+    help="End the training of a C when three looks in a row at --validation have not found a smaller loss (stop_reason "
+    "validation); the model is that of the last pass.",
+)
 @worker_options
 @round_options
 @output_options
@@ -316,6 +329,12 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     type=click.Path(exists=True, file_okay=False),
     metavar="PATH",
     help="The dataset's directory, where it was moved since the run was begun.",
+)
+@click.option("--validation", type=click.Path(), metavar="PATH", help="Likewise of the validation set.")
+@click.option(
+    "--early-stop/--no-early-stop",
+    default=None,
+    help="Let the validation set end the training, or go on where it has.",
 )
 @threads_option
 @worker_options

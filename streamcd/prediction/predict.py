@@ -65,8 +65,9 @@ class Decisions:
     """One reading of the data: rows with the model's decisions, and the count of ignored entries.
 
     The budget is for the sum of the processes that decide, and then for this one that has what they found; of it, `left`
-    remains for the caller. Files of theirs go to `scratch`. Of a Parquet file of `n_columns` columns that the caller writes,
-    in row groups of `block_rows` rows, the footer is counted; `most_groups` is what there is room for.
+    remains for the caller; `least_bytes` are needed beside the interpreter. Files of theirs go to `scratch`. Of a Parquet
+    file of `n_columns` columns that the caller writes, in row groups of `block_rows` rows, the footer is counted;
+    `most_groups` is what there is room for.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Decisions:
         # decisions, scores, probabilities and what is made of them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
-        if isinstance(data, Dataset) or _is_dataset(data):
+        if isinstance(data, Dataset) or is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self._scaling = _missing_scaling(self.dataset, model)
             needs["one chunk"] = _chunk_bytes(self.dataset, scaled=self._scaling is not None)
@@ -106,6 +107,7 @@ class Decisions:
         self.left = require(budget, needs)
         least_rows = self._rows_of_a_group(needs, row_bytes, _FOOTER_BYTES * n_columns)
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
+        self.least_bytes = sum(needs.values())
         self._workers, self._share = _usable_workers(data, workers, listener), 0
         if self._workers > 1:
             theirs, own = dict(needs), {"model": needs["the model"]}
@@ -297,9 +299,16 @@ def _decide_share(
     return decisions.n_ignored, decisions.n_unseen
 
 
-def _is_dataset(data: str | os.PathLike[str]) -> bool:
+def is_dataset(data: str | os.PathLike[str]) -> bool:
     """Recognise a dataset; other directories are read as text files, like a glob."""
     return (Path(data) / "manifest.json").exists()
+
+
+def reads_once(data: Dataset | str | os.PathLike[str]) -> bool:
+    """Tell standard input and pipes, which cannot be read again."""
+    if isinstance(data, Dataset) or is_dataset(data):
+        return False
+    return total_bytes(expand_sources(os.fspath(data))) is None
 
 
 def _chunk_bytes(dataset: Dataset, *, scaled: bool) -> int:
@@ -336,9 +345,7 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
 
 def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener) -> int:
     """The number of workers that can read the data: one, where it can be read but once."""
-    if checked_workers(workers) == 1 or isinstance(data, Dataset) or _is_dataset(data):
-        return workers
-    if total_bytes(expand_sources(os.fspath(data))) is not None:
+    if checked_workers(workers) == 1 or not reads_once(data):
         return workers
     listener.warning("standard input and pipes are read by one process: going on with --workers 1")
     return 1
@@ -403,7 +410,7 @@ def predict(
     """
     form = output_format(out)
     if isinstance(out, str | os.PathLike):
-        is_text = not isinstance(data, Dataset) and not _is_dataset(data)
+        is_text = not isinstance(data, Dataset) and not is_dataset(data)
         inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]
         check_output(
             Path(out), kind_of_output(form), lambda path: is_output(path, form), force=force, inputs=inputs

@@ -16,7 +16,7 @@ from ..models.encoding import read_encoding
 from ..models.model import MODEL, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
-from ..training.result import REASONS
+from ..training.result import worst_reason
 from .config import ProblemOptions, RunConfig, read_config
 
 _N_WEIGHTS = 10
@@ -83,7 +83,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
     ended = "converged" if lanes["converged"].all() else "not converged"
     return {
         "state": ended if done else "unfinished",
-        "stop_reason": REASONS[int(lanes["reason"].max())] if done else None,
+        "stop_reason": worst_reason(lanes["reason"]) if done else None,
         "passes": int(lanes["passes"].max()),
         "gap": _largest_ratio(lanes["gap"], lanes["primal"]),
         "gap_estimate": _largest_ratio(lanes["estimate"], lanes["estimated_primal"]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import UsageError
 from ..core.progress import Listener, ends_progress
 from ..core.threads import make_threads
 from ..training import checkpoint
@@ -40,6 +42,8 @@ def resume(
     checkpoint_every: float | None = None,
     max_seconds: float | None = None,
     dataset: str | Path | None = None,
+    validation: str | Path | None = None,
+    early_stop: bool | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     client: Any = None,
@@ -60,6 +64,10 @@ def resume(
         As in `train`, of this call.
     dataset : path, optional
         Where the dataset is now, if it was moved; it has to be the same one.
+    validation : path, optional
+        Where the validation set is now, if the run has one and it was moved.
+    early_stop : bool, optional
+        As in `train`, instead of the run's own; False goes on where the validation set has ended a training.
     workers, scheduler, client : optional
         As in `train`, but one worker is a worker. Needed where the run was begun on workers; another scheduler and another
         number of them will do. Where the run was begun with workers of one machine, the memory that it was given for all is
@@ -88,7 +96,8 @@ def resume(
 
     def change(config: RunConfig) -> RunConfig:
         place = config.dataset if dataset is None else str(Path(dataset).resolve())
-        return _changed(replace(config, dataset=place), max_passes, tol, checkpoint_every)
+        config = _with_validation(replace(config, dataset=place), validation, early_stop)
+        return _changed(config, max_passes, tol, checkpoint_every)
 
     return go_on(Path(run), on_workers, session, change)
 
@@ -129,11 +138,23 @@ def go_on(
             return carry_out(directory, found, previous_run(found), session)
 
 
+def _with_validation(config: RunConfig, validation: str | Path | None, early_stop: bool | None) -> RunConfig:
+    """Return the configuration with another place of its validation set, and stopping by it or not."""
+    if config.validation is None and (validation is not None or early_stop):
+        raise UsageError(
+            "this run has no validation set, nor memory for one; begin another with --validation and --start-from"
+        )
+    place = config.validation if validation is None else os.path.abspath(validation)
+    stops = config.rule.early_stop if early_stop is None else bool(early_stop)
+    return replace(config, validation=place, rule=replace(config.rule, early_stop=stops))
+
+
 def _changed(
     config: RunConfig, max_passes: int | None, tol: float | None, checkpoint_every: float | None
 ) -> RunConfig:
     """Return the configuration with what is asked for instead."""
     old = config.rule
-    rule = make_rule(old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes)
+    tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
+    rule = make_rule(tolerance, eps, max_passes or old.max_passes, early_stop=old.early_stop)
     every = config.checkpoint_every if checkpoint_every is None else float(checkpoint_every)
     return replace(config, rule=rule, checkpoint_every=every)
