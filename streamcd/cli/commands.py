@@ -38,6 +38,7 @@ from .options import (
     round_options,
     threads_option,
     training_options,
+    validation_options,
     weight_notes,
     worker_options,
     workers_option,
@@ -241,19 +242,7 @@ def _carry_out(
     help="Give the model probabilities (predict --proba): sigmoids fitted to the decisions about five folds left out, "
     "trained in reads of their own after the model. For the losses hinge and squared_hinge.",
 )
-@click.option(
-    "--validation",
-    type=click.Path(),
-    metavar="DATASET|FILE",
-    help="Held-out rows, whose mean loss and accuracy are told after passes 1 to 8, 10, 12, 15, ... and at the end, for "
-    "each C; in log, progress and report. They stop nothing but by --early-stop.",
-)
-@click.option(
-    "--early-stop",
-    is_flag=True,
-    help="End the training of a C when three looks in a row at --validation have not found a smaller loss (stop_reason "
-    "validation); the model is that of the last pass.",
-)
+@validation_options
 @worker_options
 @round_options
 @output_options
@@ -397,7 +386,11 @@ def evaluate(
 @cli.command()
 @click.argument("run", type=click.Path())
 @click.option("-o", "out", required=True, metavar="OUT.html", help="The page, with its pictures inside.")
-@click.option("--data", metavar="DATASET|FILE", help="Evaluate the model on it: confusion, ROC, calibration.")
+@click.option(
+    "--data",
+    metavar="DATASET|FILE",
+    help="Evaluate the model on it: confusion, ROC, calibration.  [default: the run's validation set, if it has one]",
+)
 @click.option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
 @model_options
 @force_option("page")

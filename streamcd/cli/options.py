@@ -418,6 +418,22 @@ training_options = together(
     force_option("run"),
 )
 
+validation_options = together(
+    click.option(
+        "--validation",
+        type=click.Path(),
+        metavar="DATASET|FILE",
+        help="Held-out rows, whose mean loss and accuracy are told after passes 1 to 8, 10, 12, 15, ... and at the end, for "
+        "each C; in log, progress and report. They stop nothing but by --early-stop.",
+    ),
+    click.option(
+        "--early-stop",
+        is_flag=True,
+        help="End the training of a C when three looks in a row at --validation have not found a smaller loss (stop_reason "
+        "validation); the model is that of the last pass.",
+    ),
+)
+
 worker_options = together(
     click.option(
         "--workers",

@@ -128,7 +128,7 @@ def _in_use(path: Path) -> bool:
 
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
-    if state["state"] == "converged":
+    if state["state"] == "converged" or state["stop_reason"] == "validation":
         return f"streamcd evaluate {config.dataset} {path}"
     if state["state"] == "not converged":
         return f"streamcd resume {path} --max-passes {2 * config.rule.max_passes}{workers}"

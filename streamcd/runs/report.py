@@ -55,7 +55,7 @@ def write_report(
         Of the page, HTML with the pictures inside.
     data : Dataset or path, optional
         Data on which the model is evaluated, as `evaluate` takes it: confusion, ROC curves, calibration. By default the
-        run's validation set, if it has one.
+        run's validation set, if it has one that is still there.
     C : float, optional
         Which model of a path over C is evaluated and has its weights shown.
     images : path, optional
@@ -85,7 +85,8 @@ def write_report(
     if model is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))
     else:
-        data = data if data is not None else config.validation
+        if data is None and config.validation is not None and os.path.exists(config.validation):
+            data = config.validation
         if data is not None:
             sections.append(_evaluation(data, model, memory, listener or Listener()))
         sections += [_lanes(model), _weights(model), _provenance(model)]
