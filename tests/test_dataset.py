@@ -522,8 +522,6 @@ def test_every_invariant_of_verify_can_fail(dataset: Dataset, table: str, change
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [
-        ("n_rows", 121, "rows"),
-        ("n_rows", 2**62, "rows"),
         ("n_entries", 7, "entries"),
         ("class_counts", [60, 60], "classes"),
         ("classes", [-1, 3], "classes"),
@@ -533,6 +531,15 @@ def test_totals_of_the_manifest_are_verified(dataset: Dataset, key: str, value: 
     manifest = json.loads((dataset.path / "manifest.json").read_text())
     problems = with_manifest(dataset.path, manifest | {key: value}).verify()
     assert any(word in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("n_rows", [121, 2**62])
+def test_a_number_of_rows_that_the_chunks_do_not_have_is_refused_at_once(
+    dataset: Dataset, n_rows: int
+) -> None:
+    manifest = json.loads((dataset.path / "manifest.json").read_text())
+    with pytest.raises(DatasetError, match=f"n_rows is {n_rows}, the chunk table has 120"):
+        with_manifest(dataset.path, manifest | {"n_rows": n_rows})
 
 
 def test_counts_of_features_are_verified(tmp_path: Path) -> None:

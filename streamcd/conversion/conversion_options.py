@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..core.memory_budget import format_size
 from ..dataset.scaling import Scaling
 from ..models.encoding import Encoding
 from .table_rows import TableOptions
@@ -104,13 +104,15 @@ class Plan:
         """Memory to sort the strings of all tasks: no text is read then, and few rows are in memory."""
         return self.map_bytes + self.statistics_bytes
 
-    def check_scales(self, n_features: int) -> None:
+    def check_scales(self, n_features: int, options: Options) -> None:
         """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""
         needed = 8 * n_features
         if needed > self.sort_bytes:
+            # of what a worker has to spare, a half is for sorting, with a map three eighths
+            more = options.workers * 3 * (needed - self.sort_bytes)
             raise UsageError(
                 f"--scale: the scales of {n_features:,} features need {format_size(needed)}, {format_size(self.sort_bytes)} "
-                f"of --memory are left for them; give about {format_size(3 * needed + RESERVED_BYTES)}, use --normalize l2 "
+                f"of --memory are left for them; give about {format_size(options.memory_bytes + more)}, use --normalize l2 "
                 "instead, or --compact where few of the features occur"
             )
 

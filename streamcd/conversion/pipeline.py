@@ -302,7 +302,7 @@ class Conversion:
             self._write_parts(write_shards, writing, shards, manifest, held)
             return
         # the divisors are known when all rows have been seen: in their final order, so that the bits follow from it
-        self.plan.check_scales(writing.shape.n_features)
+        self.plan.check_scales(writing.shape.n_features, self.options)
         unscaled = self.work / "unscaled"
         plain = replace(
             writing,

@@ -23,9 +23,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name to write to; the file written there takes the place of `path` when the block ends.
+    """Yield a temporary name to write to; the file written there replaces `path` when the block ends.
 
-    Where the block fails, `path` stays as it was and the temporary file is removed.
+    If the block fails, `path` stays as it was and the temporary file is removed.
     """
     partial = path.with_name(path.name + ".partial")
     if partial.is_symlink():
@@ -43,9 +43,9 @@ def replacing(path: Path) -> Iterator[Path]:
 def check_output(
     path: Path, kind: str, is_kind: Callable[[Path], bool], *, force: bool, inputs: Iterable[str | Path] = ()
 ) -> None:
-    """Refuse an output in place of an input, of anything that is not of its kind, and without `force` of anything.
+    """Refuse an output that would replace an input, a file that `is_kind` rejects or, without `force`, anything at all.
 
-    --force is named only where it helps.
+    The message names --force only where it helps.
     """
     if not os.path.lexists(path):
         return
@@ -58,7 +58,7 @@ def check_output(
 
 
 def begins_with(path: Path, pattern: bytes) -> bool:
-    """Tell whether a file, and not a device or a pipe, begins with a match of a regular expression."""
+    """Check if a regular file begins with a match of a regular expression; false for devices and pipes."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -72,7 +72,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def put_directory(new: Path, path: Path, replaced: Path | None) -> None:
-    """Move a complete directory to `path`; what was there goes to `replaced`, or is in the way where that is None."""
+    """Move a complete directory to `path`; an existing one is moved to `replaced` first, or is an error if that is None."""
     if replaced is not None and path.exists():
         os.rename(path, replaced)
     os.rename(new, path)

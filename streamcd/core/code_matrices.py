@@ -8,7 +8,7 @@ import numpy as np
 def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: type) -> np.ndarray:
     """Make a matrix that holds `own` where ``column % n_rows == row``, and `rest` elsewhere.
 
-    It is a read-only view, with no more memory than a row and a column: all elements of a diagonal share one place.
+    A read-only view with the memory of one row and one column: all elements of a diagonal share one address.
     """
     band: np.ndarray = np.full(n_rows - 1 + n_columns, rest, dtype)
     band[n_rows - 1 :: n_rows] = own
@@ -17,7 +17,7 @@ def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: t
 
 
 def default_code(loss: str, n_classes: int) -> np.ndarray:
-    """Return a loss's code matrix where none is given: the identity, or one-vs-rest (a single vector for two classes)."""
+    """Return the default code matrix of a loss: the identity, or one-vs-rest (a single vector for two classes)."""
     if loss in ("crammer_singer", "twin"):
         return diagonal_view(n_classes, n_classes, 1, 0, np.int8)
     if n_classes == 2:
@@ -26,7 +26,7 @@ def default_code(loss: str, n_classes: int) -> np.ndarray:
 
 
 def has_vector_per_class(code: np.ndarray) -> bool:
-    """Tell whether a matrix has 1 on the diagonal, and one and the same smaller number everywhere else."""
+    """Check if a matrix has 1 on the diagonal, and one and the same smaller number everywhere else."""
     n = len(code)
     if code.shape != (n, n):
         return False

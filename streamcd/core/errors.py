@@ -23,9 +23,8 @@ class StreamcdError(Exception):
     DatasetError 2
     """
 
-    exit_status = (
-        2  # of the command line: 1 where the environment failed, 2 where the request or the data is wrong
-    )
+    # of the command line: 1 if the environment failed, 2 if the request or the data is wrong
+    exit_status = 2
 
 
 class UsageError(StreamcdError):
@@ -59,7 +58,7 @@ class LockError(EnvironmentFailure):
 
 
 class Interrupted(StreamcdError):
-    """Work that a signal stopped, after a checkpoint was saved; the message says how to go on."""
+    """A signal stopped the work, after a checkpoint was saved; the message says how to continue."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -68,7 +67,7 @@ class Interrupted(StreamcdError):
 
 
 class ConvergenceWarning(UserWarning):
-    """A training ended before its rule of stopping was met.
+    """A training ended before its stopping rule was met.
 
     Examples
     --------
@@ -83,13 +82,12 @@ class ConvergenceWarning(UserWarning):
 
 @contextmanager
 def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the file in a failure of the system's: calls that take a descriptor do not."""
+    """Add the file's name to an `OSError`: calls that take a descriptor do not name it."""
     try:
         yield
     except OSError as error:
-        if error.errno is None and "requested and" in str(
-            error
-        ):  # numpy's words where not all could be written
+        # numpy's words for a short write
+        if error.errno is None and "requested and" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path)) from error
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)

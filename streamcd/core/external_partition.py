@@ -1,14 +1,14 @@
-"""Records dealt out to buckets on disk, in bounded memory: the common part of every external sort of this package.
+"""Partitioning of records into buckets on disk, in bounded memory: the common part of every external sort of this package.
 
 A record has fields, one value each, and may have items, any number of values each (the entries of a row, the bytes of a
-line). Whoever makes records numbers their buckets and hands them to a `PartitionWriter`, which writes a *run*: what fits in
-memory, sorted by bucket, again and again. A `PartitionReader` reads a bucket from any number of runs, in the order in which
-its records were written. What the buckets are (ranges of a key, leading bits of a hash) is their users' to choose; so is the
-order within a bucket, which they make in memory. A bucket that does not fit there is read in blocks, and dealt out again.
+line). The caller numbers the bucket of each record and appends it to a `PartitionWriter`, which writes a *run*: a sequence
+of spills, each one memory's worth of records sorted by bucket. A `PartitionReader` reads a bucket from any number of runs,
+in the order in which its records were written. The caller chooses the buckets (ranges of a key, leading bits of a hash),
+and sorts within a bucket in memory. A bucket that does not fit in memory is read in blocks and partitioned again.
 
-A run is two files. The data lie spill after spill, each column of a spill by itself, sorted by bucket. The index begins with
-what the columns are; then come the spills' offsets and sizes, and where in them every bucket begins. A run is complete when
-its index is there: it appears last and whole, and so serves as the mark of a task that is done.
+A run is two files. The data file holds the spills one after another, column by column, sorted by bucket. The index file
+begins with a description of the columns; then come the offsets and sizes of the spills, and where every bucket begins in
+them. The index is written last and appears whole, so its existence marks a run, and the task that made it, as complete.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from ..kernels import scatter
 from .errors import file_named
 
 MAX_BUCKETS = 1 << 16
-_MAX_RECORDS = 1 << 31  # in memory; their order is of 32-bit numbers
-_PIECE_BYTES = 1 << 20  # that are put in order and written at a time
+_MAX_RECORDS = 1 << 31  # in memory: they are sorted by 32-bit indices
+_BLOCK_BYTES = 1 << 20  # sorted and written at a time
 _HEADER_BYTES = 512
-_MOST_OPEN = 128  # runs, of two files each; a process commonly may have 1,024
+_MAX_OPEN_RUNS = 128  # of two files each; the usual limit is 1,024 open files a process
 
 
 class Layout(NamedTuple):
-    """Types of a record: the dtypes (of subarrays too) of its fields, and of its items."""
+    """Dtypes of a record's fields and items; subarray dtypes are allowed."""
 
     fields: tuple[np.dtype, ...]
     items: tuple[np.dtype, ...] = ()
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a record in a writer's memory, besides its items: fields, bucket, order and length."""
+        """Bytes of a record in a writer's memory besides its items: fields, bucket, sort index and length."""
         return sum(dtype.itemsize for dtype in self.fields) + 6 + (8 if self.items else 0)
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an item of every kind."""
+        """Bytes of one item of every kind together."""
         return sum(dtype.itemsize for dtype in self.items)
 
 
 class Records(NamedTuple):
-    """Some records: arrays of their fields; items of record i are those from ``indptr[i]`` to ``indptr[i + 1]``."""
+    """Records as arrays of their fields; record i has the items ``indptr[i]:indptr[i + 1]``."""
 
     fields: Sequence[np.ndarray]
     indptr: np.ndarray | None = None
@@ -61,7 +61,7 @@ class Records(NamedTuple):
         return len(self.fields[0])
 
     def slice(self, start: int, stop: int) -> Records:
-        """The records from `start` to `stop`, without a copy."""
+        """Return the records ``start:stop``, without a copy."""
         fields = [field[start:stop] for field in self.fields]
         if self.indptr is None:
             return Records(fields)
@@ -71,7 +71,7 @@ class Records(NamedTuple):
         )
 
     def take(self, order: np.ndarray) -> Records:
-        """Copy the given records, in the given order."""
+        """Copy the records numbered `order`, in that order."""
         fields = [take(field, order) for field in self.fields]
         if self.indptr is None:
             return Records(fields)
@@ -84,7 +84,7 @@ class Records(NamedTuple):
 
 
 def take(column: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Copy elements of a contiguous column, in the given order."""
+    """Copy the elements of a contiguous column numbered `order`, in that order."""
     out = np.empty((len(order), *column.shape[1:]), column.dtype)
     scatter.take_words(_words(column), order, _words(out))
     return out
@@ -97,14 +97,14 @@ def _take_items(items: np.ndarray, indptr: np.ndarray, order: np.ndarray, n_item
 
 
 def _words(column: np.ndarray) -> np.ndarray:
-    """A column as words, shape (n, words of an element)."""
+    """View a column as unsigned words, shape (n, words per element)."""
     element_bytes = column.itemsize * int(np.prod(column.shape[1:], dtype=np.int64))
     width = next(width for width in (8, 4, 2, 1) if element_bytes % width == 0)
     return column.view(np.uint8).reshape(-1).view(f"u{width}").reshape(len(column), element_bytes // width)
 
 
 class Ranges:
-    """Consecutive ranges of integers, to number keys by: the first begins at `start`; `ends` ascend, exclusive."""
+    """Consecutive ranges of integers, as buckets of keys: the first begins at `start`; `ends` ascend, exclusive."""
 
     _TABLE_BITS = 18
 
@@ -116,7 +116,7 @@ class Ranges:
         self._first_bucket = np.searchsorted(self._ends, cells, side="right")
 
     def number(self, key: np.ndarray) -> np.ndarray:
-        """Number the range of each key, all of which are in one."""
+        """Return the number of the range that holds each key; every key must be in one."""
         bucket = np.empty(len(key), np.uint16)
         scatter.number_by_ranges(key, self._ends, self._first_bucket, self._shift, self._start, bucket)
         return bucket
@@ -127,11 +127,11 @@ class Ranges:
 
 
 class PartitionWriter:
-    """Writes one run; a context, which closes the file and leaves no index where an error comes.
+    """Writer of one run; a context manager, which leaves no index after an error.
 
-    `memory_bytes` are for records in memory: pages of it are taken by the system as they are filled, whatever the shares of
-    records and items. `record_bytes` are counted for a record besides its items, where its maker needs more for it than the
-    writer does. A `durable` run outlives a power cut once its index is there.
+    `memory_bytes` bounds the records in memory; the system allocates pages only as they are filled, whatever the shares of
+    records and items. `record_bytes` is counted per record besides its items, if the caller needs more for it than the
+    writer does. A `durable` run survives a power cut once its index exists.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class PartitionWriter:
         self._record_starts = np.zeros(n_buckets + 1, np.int64)
         index_path(path).unlink(missing_ok=True)
         self._file = open(path, "wb")  # noqa: SIM115 - closed in close()
-        # of each: offset, records, items, and where the buckets' records and items start
+        # for each: offset, records, items, and where the records and items of each bucket start
         self._spills: list[tuple[int, int, int, np.ndarray]] = []
 
     def __enter__(self) -> PartitionWriter:
@@ -169,7 +169,7 @@ class PartitionWriter:
         self._file.close()
 
     def append(self, bucket: np.ndarray, records: Records) -> None:
-        """Take the next records, which are copied, and the numbers of their buckets."""
+        """Append records, which are copied, with the numbers of their buckets."""
         start = 0
         while start < records.size:
             stop = self._fitting(records, start)
@@ -177,13 +177,13 @@ class PartitionWriter:
                 self._hold(bucket[start:stop], records.slice(start, stop))
             elif self._n:
                 self.spill()
-            else:  # a single record that is larger than the memory
+            else:  # a single record larger than the memory
                 stop = start + 1
                 self._write(bucket[start:stop], records.slice(start, stop))
             start = stop
 
     def _fitting(self, records: Records, start: int) -> int:
-        """Where the records end, from `start` on, that there is room for."""
+        """Return the end of the records from `start` on for which there is room."""
         room = self._memory_bytes - self._n * self._record_bytes - self._n_items * self._layout.item_bytes
         most = min(len(self._bucket) - self._n, records.size - start)
         if records.indptr is None:
@@ -206,7 +206,7 @@ class PartitionWriter:
             held[first : self._n_items] = item
 
     def spill(self) -> None:
-        """Write what is in memory."""
+        """Write the records in memory."""
         if self._n:
             self._write(self._bucket[: self._n], self._held())
         self._n = self._n_items = 0
@@ -217,7 +217,7 @@ class PartitionWriter:
         return Records([field[: self._n] for field in self._fields], indptr, items)
 
     def hold(self) -> Records | None:
-        """Give all records, without a copy, in place of a run; None where some were written to it."""
+        """Return all records, without a copy, in place of a run; None if some were spilled already."""
         if self._spills:
             return None
         self._file.close()
@@ -232,19 +232,19 @@ class PartitionWriter:
             np.cumsum(length[order], out=ends[1:])
         starts = np.stack([self._record_starts, ends[self._record_starts]])
         self._spills.append((self._file.tell(), records.size, int(ends[-1]), starts))
-        step = max(_PIECE_BYTES // self._layout.record_bytes, 1)
+        step = max(_BLOCK_BYTES // self._layout.record_bytes, 1)
         with file_named(self._path):
             for field in (*records.fields, *lengths):
                 for start in range(0, records.size, step):
                     self._file.write(_bytes(take(field, order[start : start + step])))
             for item in records.items:
-                for start, stop in _pieces(ends, _PIECE_BYTES // item.itemsize):
+                for start, stop in _cut_ranges(ends, _BLOCK_BYTES // item.itemsize):
                     n_items = int(ends[stop] - ends[start])
                     assert records.indptr is not None
                     self._file.write(_bytes(_take_items(item, records.indptr, order[start:stop], n_items)))
 
     def close(self) -> None:
-        """Write what is left, then the index."""
+        """Write the remaining records, then the index."""
         self.spill()
         with file_named(self._path):
             self._file.flush()
@@ -256,7 +256,7 @@ class PartitionWriter:
         with file_named(partial), open(partial, "wb") as file:
             file.write(header.encode().ljust(_HEADER_BYTES))
             np.array([spill[:3] for spill in self._spills], np.int64).tofile(file)
-            # bucket by bucket, so that what is to be known of one is read at once
+            # bucket by bucket, so that one read gets all about a bucket
             np.array([spill[3] for spill in self._spills], np.int64).transpose(2, 0, 1).tofile(file)
             if self._durable:
                 file.flush()
@@ -268,8 +268,8 @@ def _bytes(column: np.ndarray) -> memoryview:
     return column.reshape(-1).view(np.uint8).data
 
 
-def _pieces(ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """Cut records that end at ``ends[1:]`` into ranges that span `most` at most, or have one record."""
+def _cut_ranges(ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Cut records that end at ``ends[1:]`` into ranges that span at most `most`, or hold a single record."""
     start = 0
     while start < len(ends) - 1:
         stop = max(int(np.searchsorted(ends, ends[start] + most, side="right")) - 1, start + 1)
@@ -278,7 +278,7 @@ def _pieces(ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
 
 
 def index_path(path: Path) -> Path:
-    """The index of a run."""
+    """Return the path of a run's index."""
     return path.with_name(path.name + ".index")
 
 
@@ -291,7 +291,7 @@ def _describe(dtypes: Sequence[np.dtype]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 class _Run:
-    """A run's files, open for reading; where its buckets begin is read for the occasion, and not kept."""
+    """A run's files, open for reading; the index is read on demand and not kept in memory."""
 
     def __init__(self, path: Path) -> None:
         self._index, self._data = open(index_path(path), "rb", buffering=0), open(path, "rb")  # noqa: SIM115
@@ -307,14 +307,14 @@ class _Run:
         return np.frombuffer(self._index.read(8 * count), np.int64)
 
     def extents(self, bucket: int) -> Iterator[_Extent]:
-        """The bucket's parts of the spills that hold any of it."""
+        """Iterate over the bucket's extents, one in each spill that holds records of it."""
         starts = self._numbers(self._n_spills * (3 + 2 * bucket), 4 * self._n_spills).reshape(2, -1, 2)
         for spill, (start, item_start), (stop, item_stop) in zip(self._spills, *starts.tolist(), strict=True):
             if stop > start:
                 yield _Extent(self, spill, start, stop, item_start, item_stop)
 
     def read(self, extent: _Extent, columns: Sequence[np.ndarray]) -> None:
-        """Fill arrays with an extent's fields, lengths (where there are items) and items, or the first of these."""
+        """Fill arrays with an extent's fields, lengths (if there are items) and items, or only the first few of these."""
         offset, n_records, n_items = extent.spill
         kinds = [(dtype, n_records, extent.start) for dtype in self._fields]
         kinds += [(dtype, n_items, extent.item_start) for dtype in self._items]
@@ -333,10 +333,10 @@ class _Run:
 
 
 class _Extent(NamedTuple):
-    """A bucket's part of a spill, of which are given the offset, the records and the items."""
+    """A bucket's part of a spill."""
 
     run: _Run
-    spill: tuple[int, int, int]
+    spill: tuple[int, int, int]  # its offset, records, items
     start: int
     stop: int
     item_start: int
@@ -352,9 +352,9 @@ class _Extent(NamedTuple):
 
 
 class PartitionReader:
-    """Reads buckets from runs, in the order of the runs; a context, which closes their files.
+    """Reader of buckets from runs, in the order of the runs; a context manager, which closes their files.
 
-    A run may have been written with other dtypes than `layout`, of the same kinds.
+    Runs may have been written with other dtypes than those of `layout`: values are converted.
     """
 
     def __init__(self, paths: Sequence[Path], layout: Layout) -> None:
@@ -370,9 +370,9 @@ class PartitionReader:
         self._open.clear()
 
     def _run(self, path: Path) -> _Run:
-        """An open run; a bounded number stays open."""
+        """Open a run; a bounded number stays open."""
         if path not in self._open:
-            if len(self._open) >= _MOST_OPEN:
+            if len(self._open) >= _MAX_OPEN_RUNS:
                 self._open.popitem(last=False)[1].close()
             self._open[path] = _Run(path)
         return self._open[path]
@@ -382,18 +382,18 @@ class PartitionReader:
             yield from self._run(path).extents(bucket)
 
     def size(self, bucket: int) -> tuple[int, int]:
-        """Records and items of a bucket."""
+        """Count the records and items of a bucket."""
         sizes = [(extent.size, extent.n_items) for extent in self._extents(bucket)]
         return sum(n_records for n_records, _ in sizes), sum(n_items for _, n_items in sizes)
 
     def read(self, bucket: int, *, items: bool = True) -> Records:
-        """Read a bucket whole; without its items where they are not wanted."""
-        # each is read before the next one's run is opened, which may close its own
+        """Read a whole bucket, with or without its items."""
+        # lazily, extent by extent: opening the next run may close the one before
         n_records, n_items = self.size(bucket)
         return self._read(self._extents(bucket), n_records, n_items, items)
 
     def blocks(self, bucket: int, max_bytes: int) -> Iterator[Records]:
-        """Read a bucket in blocks of about `max_bytes`, or of one record where that is larger."""
+        """Read a bucket in blocks of about `max_bytes`, or of one record if that is larger."""
         for extent in self._extents(bucket):
             for part in self._cut(extent, max_bytes):
                 yield self._read([part], part.size, part.n_items)
@@ -403,7 +403,7 @@ class PartitionReader:
         starts = self._read([extent], extent.size, 0, items=False).indptr if layout.items else None
         indptr = np.zeros(extent.size + 1, np.int64) if starts is None else starts
         ends = indptr * layout.item_bytes + np.arange(indptr.size) * layout.record_bytes
-        for start, stop in _pieces(ends, max_bytes):
+        for start, stop in _cut_ranges(ends, max_bytes):
             items = (indptr[[start, stop]] + extent.item_start).tolist()
             yield _Extent(extent.run, extent.spill, extent.start + start, extent.start + stop, *items)
 

@@ -1,7 +1,7 @@
 """Locks that keep two processes from writing the same directory; they end with the last process that holds them.
 
-A copy of a process shares its locks, and would hold them beyond its end: copies let go of theirs at once. Workers keep them:
-whatever has ended the process that hands out the work, its place is free only when nobody writes there any more.
+A forked child inherits its parent's locks, and would hold them after the parent's end, so children release them at once.
+Only workers keep them: however the coordinator ended, its directory is free only when no worker writes there any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _copies_keep = False
 def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
     """Open a file or a directory and lock it for this process alone.
 
-    Returns the descriptor that holds the lock; None where another process has it.
+    Returns the descriptor that holds the lock; None if another process has it.
     """
     descriptor = os.open(path, flags, 0o644)
     try:
@@ -36,16 +36,16 @@ def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
 
 
 def release_lock(descriptor: int) -> None:
-    """Let go of a lock."""
+    """Release a lock."""
     _held.discard(descriptor)
     os.close(descriptor)
 
 
 @contextmanager
 def scratch_directory(parent: Path, purpose: str) -> Iterator[Path]:
-    """A new directory in `parent` for files in between, removed at the end.
+    """Make a directory in `parent` for temporary files, removed at the end.
 
-    What processes that were killed have left there for the same purpose is removed first: nobody holds its lock.
+    Directories left there by killed processes for the same purpose are removed first: nobody holds their locks.
     """
     prefix = f".streamcd-{purpose}-"
     for old in parent.glob(f"{prefix}*"):
@@ -68,7 +68,7 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Make a directory and lock it; anew where another process saw it in between and removed it."""
+    """Make a directory and lock it; start over if another process removed it before it was locked."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with suppress(FileNotFoundError):
@@ -79,7 +79,7 @@ def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
 
 @contextmanager
 def kept_by_copies() -> Iterator[None]:
-    """Let copies of this process that are made meanwhile hold its locks too."""
+    """Let processes forked within the block keep this process's locks."""
     global _copies_keep
     _copies_keep = True
     try:
@@ -89,7 +89,7 @@ def kept_by_copies() -> Iterator[None]:
 
 
 class HeldLocks:
-    """All locks of this process, for the arguments of one that is spawned: it holds them from when it unpacks these."""
+    """All locks of this process, as an argument for a spawned one, which holds them once it has unpickled this."""
 
     def __reduce__(self) -> tuple[Callable[..., HeldLocks], tuple[Any, ...]]:
         return _hold, tuple(reduction.DupFd(descriptor) for descriptor in _held)

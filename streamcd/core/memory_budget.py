@@ -13,10 +13,10 @@ from .progress import Listener
 RESERVED_BYTES = 300_000_000
 """Bytes reserved in every budget for the interpreter, numpy, numba with its compiler, and pyarrow.
 
-A constant, not a measurement, so that windows (and with them the bits of a result) follow from the options alone.
+A constant, not measured at run time, so that windows (and with them the bits of a result) follow from the options alone.
 Measured on Linux x86-64 with numba 0.68 and pyarrow 26: 220 to 226 MB with the kernels loaded from the compile cache, 255 to
-281 MB where they are compiled, which happens once per machine and version; the largest of
-seven command-line trainings that compiled took 286 MB besides its windows.
+281 MB if they are compiled, which happens once per machine and version; the largest of seven command-line trainings that
+compiled took 286 MB besides its windows.
 """
 
 _UNITS = {"": 1, "B": 1}
@@ -52,9 +52,9 @@ def require(
     advice: str = "give a larger --memory",
     refusal: str | None = None,
 ) -> int:
-    """Return the bytes that the needs leave of the budget; if they exceed it, raise `UsageError` with the arithmetic.
+    """Return what the needs leave of the budget, in bytes; if they exceed it, raise `UsageError` with the arithmetic.
 
-    `needs` are bytes by name; the reserve for the interpreter is added here. `refusal` begins the message where `budget` is
+    `needs` are bytes by name; the reserve for the interpreter is added here. `refusal` begins the message if `budget` is
     not the number that the user gave.
     """
     parts = {"interpreter and libraries": RESERVED_BYTES, **needs}
@@ -69,7 +69,7 @@ def require(
 
 
 def _read_figure(path: str, field: str) -> int | None:
-    """Read a line such as ``VmHWM:  1234 kB``; in bytes; None where the system does not report it."""
+    """Read a line such as ``VmHWM:  1234 kB``, in bytes; None if the system does not report it."""
     with suppress(OSError), open(path, encoding="ascii") as lines:
         for line in lines:
             if line.startswith(field + ":"):
@@ -88,7 +88,7 @@ def peak_memory_bytes() -> int:
 
 
 def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
-    """Warn of a budget beyond the machine's memory, and of one that this process, with `planned` bytes more, cannot keep."""
+    """Warn if the budget exceeds the machine's memory, or if this process would exceed it with `planned` bytes more."""
     total = _read_figure("/proc/meminfo", "MemTotal")
     machine = min(float("inf") if total is None else total, _cgroup_limit())
     if budget > machine:
@@ -106,12 +106,12 @@ def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
 
 
 def page_cache_room() -> float:
-    """Return the bytes of files that the page cache can hold beside this process; infinite if the system does not tell."""
+    """Return the bytes of files that the page cache can hold beside this process; infinite if unknown."""
     return min(available_memory(), _cgroup_limit() - RESERVED_BYTES)
 
 
 def available_memory() -> float:
-    """Return the bytes that this process can still take; infinite if the system does not tell."""
+    """Return the bytes that this process can still allocate; infinite if unknown."""
     available = _read_figure("/proc/meminfo", "MemAvailable")
     return min(float("inf") if available is None else available, _cgroup_limit())
 
@@ -125,7 +125,7 @@ def _cgroup_limit() -> float:
             name = f"/sys/fs/cgroup{path}/memory.max"
             if controllers:
                 name = f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"
-            # other controllers have no such file; "max" is no number
+            # other controllers have no such file, and "max" is not a number
             with suppress(OSError, ValueError):
                 limits.append(int(Path(name).read_text(encoding="ascii")))
     return min(limits, default=float("inf"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,16 @@ from .errors import StreamcdError
 from .progress import warn_once
 
 MAX_DEPTH = 32
-"""Levels of nesting allowed; what is written here has five at most."""
+"""Levels of nesting allowed; streamcd's own files have at most five."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A number of things, in a declared structure."""
+"""A non-negative integer, in a declared structure."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-"""Like `Count`, one at least."""
+"""A positive integer, in a declared structure."""
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
-"""Name of a file in the directory that holds the metadata, or in a folder of it."""
+"""Name of a file in the directory of the metadata file, or in a folder of that directory."""
 
 
 class Structure(msgspec.Struct):
@@ -39,24 +40,24 @@ Content = TypeVar("Content")
 class Kind(Generic[Content]):
     """A kind of metadata file."""
 
-    format: str  # its keys "format" and "format_version"
-    version: int
-    structure: type[Content]  # of its content: a `Structure`, or a mapping of anything
-    error: type[StreamcdError]  # raised where it is damaged
-    remedy: str  # advice then
-    seal_key: str = ""  # of a digest of the rest; none by default
+    format: str  # value of its key "format"
+    version: int  # value of its key "format_version"
+    structure: type[Content]  # of its content: a `Structure`, or any mapping
+    error: type[StreamcdError]  # raised if the file is damaged
+    remedy: str  # advice in that error
+    seal_key: str = ""  # key of the seal, a digest of the other keys; no seal by default
     seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
-    older: tuple[int, ...] = ()  # versions that are read too
+    older: tuple[int, ...] = ()  # earlier versions that can be read too
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
-    """SHA-256 of the content as canonical JSON, the keys `without` left out."""
+    """Compute the SHA-256 of the content as canonical JSON, leaving out the keys `without`."""
     kept = {key: value for key, value in content.items() if key not in without}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON; raises ValueError also where it is nested more than `MAX_DEPTH` levels deep."""
+    """Parse JSON; raises ValueError if it is malformed or nested more than `MAX_DEPTH` levels deep."""
     try:
         content = json.loads(data)
     except RecursionError:
@@ -66,6 +67,8 @@ def parse_json(data: bytes) -> Any:
         level = [inner for outer in level for inner in _elements(outer)]
     if any(_elements(value) for value in level):
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    if re.search(rb"\\u[dD][89a-fA-F]", data):  # half a surrogate pair is no text, and cannot be printed
+        json.dumps(content, ensure_ascii=False).encode()
     return content
 
 
@@ -76,8 +79,8 @@ def _elements(value: Any) -> Collection[Any]:
 def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
     """Read a metadata file: all its keys as they are, and the declared ones in the declared types.
 
-    Raises the error that `kind` names where the file is damaged or of another kind, FileNotFoundError or NotADirectoryError
-    where there is none.
+    Raises the error that `kind` names if the file is damaged or of another kind, and FileNotFoundError or
+    NotADirectoryError if there is none.
     """
     if path.exists() and not path.is_file():
         raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")
@@ -100,7 +103,7 @@ def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Cont
         raise kind.error(f"{path}: changed since it was written; {kind.remedy}")
     try:
         return raw, msgspec.convert(raw, kind.structure, str_keys=True)
-    except (msgspec.ValidationError, UnicodeError) as error:  # the latter by half a surrogate pair
+    except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
         reason = str(error)
         raise kind.error(f"{path}: damaged ({reason[0].lower()}{reason[1:]}); {kind.remedy}") from None
 
@@ -108,7 +111,7 @@ def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Cont
 def write_metadata(
     path: Path, kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True
 ) -> dict[str, Any]:
-    """Write a metadata file, whole or not at all; returns its content, format and seal included."""
+    """Write a metadata file, whole or not at all; returns its content, including format and seal."""
     content = {"format": kind.format, "format_version": kind.version, **fields}
     if kind.seal_key:
         content[kind.seal_key] = kind.seal(content)

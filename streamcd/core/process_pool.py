@@ -1,12 +1,12 @@
-"""Work shared out to processes of this machine, by dask's local scheduler of processes.
+"""Worker processes on this machine, scheduled by dask's local multiprocessing scheduler.
 
-A task is a plain function elsewhere; this module starts the processes, hands out tasks in order, tells
-how far they are, and ends them whatever happens. Dask's local scheduler and not a cluster: no ports, no serialised data,
-a tenth of the memory, and a process that is killed ends the work at once instead of being started again.
+A task is a plain function of another module; this module starts the processes, hands out tasks in order, reports their
+progress, and ends them whatever happens. Dask's local scheduler rather than a cluster: no ports, no serialised data, a tenth
+of the memory, and a killed process ends the work at once instead of being restarted.
 
-A process with no other thread is copied (on Linux), with all that it has loaded: a second's work less for every worker. One
-with threads is not, because in a copy the locks that they hold are never released: its workers are spawned, and a script
-must then be importable, as always with Python's processes: its work goes under ``if __name__ == "__main__":``.
+On Linux, a process with a single thread is forked, with all modules loaded, which saves a second of start-up per worker. A
+process with more threads is not, because locks that they hold are never released in the child: its workers are spawned, and
+a script must then be importable, as always with Python's multiprocessing: under ``if __name__ == "__main__":``.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from .memory_budget import RESERVED_BYTES, format_size
 from .progress import Listener, Progress
 
 COORDINATOR_BYTES = 200_000_000
-"""Memory of the process that hands out the work, and of the one that Python starts to look after semaphores.
+"""Memory of the coordinator, the process that hands out the work, and of Python's resource tracker.
 
-Measured on Linux x86-64: 142 MB with numba, pyarrow and dask loaded, which compiles nothing; 10 MB; the rest for tables.
+Measured on Linux x86-64: 142 MB with numba, pyarrow and dask loaded and nothing compiled, and 10 MB; the rest is for tables.
 """
 
 TASKS_PER_WORKER = 8
-"""Into how many tasks work is cut where it can be: the last ones then end at about the same time."""
+"""Tasks that divisible work is cut into, per worker, so that all workers finish at about the same time."""
 
 _EXIT_SECONDS = 5.0
 
 Tell = Callable[[int], None]
-"""Told how much is done."""
+"""Report of the amount of work done."""
 
 
 def checked_workers(workers: int) -> int:
-    """The number of workers, if it is one."""
+    """Return the number of workers, or refuse it."""
     if workers < 1:
         raise UsageError(f"expected --workers 1 or more, found {workers}")
     return workers
@@ -62,10 +62,10 @@ def memory_per_worker(
     own: Mapping[str, int] | None = None,
     advice: str = "give a larger --memory or fewer --workers",
 ) -> int:
-    """Share out a budget for the sum of all processes: return the bytes that each worker has besides its needs.
+    """Divide a budget for all processes together: return the bytes that each worker has besides its needs.
 
-    `needs` (bytes by purpose) are those of every worker, `own` those of the process that hands out the work; the reserves
-    for interpreters are added here. A sum beyond the budget is refused with the arithmetic.
+    `needs` (bytes by purpose) are those of each worker, `own` those of the coordinator; the reserves for interpreters are
+    added here. Raises `UsageError` with the arithmetic if the sum exceeds the budget.
     """
     each = {"interpreter and libraries": RESERVED_BYTES, **needs}
     coordinator = COORDINATOR_BYTES + sum((own or {}).values())
@@ -82,8 +82,8 @@ def memory_per_worker(
 # ---------------------------------------------------------------------------------------------------------------------
 # In a worker
 
-_first_failed: Any = None  # the least number of a task that failed, shared by all workers
-_processors: list[set[int]] = []  # all, and this worker's share of them; empty where they are not shared out
+_first_failed: Any = None  # the smallest number of a failed task, shared by all workers
+_processors: list[set[int]] = []  # all, and this worker's share of them; empty if they are not divided
 
 
 def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]], _: HeldLocks) -> None:
@@ -94,17 +94,17 @@ def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]], _: 
         n_begun.value += 1
     if number < len(shares):
         _processors.extend([os.sched_getaffinity(0), set(shares[number])])
-    # Ctrl-C reaches every process of a terminal; the one that hands out the work ends the others
+    # Ctrl-C reaches every process of a terminal; the coordinator ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which it may do so; a copy has its handler
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # used by the coordinator, whose handler a fork inherits
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def processor_shares(processors: Sequence[int], n_workers: int) -> list[list[int]]:
-    """Processors for every worker to keep to, neighbours together; none where there are more workers than processors.
+    """Divide the processors among workers, neighbours together; empty if there are more workers than processors.
 
-    Left to itself the system had both of two workers take turns on one processor for seconds on end: each wakes its thread
-    that reads ahead some hundred times a second, and the scheduler likes to keep those together.
+    Left to itself, Linux let two workers take turns on one processor for seconds on end: each wakes its read-ahead thread
+    about a hundred times a second, and the scheduler tends to keep such threads on one processor.
     """
     if n_workers > len(processors):
         return []
@@ -113,7 +113,7 @@ def processor_shares(processors: Sequence[int], n_workers: int) -> list[list[int
 
 
 def _load(module: str) -> None:
-    import dask.multiprocessing  # noqa: F401 - what carries tasks is loaded ahead too
+    import dask.multiprocessing  # noqa: F401 - the scheduler of tasks is loaded ahead too
 
     importlib.import_module(module)
 
@@ -126,13 +126,13 @@ def _end_with_parent() -> None:
 
 
 class _Failure(NamedTuple):
-    """An error that a task ended with, on its way to the process that asked."""
+    """An error that a task ended with, on its way to the coordinator."""
 
     error: Exception
 
 
 def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, ...], apart: bool) -> Any:
-    """Do a task; one that comes after a task that failed is not begun."""
+    """Carry out a task, unless one before it has failed."""
     if _first_failed.value < number:
         return None
     if _processors:
@@ -146,11 +146,12 @@ def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# In the process that hands out the work
+
+# In the coordinator
 
 
-class _Remembering:
-    """Remembers the processes that a context of multiprocessing starts."""
+class _Recording:
+    """Mixin for a multiprocessing context that records the processes it starts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,19 +163,19 @@ class _Remembering:
         return process
 
 
-class _Spawning(_Remembering, SpawnContext):  # type: ignore[misc]
-    """Starts processes from nothing."""
+class _SpawnContext(_Recording, SpawnContext):  # type: ignore[misc]
+    """Context that spawns processes."""
 
 
-class _Copying(_Remembering, ForkContext):  # type: ignore[misc]
-    """Starts processes as copies of this one."""
+class _ForkContext(_Recording, ForkContext):  # type: ignore[misc]
+    """Context that forks processes."""
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back: an exception in the midst of starting or ending processes can get lost there."""
+def _deferred_signals() -> Iterator[None]:
+    """Defer Ctrl-C and SIGTERM: an exception while processes are being started or ended can get lost."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals do not come here
+        yield  # only the main thread receives signals
         return
     received: list[int] = []
     handlers = {
@@ -191,7 +192,7 @@ def _signals_later() -> Iterator[None]:
 
 
 class InProcess:
-    """Carries out tasks in this process, with nothing in between; a context as `Workers` is."""
+    """Pool that carries out tasks in this process; a context manager like `Workers`."""
 
     n_workers = 1
 
@@ -205,24 +206,24 @@ class InProcess:
         pass
 
     def run(self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], **_: Any) -> list[Any]:
-        """Carry out ``function(*arguments)`` for every task; tasks tell themselves how far they are."""
+        """Carry out ``function(*arguments)`` for every task; tasks report their own progress (`tell_within`)."""
         return [function(*arguments) for arguments in tasks]
 
     def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
-        """Give a function by which a task tells how far it is; None where the end of each task is told for it."""
+        """Return a function by which a task reports its progress; None if `run` reports the end of each task."""
         return lambda done: self.listener.progress(Progress(phase, done, total, unit))
 
 
 class Workers:
-    """Processes that carry out tasks; a context, at whose end they have ended.
+    """Pool of worker processes; a context manager, on whose exit all of them have ended.
 
-    They load `module`, that of the tasks, while other things are done.
+    They import `module`, that of the tasks, in the background.
     """
 
     def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
         self.n_workers, self.listener, self._module = n_workers, listener, module
-        with _signals_later(), warnings.catch_warnings():
-            # Python 3.12 and later warn of threads, which those of libraries are too
+        with _deferred_signals(), warnings.catch_warnings():
+            # Python 3.12 and later warn of threads, including those of libraries
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             self._start(module)
 
@@ -232,11 +233,11 @@ class Workers:
                 "workers: expected 1 in a process of a multiprocessing pool, which may not start others, "
                 f"found {self.n_workers}"
             )
-        self._context: _Copying | _Spawning = _Spawning()
-        # one thread of Python's at most; those of libraries look after themselves
+        self._context: _ForkContext | _SpawnContext = _SpawnContext()
+        # no other Python threads; libraries take care of their own across a fork
         if sys.platform == "linux" and threading.active_count() == 1:
             _load(module)
-            self._context = _Copying()
+            self._context = _ForkContext()
         self._first_failed = self._context.Value("q", 0)
         shares = processor_shares(sorted(os.sched_getaffinity(0)), self.n_workers)
         self._pool = ProcessPoolExecutor(
@@ -245,7 +246,7 @@ class Workers:
             initializer=_begin,
             initargs=(self._first_failed, self._context.Value("q", 0), shares, HeldLocks()),
         )
-        # a worker that dies so early is met again, and told of, by `run`
+        # a worker that dies this early is reported by `run`
         with kept_by_copies(), suppress(BrokenProcessPool):
             for _ in range(self.n_workers):
                 self._pool.submit(_load, module)
@@ -254,15 +255,14 @@ class Workers:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with _signals_later():
+        with _deferred_signals():
             self._end()
 
     def _end(self) -> None:
-        # nothing of theirs is unfinished unless something went wrong; to let them end by themselves takes seconds
+        # they have no unfinished work unless something went wrong; letting them end by themselves takes seconds
         for process in self._context.processes:
-            with suppress(
-                ValueError, AttributeError, ProcessLookupError
-            ):  # it was never started, or has ended
+            # raised if it was never started, or has ended
+            with suppress(ValueError, AttributeError, ProcessLookupError):
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for process in self._context.processes:
@@ -270,7 +270,7 @@ class Workers:
                 process.join(timeout=_EXIT_SECONDS)
 
     def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
-        """None: the end of each task is told for it."""
+        """Return None: `run` reports the end of each task."""
         return None
 
     def run(
@@ -284,12 +284,12 @@ class Workers:
     ) -> list[Any]:
         """Carry out ``function(*arguments)`` for every task, begun in order; returns the results in that order.
 
-        `function` is of a module, so that workers can import it. `sizes` are the tasks' parts in the progress, in `unit`;
-        without them nothing is told. Raises the error of the first task, in order, that failed, and `EnvironmentFailure`
-        where a worker died.
+        `function` belongs to a module, so that workers can import it. `sizes` are the tasks' shares of the progress, in
+        `unit`; without them none is reported. Raises the error of the first failed task, in order, and
+        `EnvironmentFailure` if a worker died.
         """
-        # dask takes tens of megabytes and most of a second; who works alone does not load it
-        with _signals_later():
+        # dask takes tens of megabytes and most of a second to load: only where there are workers
+        with _deferred_signals():
             import dask
             import dask.multiprocessing
             from dask.callbacks import Callback
@@ -304,7 +304,7 @@ class Workers:
                 done += sizes[numbers[key]]
                 self.listener.progress(Progress(phase, done, sum(sizes), unit))
 
-        # of few tasks some end early, and the threads of the others can use the processors that they leave
+        # with few tasks some workers end early, and the threads of the others can use their processors
         apart = len(tasks) >= 2 * self.n_workers
         carry_out = dask.delayed(_carry_out, pure=False, traverse=False)
         delayed = [
@@ -313,7 +313,7 @@ class Workers:
         ]
         try:
             with Callback(posttask=tell):
-                # one task at a time to a worker: six of them, as is usual, would leave others without work
+                # one task at a time per worker: dask's default of six would leave other workers idle
                 results = dask.compute(
                     *delayed,
                     scheduler=dask.multiprocessing.get,
@@ -331,7 +331,7 @@ class Workers:
     def _describe_worker_exit(self) -> str:
         found = [_exit_code(process) for process in self._context.processes]
         codes = [code for code in found if code is not None]
-        # the pool ends the others with SIGTERM when one has died
+        # when one has died, the pool ends the others with SIGTERM
         by_signal = [-code for code in codes if code < 0 and -code != signal.SIGTERM]
         if codes and all(code == -signal.SIGTERM for code in codes):
             how, advice = "was ended by SIGTERM", "run it again"
@@ -355,21 +355,21 @@ Pool = InProcess | Workers
 
 
 def open_pool(n_workers: int, listener: Listener, module: str) -> Pool:
-    """Open what carries out tasks: this process, or several others (see `Workers`)."""
+    """Open a pool for tasks: this process for one worker, otherwise `Workers`."""
     return InProcess(listener) if n_workers == 1 else Workers(n_workers, listener, module)
 
 
 def _exit_code(process: BaseProcess) -> int | None:
     process.join(timeout=_EXIT_SECONDS)
     deadline = time.monotonic() + 1.0
-    # a thread of the pool's may have it from the system, and not have noted it yet
+    # a thread of the pool may have received the code from the system, but not stored it yet
     while process.exitcode is None and time.monotonic() < deadline:
         time.sleep(0.01)
     return process.exitcode
 
 
 def in_shares(sizes: Sequence[int], n_shares: int) -> list[tuple[int, int]]:
-    """Cut a sequence into at most `n_shares` ranges of about the same sum, as (start, stop)."""
+    """Cut a sequence into at most `n_shares` ranges of about equal sums, as (start, stop)."""
     total, n_items = sum(sizes), len(sizes)
     ends = [0]
     for stop, before in enumerate(itertools.accumulate(sizes), start=1):

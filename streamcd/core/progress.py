@@ -1,4 +1,4 @@
-"""Progress and messages of long work: the library reports them, the command line prints them."""
+"""Progress and messages of long-running functions: the library reports them, the command line prints them."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ class CostStatus:
     C: float
     n_lanes: int
     n_open: int  # still in training
-    now: float  # the largest of an open lane; nan where none is open, or nothing is known
+    now: float  # largest measure of an open lane; nan if none is open, or nothing is known
 
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """State of a training at the last end of a read."""
+    """State of a training after its latest read."""
 
-    task: str  # name where there are several, such as "folds: "
+    task: str  # name if there are several, such as "folds: "
     passes: int  # done
-    passes_ahead: int  # that the read or round in work adds
+    passes_ahead: int  # that the read or round in progress adds
     max_passes: int
-    measure: str  # decides about the end: "gap" (relative) or "violation"
-    now: float  # its largest estimate of an open lane; nan where there is none yet
+    measure: str  # the stopping rule's: "gap" (relative) or "violation"
+    now: float  # its largest estimate among open lanes; nan if there is none yet
     wanted: float
     costs: tuple[CostStatus, ...]  # by C
 
 
 @dataclass(frozen=True)
 class Progress:
-    """State of a task in work."""
+    """State of a task in progress."""
 
     phase: str  # name, such as "parse" or "pass 12"
     done: int
-    total: int | None  # None where it cannot be known
+    total: int | None  # None if unknown
     unit: str  # "B", "rows" or "entries"
     note: str = ""  # further information, such as the current gap
-    training: TrainingStatus | None = None  # where that is what is in work
+    training: TrainingStatus | None = None  # None for other tasks
 
 
 def warn_once(text: str) -> None:
-    """Log a warning, once in this process."""
+    """Log a warning, once per process."""
     if text not in _warned:
         _warned.add(text)
         _logger.warning(text)
 
 
 def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found]:
-    """Tell the listener, an option of a public function, when its work has ended, also where it failed."""
+    """Decorate a public function to close its `listener` option when it ends, also if it fails."""
 
     @functools.wraps(function)
     def run(*args: Options.args, **options: Options.kwargs) -> Found:
@@ -76,7 +76,7 @@ def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found
 class Listener:
     """Receiver of progress and messages; this one ignores progress and logs the rest.
 
-    A subclass overrides what it wants to know, and is given as ``listener=`` to any function that takes long.
+    A subclass overrides the methods that it needs; pass it as ``listener=`` to any long-running function.
 
     Examples
     --------
@@ -91,15 +91,15 @@ class Listener:
     """
 
     def progress(self, progress: Progress) -> None:
-        """Receive progress; called about once a block or window, so it must be cheap."""
+        """Receive progress; called about once per block or window, so it must be cheap."""
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
         _logger.info(text)
 
     def warning(self, text: str) -> None:
-        """Receive a warning: the user probably should change something."""
+        """Receive a warning: the user should probably change something."""
         _logger.warning(text)
 
     def close(self) -> None:
-        """Take note that a function has ended; another one may follow."""
+        """Receive the end of a function; another one may follow."""

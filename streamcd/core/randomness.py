@@ -11,7 +11,7 @@ _WORD = 2**64 - 1
 
 
 def random_key(*parts: int) -> np.uint64:
-    """A 64-bit key for `primitives.shuffle` as a function of integers such as (seed, read, window)."""
+    """Derive a 64-bit key for `primitives.shuffle` from integers such as (seed, read, window)."""
     key = 0
     for part in parts:
         key = (key ^ (part & _WORD)) * _GOLDEN & _WORD
@@ -22,9 +22,8 @@ def random_key(*parts: int) -> np.uint64:
 
 
 def assign_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
-    """Assign rows to folds by a hash of the seed and their row in the source; uint8."""
+    """Assign rows to folds by a hash of the seed and their rows in the source; uint8."""
     upper = mix.py_func(source.astype(np.uint64) ^ random_key(seed, n_folds)) >> np.uint64(32)
-    upper ^= upper >> np.uint64(
-        31
-    )  # undoes the mixer's last step, without which the folds of existing runs were assigned
+    # undo the mixer's last step: existing runs assigned their folds without it
+    upper ^= upper >> np.uint64(31)
     return (upper * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)

@@ -1,6 +1,6 @@
-"""Threads of this process that share out one piece of work: kernels hold no lock, so that they run side by side.
+"""Threads that share one computation: kernels release the interpreter's lock, so that they run in parallel.
 
-No result depends on their number: what they sum up is either each thread's own, or joined in an order that the data gives.
+No result depends on the number of threads: a sum is computed within one part, or over parts in an order set by the data.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from .errors import UsageError
 
-_LEAST_OPERATIONS = 100_000  # of a part, a nanosecond each; a part is handed over in some 50,000
+_LEAST_OPERATIONS = 100_000  # in a part, of a nanosecond each; handing over a part costs about 50,000
 
 
 class Threads:
-    """A number of threads, this one included; the others are started when first needed.
+    """A number of threads, including the caller's; the others are started when first needed.
 
     Parameters
     ----------
@@ -29,11 +29,11 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     def parts(self, n_operations: int) -> int:
-        """Return into how many parts to divide work: no smaller ones than take longer to hand over than to do."""
+        """Return the number of parts to divide work into, none so small that handing it over takes longer than doing it."""
         return max(min(self.count, n_operations // _LEAST_OPERATIONS), 1)
 
     def run(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Make calls, at most `count` at a time, and return when all are done; raises the first one's error."""
+        """Make calls, at most `count` at a time, and return when all are done; raises the first call's error."""
         if self.count == 1 or len(calls) < 2:
             for call in calls:
                 call()
@@ -49,7 +49,7 @@ class Threads:
             other.result()
 
     def close(self) -> None:
-        """Stop the threads; they are started again when needed."""
+        """Stop the threads; they are restarted when needed."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -63,5 +63,5 @@ def available_cores() -> int:
 
 
 def make_threads(count: int | None) -> Threads:
-    """Return as many threads as are asked for; as many as there are processors where none is."""
+    """Make `count` threads; by default one per available processor."""
     return Threads(available_cores() if count is None else count)

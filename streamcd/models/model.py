@@ -68,7 +68,7 @@ class Model:
     versions, certificate : dict
         Of libraries; gap and objectives at the end of training. Carried along, not interpreted.
     sigmoids : ndarray of float64, shape (2, n_vectors), or None
-        Platt's a and b, by which decisions become probabilities (see `calibration`).
+        Platt's a and b, by which decisions become probabilities.
     free_bias : bool
         Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling

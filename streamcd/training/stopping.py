@@ -102,8 +102,8 @@ def reopen(state: State, rule: StopRule) -> bool:
     stopped = (lanes["reason"] == BY_VALIDATION) & rule.early_stop
     unsatisfied = done & ~_satisfied(state, rule) & ~stopped
     again = unsatisfied & (lanes["passes"] < rule.max_passes)
+    lanes["reason"][unsatisfied & lanes["converged"]] = BY_MAX_PASSES
     lanes["converged"][unsatisfied] = False
-    lanes["reason"][unsatisfied] = BY_MAX_PASSES
     lanes["phase"][again] = TRAIN
     lanes["reason"][again] = 0
     lanes["caution"][again] = 1.0
