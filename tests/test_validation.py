@@ -15,7 +15,7 @@ import streamcd
 from streamcd import evaluate, load_model, resume, train
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.runs import lane_groups
-from streamcd.training.validation import look_is_due
+from streamcd.training.validation import PATIENCE, look_is_due
 
 
 def _looks(run: Path) -> list[tuple[int, list[dict[str, float]]]]:
@@ -102,7 +102,7 @@ def test_early_stop_ends_a_training_with_a_certificate_and_says_so(tmp_path, rec
     assert not recwarn.list
     assert 0 < result.gap < np.inf
     losses = [look[0]["loss"] for _, look in _looks(tmp_path / "run")]
-    assert len(losses) == int(np.argmin(losses)) + 1 + 3
+    assert len(losses) == int(np.argmin(losses)) + 1 + PATIENCE
     assert result.validation[0]["best_loss"] == min(losses)
     assert evaluate(held, tmp_path / "run")["accuracy"] == result.validation[0]["accuracy"]
     again = resume(tmp_path / "run")  # it has ended

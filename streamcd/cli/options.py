@@ -429,7 +429,7 @@ validation_options = together(
     click.option(
         "--early-stop",
         is_flag=True,
-        help="End the training of a C when three looks in a row at --validation have not found a smaller loss (stop_reason "
+        help="End the training of a C when five looks in a row at --validation have not found a smaller loss (stop_reason "
         "validation); the model is that of the last pass.",
     ),
 )

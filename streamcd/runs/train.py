@@ -125,7 +125,7 @@ def train(
         and progress after passes 1 to 8, 10, 12, 15, … (each time a quarter more) and at the end. They stop nothing unless
         `early_stop` is given. Not on workers.
     early_stop : bool
-        End the training of a C when three looks in a row have not found a smaller loss: its model is then that of the last
+        End the training of a C when five looks in a row have not found a smaller loss: its model is then that of the last
         pass, with a certificate, and `Result.stop_reason` is ``"validation"``. The gap still ends it if it is first.
     memory : int or str
         Bound on the process's peak resident memory. Lanes that do not fit together are trained in groups.

@@ -12,7 +12,7 @@ from ..solvers.protocol import CERTIFY, DONE
 Validate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Computes the mean loss and the accuracy of every lane's classifier, shape (lanes,) each, at the weights of a state."""
 
-PATIENCE = 3
+PATIENCE = 5
 """Looks without a smaller loss after which `--early-stop` ends the lanes of a C."""
 
 _GROWTH = 1.25
