@@ -26,7 +26,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import LinearSVC, LogisticRegression, TwinSVC
-from streamcd.core.errors import UsageError
+from streamcd.core.errors import DataError, UsageError
 from streamcd.dataset.dataset import open_dataset
 
 TO_TOLERANCE = "two fits to one optimum agree to the tolerance, and the check asks for seven digits"
@@ -268,11 +268,154 @@ def test_a_workdir_keeps_runs_and_goes_on_with_them(tmp_path: Path) -> None:
     assert len(list((tmp_path / "work").iterdir())) == 2
 
 
-def test_a_dataset_takes_no_labels_beside_it(tmp_path: Path) -> None:
+def test_a_dataset_takes_no_labels_but_its_own(tmp_path: Path) -> None:
     x, y = random_rows()
     write_dataset(tmp_path / "data", (x, y))
-    with pytest.raises(UsageError, match="brings its labels"):
-        LinearSVC().fit(tmp_path / "data", y)
+    expected = LinearSVC().fit(tmp_path / "data")
+    assert np.array_equal(LinearSVC().fit(tmp_path / "data", y).coef_, expected.coef_)
+    for others in ({"y": -y}, {"y": y[:-1]}, {"sample_weight": np.ones(y.size)}):
+        with pytest.raises(UsageError, match="brings its labels"):
+            LinearSVC().fit(tmp_path / "data", **others)
+
+
+def shuffled_dataset(path: Path, rows: Any, **options: Any) -> streamcd.Dataset:
+    """A dataset whose rows do not lie in the order of their source."""
+    x, y = rows
+    source = np.random.default_rng(0).permutation(y.size)
+    arrays = (sp.csr_array(x[source]), y[source])
+    return write_dataset(path, arrays, source=source, value_dtype=np.float64, **options)
+
+
+def searched(X: Any, y: Any) -> GridSearchCV:
+    """The search of a script, to a tolerance at which coefficients can be compared."""
+    pipeline = Pipeline([("svc", LinearSVC(random_state=0, tol=1e-8, max_iter=10_000))])
+    return GridSearchCV(pipeline, {"svc__C": [0.01, 1.0], "svc__loss": ["hinge", "squared_hinge"]}, cv=3).fit(
+        X, y
+    )
+
+
+def test_a_grid_search_takes_a_dataset_in_place_of_the_arrays(tmp_path: Path) -> None:
+    x, y = random_rows()
+    dataset = shuffled_dataset(tmp_path / "data", (x, y))
+    theirs = GridSearchCV(
+        Pipeline([("svc", sklearn.svm.LinearSVC(random_state=0, tol=1e-9, max_iter=1_000_000))]),
+        {"svc__C": [0.01, 1.0], "svc__loss": ["hinge", "squared_hinge"]},
+        cv=3,
+    ).fit(x, y)
+    ours = searched(dataset, dataset.labels())
+    assert ours.best_params_ == theirs.best_params_
+    for fold in range(3):
+        scores = [grid.cv_results_[f"split{fold}_test_score"] for grid in (ours, theirs)]
+        assert np.array_equal(*scores)
+    coef = [grid.best_estimator_["svc"].coef_ for grid in (ours, theirs)]
+    assert np.allclose(*coef, atol=1e-3)
+    assert np.array_equal(ours.predict(dataset), theirs.predict(x))
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
+def test_rows_of_a_dataset_are_trained_and_decided_like_those_of_arrays(
+    estimator: Any, n_classes: int, tmp_path: Path
+) -> None:
+    x, y = random_rows() if n_classes == 2 else multiclass(n_classes)
+    weight = 1.0 + np.arange(y.size) % 2
+    source = np.random.default_rng(0).permutation(y.size)
+    arrays = (sp.csr_array(x[source]), y[source])
+    dataset = write_dataset(
+        tmp_path / "d", arrays, weight=weight[source], source=source, value_dtype=np.float64
+    )
+    train, test = np.array_split(np.random.default_rng(1).permutation(y.size), [2 * y.size // 3])
+    expected = clone(estimator).set_params(tol=1e-9).fit(sp.csr_array(x[train]), y[train], weight[train])
+    found = clone(estimator).set_params(tol=1e-9).fit(dataset[train], y[train])
+    assert np.allclose(found.coef_, expected.coef_, atol=1e-3)
+    assert np.allclose(found.intercept_, expected.intercept_, atol=1e-3)
+    rows = sp.csr_array(x[test])
+    assert np.allclose(found.decision_function(dataset[test]), expected.decision_function(rows), atol=1e-2)
+    assert np.array_equal(found.predict(dataset[test]), expected.predict(rows))
+    assert found.score(dataset[test]) == expected.score(rows, y[test], weight[test])
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_counts_what_tells_the_rows_chosen(tmp_path: Path) -> None:
+    rows = shuffled_dataset(tmp_path / "data", random_rows())[::2]
+    assert rows.held_bytes >= 200 * 4
+    rows.held_bytes = 10**9
+    with pytest.raises(UsageError, match="choice of rows"):
+        LinearSVC(memory="1GB").fit(rows)
+
+
+def test_classes_are_those_of_the_rows_chosen(tmp_path: Path) -> None:
+    x, y = multiclass(3)
+    dataset = shuffled_dataset(tmp_path / "data", (x, y))
+    kept = y != y.max()
+    assert LinearSVC().fit(dataset[kept]).classes_.tolist() == np.unique(y[kept]).tolist()
+
+
+def test_a_search_in_processes_takes_a_dataset(tmp_path: Path) -> None:
+    dataset = shuffled_dataset(tmp_path / "data", random_rows())
+    found = pickle.loads(pickle.dumps(dataset[::2]))
+    assert found.to_arrow().equals(dataset[::2].to_arrow())
+    with joblib.parallel_config("threading"):
+        scores = [cross_val_score(LinearSVC(), dataset, dataset.labels(), n_jobs=n_jobs) for n_jobs in (1, 3)]
+    assert np.array_equal(*scores)
+
+
+def test_a_scaler_before_a_dataset_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    dataset = shuffled_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(UsageError, match=r"expected an array.* convert\(scale="):
+        make_pipeline(StandardScaler(), LinearSVC()).fit(dataset)
+
+
+def test_runs_are_of_whole_datasets(tmp_path: Path) -> None:
+    dataset = shuffled_dataset(tmp_path / "data", random_rows())
+    for begin in (streamcd.train, lambda *arguments: streamcd.tune(*arguments, C=[1.0], cv=2)):
+        with pytest.raises(UsageError, match="expected a whole dataset, found 100 rows"):
+            begin(dataset[::2], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def people() -> pd.DataFrame:
+    """A table with categories, missing values and names of classes."""
+    rng = np.random.default_rng(0)
+    city = pd.Categorical(rng.choice(["Oslo", "Rome", "Lima"], 300))
+    frame = pd.DataFrame(
+        {"age": rng.normal(size=300), "city": city, "job": rng.choice(["cook", "nurse", None], 300)}
+    )
+    high = frame.age + (frame.city == "Rome") + rng.normal(size=300) > 0.5
+    return frame.assign(income=np.where(high, "high", "low"))
+
+
+def test_names_of_a_table_are_the_estimators(tmp_path: Path) -> None:
+    frame = people()
+    options = {"label": "income", "missing": "indicator", "scale": "maxabs", "dtype": "float64"}
+    dataset = streamcd.convert(frame, tmp_path / "data", **options)
+    found = LinearSVC().fit(dataset)
+    assert found.classes_.tolist() == ["high", "low"]
+    expected = ["age", "age is missing", *(f"city={name}" for name in ("Lima", "Oslo", "Rome"))]
+    assert found.feature_names_in_.tolist()[:5] == expected
+    for data in (frame, frame[frame.columns[::-1]].drop(columns="income")):
+        assert np.array_equal(found.decision_function(data), found.decision_function(dataset))
+    assert np.array_equal(found.model_.predict(frame), found.predict(dataset))
+    assert (
+        found.score(dataset)
+        == found.score(frame, frame.income)
+        == np.mean(found.predict(dataset) == frame.income)
+    )
+    unknown = frame.assign(city="Paris")
+    assert np.isfinite(found.decision_function(unknown)).all()
+    with pytest.raises(DataError, match="found no 'city'"):
+        found.predict(frame.drop(columns="city"))
+    rows = LinearSVC().fit(dataset[::2], frame.income[::2])
+    assert rows.score(dataset[1::2], frame.income[1::2]) == rows.score(dataset[1::2])
+
+
+def test_threads_change_no_bit(tmp_path: Path) -> None:
+    x, y = dense_rows()
+    dataset = shuffled_dataset(tmp_path / "data", (x, y))
+    for data in ((x, y), (dataset,), (dataset[::2],)):
+        found = [LogisticRegression(n_jobs=n_jobs).fit(*data).coef_ for n_jobs in (None, 3, -1)]
+        assert np.array_equal(found[0], found[1])
+        assert np.array_equal(found[0], found[2])
 
 
 def test_folds_in_several_threads_are_those_of_one() -> None:

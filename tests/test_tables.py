@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 import streamcd
+from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
 
 N_ROWS = 400
@@ -288,6 +289,17 @@ def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:
     pa.parquet.write_table(table, path, use_dictionary=False, compression="zstd", row_group_size=n)
     with pytest.raises(StreamcdError, match=r"column 'x': expected at most .* to decompress at a time"):
         streamcd.convert(path, tmp_path / "out", label="y", memory="340MB")
+
+
+def test_the_size_of_rows_is_not_that_of_their_dictionaries(tmp_path: Path) -> None:
+    # rows taken for an eighth of what they are made buckets that were too large, each of them read eight times
+    path = tmp_path / "t.parquet"
+    table = pa.table({name: ["a long name", "another long name"] * 5_000 for name in "abcd"})
+    pyarrow.parquet.write_table(table, path)
+    reader = ParquetReader([str(path)], 1 << 20)
+    cells = table.num_rows * table.num_columns
+    assert pyarrow.parquet.read_metadata(path).row_group(0).total_byte_size < cells
+    assert (reader.expected_bytes(reader.whole()) or 0) >= 8 * cells
 
 
 def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:

@@ -1,18 +1,18 @@
 """Seconds a pass: streamcd in memory, streamcd out of core from a cold disk under a cap of memory, and LIBLINEAR.
 
-Beside them the seconds that the disk takes for the bytes of a pass with nothing else to do, which no cold pass can beat.
+For comparison, the seconds that the disk alone takes for the bytes of a pass, which no cold pass can beat.
 
 The contestants take turns, round after round, so that a machine whose speed drifts treats them alike; medians and ratios
 are printed. Out of core, the page cache is dropped before every round, and the process is put into a control group whose
-limit is the memory budget (both need root; without it the table says that the disk was warm and the cap not enforced).
+limit is the memory budget (both need root; otherwise the table says that the disk was warm and the cap not enforced).
 
     python tools/bench.py DATASET --memory 400MB --rounds 3
 
 Against LIBLINEAR, scikit-learn, Snap ML, Cyanure and Vowpal Wabbit, to levels of the optimum: ``python -m tools.peers``.
 
-With ``--convert``, seconds of a conversion instead, by one process and by several in turn; all have to end at the same
-fingerprint. Processor time is shown beside them: what the machine does for others meanwhile does not count there. The last
-line is the machine's own limit: as many conversions by one process each at the same time, which have nothing to wait for.
+With ``--convert``, seconds of a conversion instead, by one process and by several in turn; all must give the same
+fingerprint. Processor time, shown beside them, leaves out other load on the machine. The last line is the machine's own
+limit: as many independent conversions at the same time, by one process each.
 
     python tools/make_data.py text --rows 500000 --features 1000000 --entries 90 big.txt --as text
     python tools/bench.py big.txt --convert 1,2 --memory 1GB
@@ -58,7 +58,10 @@ _DISK = "the disk alone"
 @click.option("--rounds", type=int, default=3, show_default=True)
 @click.option("--no-liblinear", is_flag=True, help="Leave LIBLINEAR out.")
 @click.option(
-    "--convert", "workers", metavar="N,N", help="Time 'convert' of DATASET, a text, with so many workers."
+    "--convert",
+    "workers",
+    metavar="N,N",
+    help="Time 'convert' of DATASET, a text, with these numbers of workers.",
 )
 @click.option("--json", "as_json", is_flag=True)
 def main(
@@ -82,7 +85,7 @@ def main(
     if not no_liblinear:
         seconds[_LIBLINEAR] = []
     _train(dataset, loss, cost, plenty, 1)  # compiles the kernels, so that no round does
-    if passes is None:  # as many, because shrinking makes later ones shorter for both
+    if passes is None:  # the same number for both, because shrinking makes later passes shorter
         passes = 8 if no_liblinear else _liblinear(dataset, loss, cost)[1]
     remarks = {f"{passes} passes"}
     for _ in range(rounds):
@@ -133,7 +136,7 @@ def _time_conversions(source: str, workers: list[int], memory: str, rounds: int,
 
 
 def _convert(source: str, scratch: Path, workers: Sequence[int], memory: str) -> set[str]:
-    """Convert at the same time with so many workers each; returns the fingerprints."""
+    """Run conversions at the same time, one for each number of `workers`; returns the fingerprints."""
     started = []
     for place, number in enumerate(workers):
         command = [
@@ -183,7 +186,7 @@ def _show(
 def _train(
     dataset: str, loss: str, cost: float, memory: str, passes: int, group: Path | None = None
 ) -> dict[str, float]:
-    """Seconds a training pass, of all but the first (which loads, or warms up), and the peak memory."""
+    """Seconds a training pass, without the first (which loads, or warms up), and the peak memory."""
     with tempfile.TemporaryDirectory(dir=Path(dataset).resolve().parent) as scratch:
         run = Path(scratch) / "run"
         command = [sys.executable, "-m", "streamcd", "train", dataset, str(run), "--json", "--quiet"]
@@ -241,7 +244,7 @@ def _drop_page_cache() -> bool:
 
 @contextmanager
 def _memory_cap(n_bytes: int) -> Iterator[Path | None]:
-    """A control group with this limit of memory, page cache included; None where it cannot be made."""
+    """Control group with this memory limit, page cache included; None where it cannot be made."""
     group: Path | None = None
     for root, limit in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

@@ -1,8 +1,8 @@
-"""What paging the primal methods' scores costs: seconds of a pass with scores in memory and in pages, in the same windows.
+"""Cost of paging the primal methods' scores: seconds a pass with scores in memory and in pages, in the same windows.
 
 python tools/bench_paging.py DATASET [--windows 10] [--passes 5] [--method primal]
 
-The dataset needs its column layout. Both trainings end at the same bits; the tool says if they do not.
+The dataset needs its column layout. Both trainings end at the same bits, or the tool fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamcd.stream.memory_plan import Plan
 
 
 def seconds_a_pass(dataset: Dataset, plan: Plan, method: str, n_passes: int) -> tuple[float, bytes]:
-    """Median over the passes behind the first, and the weights at the end."""
+    """Median over the passes after the first, and the final weights."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         train(dataset, run, method=method, bias=1.0, tol=0.0, max_passes=n_passes, plan=plan)

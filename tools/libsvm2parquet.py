@@ -1,4 +1,4 @@
-"""libsvm text to a dataset: the same as ``streamcd convert``, under a name that says what it does."""
+"""Conversion of libsvm text to a dataset: ``streamcd convert`` under another name."""
 
 from streamcd.cli.commands import convert
 

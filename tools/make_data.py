@@ -4,8 +4,8 @@
     python tools/make_data.py text --rows 100000 --features 50000 --entries 60 small.txt --as text
     python tools/make_data.py clicks --rows 1000000 --fields 30 --values 5000000 clicks.dataset
 
-A preset is a kind of data with sizes, any of which can be given too: text-65m, classes-105 and short-rows stand in for sets
-that cannot be passed on; clicks-400k is the set of the suite of accelerated trainings.
+A preset is a kind of data with default sizes: text-65m, classes-105 and short-rows stand in for sets that cannot be
+redistributed; clicks-400k is the set of the acceleration suite.
 
     python tools/make_data.py clicks-400k clicks.dataset
 
@@ -87,7 +87,7 @@ SHAPES = {
 
 _FEWEST_VALUES = 3
 _EXPONENT = 1.1  # of the power law of a field's values
-_SPEAKING = 0.2  # share of the values that have a weight in the model behind the labels
+_SPEAKING = 0.2  # share of the values with a weight in the model from which labels are drawn
 _EVIDENCE = 1.5  # standard deviation of a row's log-odds over the rows
 _INTERCEPT = -1.3  # log-odds of a row without evidence: a quarter of the rows are positive
 
@@ -109,7 +109,7 @@ def field_starts(n_fields: int, most_values: int) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _click_model(n_fields: int, most_values: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """For every field's values, most frequent first: the feature, and its weight in a row's log-odds."""
+    """Features of every field's values, most frequent first, and their weights in a row's log-odds."""
     starts = field_starts(n_fields, most_values)
     rng = np.random.default_rng([seed, n_fields, most_values])
     feature, weight = np.empty(starts[-1], np.int32), np.empty(starts[-1])
@@ -127,7 +127,7 @@ def _click_model(n_fields: int, most_values: int, seed: int) -> tuple[np.ndarray
 
 
 def _probabilities(n_values: int) -> np.ndarray:
-    """Of a field's values, most frequent first: integrals of x to the minus `_EXPONENT` from rank + 1 to rank + 2."""
+    """Probabilities of a field's values by rank: integrals of x to the minus `_EXPONENT` from rank + 1 to rank + 2."""
     bound = np.arange(1, n_values + 2, dtype=np.float64) ** (1 - _EXPONENT)
     return (bound[:-1] - bound[1:]) / (bound[0] - bound[-1])
 
@@ -181,7 +181,7 @@ class ChunkCutter:
         self._pending: list[Rows] = []
 
     def cut(self, rows: Rows, order: np.ndarray) -> Iterator[Rows]:
-        """Take rows in the given order; give the chunks that are complete."""
+        """Take rows in the given order; yield the chunks that are complete."""
         start = 0
         for end in self._rule.ends(rows.indptr[order + 1] - rows.indptr[order]):
             if end > start:
@@ -199,7 +199,7 @@ class ChunkCutter:
 
     @property
     def has_rest(self) -> bool:
-        """Whether a chunk is begun."""
+        """True where a chunk has been begun."""
         return bool(self._pending)
 
 
@@ -214,7 +214,7 @@ def write_dataset(
     shard_bytes: int = 256_000_000,
     force: bool = False,
 ) -> None:
-    """Write rows to a dataset in the order in which they come, which is random as made."""
+    """Write rows to a dataset in the order in which they are made, which is random."""
     if dest.exists() and not force:
         raise StreamcdError(f"{dest} exists; name another place or replace it with --force")
     labels, statistics = LabelCounts(), RangeStatistics(0, shape.n_features)

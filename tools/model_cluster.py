@@ -1,12 +1,12 @@
-"""Where do more workers stop paying? Rounds measured with simulated partitions, seconds from stated speeds.
+"""Model of a training on many workers: rounds measured with simulated partitions, seconds from stated speeds.
 
     python tools/model_cluster.py DATASET --workers 1,2,4,8,16,32,64,128,256 -o rounds.json
     python tools/model_cluster.py rounds.json --plot cluster.png
 
-How many rounds a training takes does not depend on the hardware: K partitions are trained one after another in this
-process, exactly as K workers would. DATASET needs at least twice as many shards as there are workers
-(``convert --shard-size``), for shards are dealt anew in every round. What a round costs
-is then arithmetic, for a data set of a stated size (`Hardware`). Needs the extra ``plot`` for the picture.
+The number of rounds does not depend on the hardware: K partitions are trained one after another in this process, exactly as
+K workers would. DATASET needs at least twice as many shards as workers (``convert --shard-size``), because shards are
+reassigned in every round. The cost of a round then follows from the size of the data set and the speeds in `Hardware`. Needs
+the extra ``plot`` for the picture.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Hardware:
 
 
 def round_seconds(hardware: Hardware, n_workers: int, passes: int, *, dealt: bool) -> tuple[float, float]:
-    """Seconds of work and of everything else in a round with so many local passes, on shards dealt anew or at hand."""
+    """Seconds of work, and of overhead, of a round with `passes` local passes, on shards reassigned or kept."""
     entries = hardware.n_entries / n_workers
     train_seconds, read_seconds = entries / hardware.rate, 8 * entries / hardware.disk
     fits = 8 * entries <= hardware.memory
@@ -76,7 +76,7 @@ def sent_bytes(hardware: Hardware, n_workers: int) -> float:
 def measure(
     dataset: str, loss: str, workers: list[int], local_passes: int | None, tol: float, max_passes: int
 ) -> list[dict[str, Any]]:
-    """Rounds to the gap for every number of workers."""
+    """Measure the rounds to the gap for every number of workers."""
     found = []
     for n_workers in workers:
         with tempfile.TemporaryDirectory() as scratch:
@@ -118,7 +118,7 @@ def measure(
 
 
 def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the measured rounds would cost on this hardware."""
+    """Add to the measured rounds their cost on this hardware."""
     rows = []
     for record in measured:
         n_workers = record["workers"]
@@ -136,9 +136,9 @@ def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[st
 
 
 def table(hardware: Hardware, measured: list[dict[str, Any]]) -> str:
-    """Markdown, a line per number of workers."""
+    """Format as Markdown, a line per number of workers."""
     lines = [
-        "| data, loss | workers | rounds | passes of a worker | certificates | seconds | of them not work | sent |",
+        "| data, loss | workers | rounds | passes of a worker | certificates | seconds | overhead | sent |",
         "| --- | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for row in modelled(hardware, measured):
@@ -153,7 +153,7 @@ def table(hardware: Hardware, measured: list[dict[str, Any]]) -> str:
 
 
 def draw(hardware: Hardware, measured: list[dict[str, Any]], path: str) -> None:
-    """Rounds, and modelled seconds in memory and from disk, against the number of workers."""
+    """Draw rounds, and modelled seconds in memory and from disk, against the number of workers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -191,11 +191,11 @@ def draw(hardware: Hardware, measured: list[dict[str, Any]], path: str) -> None:
 @click.argument("sources", nargs=-1, required=True)
 @click.option("--losses", default="log_loss,squared_hinge,hinge", show_default=True)
 @click.option("--workers", default="1,2,4,8,16,32,64,128,256", show_default=True)
-@click.option("--local-passes", help="Several, with commas between; train's default where none is given.")
+@click.option("--local-passes", help="One or several, separated by commas; by default as in 'train'.")
 @click.option("--tol", type=float, default=1e-2, show_default=True)
 @click.option("--max-passes", type=int, default=1000, show_default=True)
-@click.option("-o", "out", help="JSON of what was measured, to be given as a source later.")
-@click.option("--plot", help="A picture.")
+@click.option("-o", "out", help="JSON file for the measurements, which can be a source later.")
+@click.option("--plot", help="File for the plot.")
 def main(
     sources: tuple[str, ...],
     losses: str,

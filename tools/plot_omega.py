@@ -1,9 +1,9 @@
-"""Passes to a fixed relative gap against omega, on datasets of yours: does over-relaxation pay there?
+"""Passes to a fixed relative gap against omega, on datasets of your own.
 
     python tools/plot_omega.py a9a mushrooms --tol 1e-3 -o omega.png
 
 Each point is the median over seeds of trainings without acceleration; the dotted line is ``omega="auto"``, its trial passes
-counted, and the dashed one acceleration, which goes with omega = 1. Needs the extra ``plot``.
+counted, and the dashed one acceleration with omega = 1. Needs the extra ``plot``.
 """
 
 from __future__ import annotations

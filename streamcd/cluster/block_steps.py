@@ -1,29 +1,30 @@
-"""The mathematics of a round of block-diagonal dual steps, as plain functions for any engine.
+"""Mathematics of a round of block-diagonal dual steps, as plain functions for any engine.
 
 The dual is ``f(a) = ½‖w(a)‖² + g(a)``, ``w(a) = Σ_k A_k a_k`` over K partitions of the rows. In a round, partition k makes
 passes of coordinate descent on its own rows from the common `w`, on the model
 
     m_k(Δa) = w·A_kΔa + ½ s ‖A_kΔa‖² + g_k(a_k + Δa),        1 <= s <= K,
 
-where s, CoCoA+'s sigma', accounts for what the other partitions do meanwhile: each row counts for s rows of its kind.
-With ``b = s a`` it is, up to a factor s, the partition's own dual with costs s C, so the kernels need not know. Then
+where s, CoCoA+'s sigma', accounts for the simultaneous steps of the other partitions: each row stands for s similar rows.
+With ``b = s a`` it is, up to a factor s, the partition's own dual with costs s C, so the kernels are those of one process.
+Then
 
     1. Δw = Σ Δw_k, and one step eta along Δa is taken, exact to rounding (hinge, squared hinge, Crammer-Singer: f is
        quadratic along it) or by Newton's method in one variable (logistic). ``m_k(Δa) < m_k(0)``, m_k is convex and has
        the slope of f at 0: so f descends along Δa whatever s is, and never rises from round to round. ``eta = 1/K`` is
-       always safe, and taken where rounding hides the slope's sign; a larger slope is a fault and is reported, never stepped
-       along.
+       always safe, and is taken where rounding hides the slope's sign; a slope above the rounding is an error, and no step
+       is taken.
     2. The next s is ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K], to the nearest power of two (a scaling that loses no bit):
-       with that s the models had added up to f. 1: what partitions do is orthogonal (wide text); K: all do the same.
-    3. **The shards are assigned anew.** Block methods are slow because their partitions stay the same: how `w` is divided
-       among the A_k a_k depends on g alone, and where g is flat it shifts between them for ever. New blocks are new
-       mixtures.
+       with that s the models would have added up to f. It is 1 where the partitions' changes are orthogonal (wide text), K
+       where they are all the same.
+    3. **The shards are reassigned.** Block methods converge slowly because their partitions are fixed: the division of `w`
+       among the A_k a_k is determined by g alone, and where g is flat it keeps drifting. New blocks mix it anew.
 
 An accelerated lane (`solvers.acceleration`) makes the round on the dual of its proximal point, in which ``½ mu ‖w‖²`` stands
 for ``½‖w‖²``: the models have s mu for s, and the slope ``mu w·Δw``. Its next round begins at another centre.
 
 Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search; Ma et al.,
-ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who assign rows to threads anew in every
+ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who reassign rows to threads in every
 pass.
 """
 
@@ -40,16 +41,16 @@ from ..solvers.problem import Problem
 
 LINEAR, QUADRATIC, LONGEST, APART, MAGNITUDE = range(5)
 """Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
-whose is not constant), the longest step that keeps every row feasible, ``Σ ‖Δw_k‖²`` of the partitions apart, and the sum of
-the magnitudes whose rounding is in the slope."""
+for which it is not constant), the longest step that keeps every row feasible, ``Σ ‖Δw_k‖²`` over the partitions, and the sum
+of the magnitudes that bounds the rounding error of the slope."""
 
 SLOPE, CURVATURE, DUAL_CHANGE = range(3)
-"""Columns of what `log_slopes` gives: derivatives of the separable part in eta, and the change of the dual's row terms."""
+"""Columns of `log_slopes`: derivatives of the separable part in eta, and the change of the dual's row terms."""
 
-_TINY = 1e-200  # as in the kernels: the logistic loss's dual variables stay above
-_ROUNDING = 1e-9  # a slope this small a part of the magnitudes summed has no sign
-_SLOPE_LEFT = 1e-4  # the logistic step ends where the slope has fallen to this part of that at 0
-_NARROW = 1e-3  # or where it descends still, and the longest step is no further than this part of it
+_TINY = 1e-200  # as in the kernels: a lower bound of the logistic loss's dual variables
+_ROUNDING = 1e-9  # a slope below this share of the magnitudes summed has no reliable sign
+_SLOPE_LEFT = 1e-4  # Newton's method ends where the slope has fallen to this share of its value at 0
+_NARROW = 1e-3  # or where it still descends, and the longest step is no further away than this share of it
 _MAX_EVALUATIONS = 30
 _SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
 
@@ -157,10 +158,10 @@ def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def direction(
     problem: Problem, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
 ) -> np.ndarray:
-    """Sum over rows what decides the step, shape (lanes, 5): `LINEAR`, `QUADRATIC`, `LONGEST`; `APART` is left 0.
+    """Sum the terms of the step over rows, shape (lanes, 5); `APART` is left 0.
 
-    `MAGNITUDE` is of the rows that change: with the old and the new variables rather than their difference, of which each is
-    rounded. Crammer-Singer's are rounded as C is, from which they are computed.
+    `MAGNITUDE` covers the rows that change. It adds the old and the new variables rather than their difference, because each
+    of them is rounded; Crammer-Singer's variables are computed from C, and have its rounding error.
     """
     sums = new_direction(problem.n_lanes)
     if problem.loss == "log_loss":
@@ -198,11 +199,11 @@ def direction(
 
 
 def _longest(below: np.ndarray, above: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """Return the longest step per column; `below` and `above` are the room of each variable."""
+    """Return the longest step per column; `below` and `above` are each variable's distances from its bounds."""
     limits = np.full(change.shape, np.inf)
     np.divide(below, -change, out=limits, where=change < 0.0)
     np.divide(above, change, out=limits, where=change > 0.0)
-    # a candidate is feasible, so 1 always is; less is rounding
+    # a candidate is feasible, so a step of 1 is; a smaller limit is rounding
     return np.maximum(limits.min(axis=0, initial=np.inf), 1.0)
 
 
@@ -296,7 +297,7 @@ def newton_step(
     n_partitions: int,
     evaluate: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Search the step of every lane for the logistic loss by Newton's method on the slope in eta, within bounds.
+    """Find the step of every lane for the logistic loss by safeguarded Newton's method on the slope in eta.
 
     As `quadratic_step`, with `evaluate` for the sum over all rows of `log_slopes` at an eta per lane. Returns eta, the
     change of the rows' terms of the dual per lane, and the number of evaluations.
@@ -314,7 +315,7 @@ def newton_step(
         found = evaluate(eta)
         slope = product + eta * squared + found[:, SLOPE]
         solved |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
-        # a row near its bound, of no weight in the sum, prevents a slightly longer step: not worth more sums
+        # a slightly longer step is prevented by a row near its bound, of no weight in the sum: not worth another reduction
         solved |= (slope < 0.0) & (high - eta <= _NARROW * eta)
         last = count == _MAX_EVALUATIONS - 1
         if solved.all() or count == _MAX_EVALUATIONS:
@@ -324,7 +325,7 @@ def newton_step(
         curvature = np.where(solved, 1.0, squared + found[:, CURVATURE])
         newton = eta - slope / curvature
         inside = (newton > low) & (newton < high)
-        # the slope has no limit at the longest step: a step beyond it approaches it by a digit at a time
+        # the slope is unbounded at the longest step: where Newton's step lies beyond, go nearer by a digit at a time
         outside = np.where(newton >= high, low + 0.9 * (high - low), 0.5 * (low + high))
         following = np.where(inside, newton, outside)
         if last:  # the lower end descends for certain
@@ -351,7 +352,7 @@ def alpha_columns(problem: Problem, per_lane: np.ndarray) -> np.ndarray:
 
 
 def _descends(product: float, sums: np.ndarray, lane: int) -> bool:
-    """Return whether the direction descends; False where rounding hides its sign."""
+    """Return whether the direction descends; False where rounding hides the sign of its slope."""
     linear = sums[LINEAR]
     slope = product + linear
     if slope < 0.0:
@@ -360,7 +361,7 @@ def _descends(product: float, sums: np.ndarray, lane: int) -> bool:
         return False
     raise EnvironmentFailure(
         f"lane {lane + 1}: the workers' joint step does not descend (slope {slope:.3g} = {product:.3g} + {linear:.3g}), "
-        "which cannot be with sound data and arithmetic; nothing was applied. 'streamcd verify' the dataset, and check "
+        "which is impossible with sound data and arithmetic; nothing was applied. 'streamcd verify' the dataset, and check "
         "that all workers see the same files"
     )
 
@@ -383,7 +384,7 @@ def lane_columns(lanes: np.ndarray, n_lanes: int, n_vectors: int) -> np.ndarray:
 def assign_shards_randomly(
     entries: np.ndarray, workers: Sequence[str], key: np.uint64
 ) -> dict[str, list[int]]:
-    """Assign all shards at random, about as many entries to each worker: a function of the key and the number of workers.
+    """Assign all shards at random, with about as many entries to each worker, by the key and the number of workers alone.
 
     Returns the ascending shards of every worker that has any, in the order of `workers`.
     """

@@ -1,12 +1,12 @@
 """Rounds on dask workers, in the coordinating process: assignment of shards, exchange of w and its changes, lost workers.
 
-The engine is dask.distributed; nothing of the algorithm is here. Every round is a handful of tasks pinned to workers: `w`
-(or the features of it that changed) is passed on from worker to worker in a tree, each works on its own shards, the changes
-are added in a tree, and the coordinating process fetches one sum. All state is in the run directory, which every worker
-must see under the same path.
+The engine is dask.distributed; the algorithm is elsewhere (`block_steps`, `loop`). Every round is a handful of tasks
+pinned to workers: `w` (or the features of it that changed) is passed along a tree of workers, each works on its own
+shards, the changes are added in a tree, and the coordinating process fetches one sum. All state is in the run directory,
+which every worker must see under the same path.
 
-A round is given up and repeated where a worker goes away, or has not visited a window within the time limit; its shards go
-to the others. Nothing here waits without a limit.
+A round is abandoned and repeated when a worker disappears, or has not visited a window within the time limit; its shards go
+to the others. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from .partition import RoundRequest, Superseded, WorkerSpec
 
 _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
-_LOOK_SECONDS = 1.0  # between looks at which workers the scheduler knows
+_LOOK_SECONDS = 1.0  # between queries of the scheduler's list of workers
 _ANSWER_SECONDS = 30.0  # for the scheduler to answer
-_DASHBOARD_SECONDS = 5.0  # for its page
+_DASHBOARD_SECONDS = 5.0  # for its web page to answer
 
 
 class DaskEngine:
-    """Engine that carries rounds out on the workers of a dask client, which may come and go; see `engines.Engine`.
+    """Engine that carries out rounds on the workers of a dask client, which may come and go; see `engines.Engine`.
 
-    `timeout` is the longest time in seconds that a worker may take to respond, and that there may be no worker.
+    `timeout` limits, in seconds, the time a worker may take to respond, and the time without any worker.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DaskEngine:
         self._admissions: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
         self._accepted: set[str] = set()
-        self._asked: set[str] = set()  # those that can import streamcd, and were asked what they see
+        self._asked: set[str] = set()  # those that can import streamcd, and have been asked what they see
         self._owners: dict[str, list[int]] = {}
         self._announced: list[str] = []  # the owners of shards that were last announced
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
@@ -75,11 +75,11 @@ class DaskEngine:
         client.subscribe_topic(self.topic, self._receive_event)
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
-        """Let every worker work on its shards; raises `WorkersLost` where one cannot be had."""
+        """Have every worker work on its shards; raises `WorkersLost` when a partition's result is lost."""
         owners = self._assign(request, progress)
         names = list(owners)
         weights = self._pack(request.token, w, names)
-        self._sent = None  # until all have it
+        self._sent = None  # until every worker has it
         futures: list[Any] = []
         try:
             with self._losses():
@@ -106,7 +106,7 @@ class DaskEngine:
         return total
 
     def close(self) -> None:
-        """Ask the workers to close their files, without waiting for long."""
+        """Ask the workers to close their files, and wait briefly."""
         with contextlib.suppress(Exception):
             self.client.unsubscribe_topic(self.topic)
         if self.client.status != "running":
@@ -130,7 +130,7 @@ class DaskEngine:
     ) -> tuple[list[Any], Any]:
         """Submit the tasks of a round; returns the responses without their changes, and the sum of the changes.
 
-        Of one partition both are its whole response. All tasks are added to `futures`.
+        With a single partition both are its whole response. All tasks are added to `futures`.
         """
         names = list(owners)
         first = names[0]
@@ -163,12 +163,12 @@ class DaskEngine:
         return responses, level[0][1]
 
     def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Submit a task for one worker and no other."""
+        """Submit a task pinned to one worker."""
         pinned = {"workers": [worker], "allow_other_workers": False}
         return self.client.submit(function, *arguments, **pinned, pure=False)
 
     def _pack(self, version: str, w: np.ndarray, names: Sequence[str]) -> SharedWeights:
-        """Pack w, or only the rows that changed, where all workers hold the old w and that is less to send."""
+        """Pack w, or only the rows that changed if all workers hold the old w and that is less to send."""
         if self._sent is not None and set(names) <= self._sent[2]:
             index = np.flatnonzero((w != self._sent[1]).any(axis=1))
             change = Change(index, w[index], w.shape[0])
@@ -207,7 +207,7 @@ class DaskEngine:
     def _bounded(
         self, function: Callable[[], Any], names: Sequence[str], seconds: float | None = None
     ) -> Any:
-        """Call a function of dask that may wait for ever; give up where one of `names` is gone, or after `seconds`."""
+        """Call a function of dask that may block indefinitely; give up when one of `names` is gone, or after `seconds`."""
         outcome: list[tuple[bool, Any]] = []
 
         def call() -> None:
@@ -292,7 +292,7 @@ class DaskEngine:
             self.listener.message(shards)
         if len(self._owners) > 1 and self.shard_entries.size < 2 * len(self._owners):
             self.listener.warning(
-                f"{shards}: with fewer than two for each they cannot be dealt anew, which is what keeps rounds few; "
+                f"{shards}: with fewer than two for each they cannot be reassigned, and rounds are many; "
                 "'streamcd convert' with a smaller --shard-size makes more"
             )
 
@@ -322,7 +322,7 @@ class DaskEngine:
         self._asked &= live
         for name in live - set(self._admissions):
             with self._losses():
-                # a worker without streamcd ends at the first of our functions that it is sent
+                # a worker without streamcd dies on receiving one of our functions
                 self._admissions[name] = self._on(name, importlib.import_module, dask_worker.__name__)
         for name, future in self._admissions.items():
             if name not in self._asked and future.status == "finished":
@@ -367,7 +367,7 @@ class DaskEngine:
 
     @contextlib.contextmanager
     def _losses(self) -> Iterator[None]:
-        """Turn whatever the loss of a worker raises into `WorkersLost`; errors of data and disk pass."""
+        """Turn any error that the loss of a worker raises into `WorkersLost`; errors of data and disk pass."""
         from asyncio import CancelledError
         from concurrent.futures import CancelledError as FuturesCancelled
 
@@ -388,14 +388,14 @@ class DaskEngine:
         ) as error:
             self._check_scheduler()
             raise WorkersLost(f"a worker was lost ({type(error).__name__})") from None
-        except Exception as error:  # whatever dask makes of a worker that has just gone
+        except Exception as error:  # dask raises many kinds when a worker has just gone
             if set(self._owners) - self._live():
                 raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
             if isinstance(error, OSError):
                 where = error.filename or self.spec.folder
                 raise EnvironmentFailure(
-                    f"a worker failed at {where}: {error.strerror or error}; the last committed round is kept, once that is "
-                    f"mended 'streamcd resume {self.run} --scheduler ADDRESS' (or --workers N) goes on from there"
+                    f"a worker failed at {where}: {error.strerror or error}; the last committed round is kept: once this is "
+                    f"fixed, 'streamcd resume {self.run} --scheduler ADDRESS' (or --workers N) goes on from there"
                 ) from None
             raise
 
@@ -452,8 +452,8 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
 def _local_cluster(workers: int) -> Iterator[Any]:
     """Start worker processes that only this machine can reach, and that leave Ctrl-C to this process.
 
-    The terminal sends SIGINT to all of them. It stays blocked in what is begun while it is blocked here: dask's threads, and
-    the processes that these begin, now and in place of lost ones.
+    The terminal sends SIGINT to all of them. What starts while the signal is blocked here inherits the block: dask's
+    threads, and the processes that these start, now and in place of lost ones.
     """
     import dask.config
     from distributed import LocalCluster
@@ -469,21 +469,21 @@ def _local_cluster(workers: int) -> Iterator[Any]:
                     threads_per_worker=1,
                     processes=True,
                     host=_LOOPBACK,
-                    memory_limit=0,  # we keep to our own budget
+                    memory_limit=0,  # the budget is kept by streamcd itself
                     dashboard_address=f"{_LOOPBACK}:0",
                     scheduler_kwargs={"dashboard": False},
                     silence_logs=logging.CRITICAL,
                 )
             stack.enter_context(cluster)
             for service in cluster.scheduler.services.values():
-                cluster.loop.add_callback(service.stop)  # the web server, which nobody asks
+                cluster.loop.add_callback(service.stop)  # the web server, which is not needed
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield cluster
 
 
 def _checked_address(address: str) -> str:
-    """Check an address: dask reports what is wrong with one, and then does not end."""
+    """Check an address: given a bad one, dask reports the error and then never returns."""
     if not re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?(\[[^\]]+\]|[^\s:/]+)(:[0-9]{1,5}|/\S+)", address):
         raise UsageError(
             f"expected the address of a dask scheduler such as tcp://host:8786, found {address!r}"

@@ -1,4 +1,4 @@
-"""Rounds on dask workers, in the worker, which keeps a partition and w between rounds; neither is lost with it."""
+"""Rounds on dask workers, on the worker's side: a worker caches a partition and w between rounds; both can be made again."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .block_steps import Change
 from .engines import WorkersLost
 from .partition import DASK_BYTES, Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
-_ABANDONED_SECONDS = 600.0  # after which a session that is silent counts as ended
+_ABANDONED_SECONDS = 600.0  # a session silent for longer counts as abandoned
 _REPORT_SECONDS = 0.2  # between a worker's reports of progress
 
 
 @dataclass
 class SharedWeights:
-    """The w of a round on its way to the workers: whole, or the rows that differ from a w that all of them hold."""
+    """Weights of a round, sent to the workers: all of w, or the rows that differ from a w that every worker holds."""
 
     version: str  # name of this w
     base: str  # of the w that it changes; empty where it is whole
@@ -50,7 +50,7 @@ class _WorkerSession:
             return found
         whole = found.whole if found is not None and same_run else None
         del found
-        self.clear_partition()  # the other's memory first
+        self.clear_partition()  # its memory is needed for the new one
         self.partition = Partition(spec, shards, whole)
         return self.partition
 
@@ -85,7 +85,7 @@ def _session(name: str, folder: str) -> _WorkerSession:
             session = sessions[other]
             abandoned = session.folder == folder or time.monotonic() - session.used > _ABANDONED_SECONDS
             if abandoned and session.partition is not None:
-                session.partition.wanted = ""  # its round, if there is one, stops at the next window
+                session.partition.wanted = ""  # a round of it that still runs stops at the next window
             if abandoned and session.lock.acquire(blocking=False):
                 session.clear_partition()
                 del sessions[other]
@@ -105,21 +105,21 @@ def run_round(
     """Carry out a worker's part of a round; `topic` names the session."""
     session = _session(topic, spec.folder)
     if session.partition is not None:
-        session.partition.wanted = request.token  # an attempt that was given up stops at its next window
+        session.partition.wanted = request.token  # an abandoned attempt stops at its next window
     with session.lock:
         partition = session.open_partition(spec, shards)
         partition.wanted = request.token
         try:
             return partition.run(request, session.update_w(weights), _reporter(topic, request.token))
         except BaseException:
-            session.clear_partition()  # its rows may be half-way
+            session.clear_partition()  # its rows may be half updated
             raise
         finally:
             session.used = time.monotonic()
 
 
 def _reporter(topic: str, token: str) -> Callable[[int], None]:
-    """Make a function that reports visited entries to the coordinating process now and then, as a sign of life as well."""
+    """Make a function that reports visited entries to the coordinating process, and so that the worker is alive."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -147,7 +147,7 @@ def slopes(topic: str, folder: str, shards: list[int], request: RoundRequest, et
 
 
 def pass_on(weights: SharedWeights) -> SharedWeights:
-    """Return `weights`, so that they move from worker to worker."""
+    """Return `weights`: as a task of its own, this moves them from worker to worker."""
     return weights
 
 
@@ -179,7 +179,7 @@ def admit(spec: WorkerSpec, version: str) -> str:
 
 
 def _too_little_memory(budget: int) -> str:
-    """Compare the budget with the limit near which dask stops giving work to a worker, and ends it."""
+    """Compare the budget with dask's memory limit, near which it pauses and then kills a worker."""
     from distributed import get_worker
 
     memory = getattr(get_worker(), "memory_manager", None)

@@ -15,7 +15,7 @@ from .partition import Partition, RoundRequest, RoundResponse, WorkerSpec, open_
 
 
 class WorkersLost(Exception):
-    """Loss of a worker, which went away or stopped in the middle of a round."""
+    """Loss of a worker during a round."""
 
 
 @dataclass(kw_only=True)
@@ -23,26 +23,26 @@ class RoundResult(RoundResponse):
     """Sum of the partitions' responses; `seconds` is the longest time of one."""
 
     worker_seconds: dict[str, float]
-    bytes_sent: int  # between processes: w out to the workers, changes in
+    bytes_sent: int  # between processes: w to the workers, changes back
 
 
 class Engine(Protocol):
-    """Interface of what carries rounds out."""
+    """Interface of an engine."""
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
-        """Let every partition work; raises `WorkersLost` where one cannot be had."""
+        """Have every partition make its local passes; raises `WorkersLost` when a result is lost."""
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the partitions of the last round."""
 
     def close(self) -> None:
-        """Release what is held for this run."""
+        """Release the resources held for this run."""
 
 
 def join_responses(
     names: list[str], responses: list[RoundResponse], change: Change, bytes_out: int
 ) -> RoundResult:
-    """Add up everything but the changes, which a tree has added up already."""
+    """Add up the responses, except the changes, which a tree has already added."""
     totals, sums = responses[0].totals.copy(), responses[0].direction.copy()
     for response in responses[1:]:
         totals = _add_totals(totals, response.totals)
@@ -76,7 +76,7 @@ def shard_entries(dataset: Dataset) -> np.ndarray:
 
 
 class SerialEngine:
-    """Engine that runs partitions one after another in this process: the bits of a cluster, without one."""
+    """Engine that runs partitions one after another in this process, to the same bits as on a cluster."""
 
     def __init__(self, spec: WorkerSpec, n_partitions: int) -> None:
         self._spec, self._dataset = spec, open_same(spec)
@@ -86,7 +86,7 @@ class SerialEngine:
         self.partitions: list[Partition] = []
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
-        """Let every partition work, in turn."""
+        """Have the partitions make their local passes, in turn."""
         self._assign(request)
         responses = [partition.run(request, w, progress) for partition in self.partitions]
         change = add_in_tree([response.change for response in responses])

@@ -1,6 +1,6 @@
-"""The loop of a distributed training: rounds, stopping, logging, commits, whichever engine carries the rounds out.
+"""Loop of a distributed training: rounds, stopping, logging, commits, for any engine.
 
-The coordinating process holds w, decides what every lane does next by the rules of a single process (`stopping`), and
+The coordinating process holds w, decides every lane's next phase by the rules of a single process (`stopping`), and
 commits: ``state.npz``, replaced whole after every round, names the folder of the dual variables and the step eta. A round
 that loses a worker leaves no trace and is repeated from the last commit.
 """
@@ -42,8 +42,8 @@ from .block_steps import (
 from .engines import Engine, RoundResult, SerialEngine, Simulation, WorkersLost, shard_entries
 from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
 
-_ASSIGNMENT = 0x6465616C  # tells these keys from those of reads and windows
-_MAX_ATTEMPTS = 10  # at one round: whatever loses workers so often is not an accident
+_ASSIGNMENT = 0x6465616C  # makes these keys differ from those of reads and windows
+_MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 
 _NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness"}
 """Arrays of a state that have another name in ``state.npz``."""
@@ -52,9 +52,9 @@ _NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness"}
 def default_local_passes(n_rows: int, n_features: int) -> int:
     """Choose the passes of every worker in a round, where several share the rows.
 
-    With more rows than features, three take about as many passes to the gap as one, and a third of the rounds (a9a, ijcnn1,
-    letter, mushrooms; 4 workers). With more features than rows one solves the local model, and more are wasted (imdb on 4:
-    squared_hinge 10 rounds with 1, 9 with 2 and with 3; hinge 22 and 24). See docs/cluster.md.
+    With more rows than features, three take about as many passes to the gap as one, and a third of the rounds (a9a,
+    ijcnn1, letter, mushrooms; 4 workers). With more features than rows one is enough for the local model, and more are
+    wasted (imdb on 4: squared_hinge 10 rounds with 1, 9 with 2 and with 3; hinge 22 and 24). See docs/cluster.md.
     """
     return 3 if n_rows > n_features else 1
 
@@ -72,9 +72,9 @@ class _Step:
 class RoundLoop(TrainingLoop):
     """Training on workers of a client (or `Simulation`), round after round; every round is a checkpoint.
 
-    `method` and `kappa` are method and acceleration as `registry.make_solver` takes them. `memory` is a worker's, in bytes;
-    one that does not respond for `worker_timeout` seconds loses its shards to others. `local_passes` are of every worker a
-    round; None for `default_local_passes`.
+    `method` and `kappa` are the method and acceleration of `registry.make_solver`. `memory` is each worker's, in bytes. A
+    worker that does not respond for `worker_timeout` seconds loses its shards to others. `local_passes` is the number of a
+    worker's passes in a round; None for `default_local_passes`.
     """
 
     def __init__(
@@ -160,12 +160,12 @@ class RoundLoop(TrainingLoop):
             "line_search": round(stepped - worked, 6),
         }
         self.directory.append_log(record)
-        self._commit()  # the state remembers how long the log is
+        self._commit()  # the state records the length of the log
 
     def _request(self) -> RoundRequest:
         training = self.state.phase(TRAIN).size > 0
         token = f"{self.round + 1:06d}-{os.urandom(4).hex()}"
-        self.solver.begin_pass(self.state, self.state.phase(TRAIN))  # once, however often a round is repeated
+        self.solver.begin_pass(self.state, self.state.phase(TRAIN))  # once, even if the round is repeated
         if training:
             (self._folder / token).mkdir()
         return RoundRequest(
@@ -220,7 +220,7 @@ class RoundLoop(TrainingLoop):
         state.totals[:] = result.totals
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
-        # the rules of a single process count the last pass
+        # the rules are those of a single process, for which the last pass counts
         state.lanes["passes"][trained] += result.n_passes - 1
         state.lanes["sigma_prime"][:] = step.sigma_prime
         self._conclude_read(trained, certified)
@@ -280,7 +280,7 @@ class RoundLoop(TrainingLoop):
         """Remove the folders of attempts that were not committed, or that later commits have replaced."""
         for entry in self._folder.iterdir():
             if entry.name != self.committed:
-                # a worker that was given up may be writing there still
+                # an excluded worker may still be writing there
                 shutil.rmtree(entry, ignore_errors=True)
 
     def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
@@ -296,7 +296,7 @@ class RoundLoop(TrainingLoop):
             arrays[name] = arrays.pop(on_disk)
         self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
         self.round = int(arrays.pop("round"))
-        self.assigned_round = int(arrays.pop("dealt", 0))  # the first runs on workers have none
+        self.assigned_round = int(arrays.pop("dealt", 0))  # older runs on workers have none
 
     def _begin(self) -> None:
         start, task = self.task.warm_start, self.task

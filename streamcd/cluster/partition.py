@@ -1,10 +1,11 @@
-"""One partition's share of a round: shards streamed from the common w, by the same code in a worker and in a simulation.
+"""One partition's part of a round: local passes over its shards from the common w, by the same code in a worker and in a
+simulation.
 
 The dual variables are in the run directory, which all workers see, so that shards change hands without a copy: they are a
-small part of what is read (16 to 32 bytes a row; the entries take 8 each). A record holds for every row the base, where the
-round began, the candidate, where its passes ended, and the active flags. Every attempt at a round writes a folder of its
-own, so that a worker that is excluded and still writes can damage nothing. A commit names the folder of the round and its
-step eta; ``base + eta (candidate - base)`` is computed at the next read.
+small part of what is read (16 to 32 bytes a row; the entries take 8 each). A record holds for every row the base (the
+variables at the start of the round), the candidate (those at the end of its passes), and the active flags. Every attempt at
+a round writes a folder of its own, so that a worker that is excluded but still writes damages nothing. A commit names the
+folder of the round and its step eta; ``base + eta (candidate - base)`` is computed at the next read.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ WEIGHT_COPIES = 8
 change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
 
 TABLE_COPIES = 5
-"""Tables of classes and lanes that a worker holds at most: signs and costs as they came and as copies of its own, and the
-costs of the local models. What is a view here is a table there."""
+"""Tables of classes and lanes that a worker holds at most: signs and costs as received and copied, and the costs of the
+local models. Views in the coordinating process are whole tables in a worker."""
 
 DASK_BYTES = 70_000_000
-"""Memory of a worker that dask takes beside our own reserve.
+"""Memory that dask takes in a worker, beside streamcd's own reserve.
 
-Measured with distributed 2026.8: a worker without work takes 65 MB, of which Python alone 10. On 134 M entries of a
+Measured with distributed 2026.8: an idle worker takes 65 MB, 10 of them Python. On 134 M entries of a
 million features, windows read from disk under 520 MB, two workers reached 392 and 374 MB, where they compiled the kernels
 459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
 """
@@ -77,12 +78,12 @@ _OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
 _SAVE_BYTES = 1 << 24  # of numpy's buffer, through which it writes arrays to a file, and of dask's frames
 
 Report = Callable[[int], None]
-"""Called with the number of entries of every window visited."""
+"""Callback that takes the number of entries of each window visited."""
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything a worker needs to know of a run, the same in every round."""
+    """Description of a run for its workers, the same in every round."""
 
     dataset: str  # absolute path
     fingerprint: str  # of the dataset
@@ -103,9 +104,9 @@ class RoundRequest:
     committed: str  # folder of the last committed round; empty where there is none
     eta: np.ndarray  # step of that round, per lane
     read: int  # number of the first read of the data
-    n_passes: int  # reads, each with a number of its own; a partition alone makes one, whatever this says
+    n_passes: int  # reads, numbered from `read`; a single partition always makes one
     lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
-    shard_key: np.uint64  # shards are assigned by it; the key of the last round leaves them where they are
+    shard_key: np.uint64  # of their assignment; the last round's key leaves them where they are
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases."""
@@ -120,14 +121,14 @@ class RoundRequest:
 class RoundResponse:
     """Result of one worker's local passes.
 
-    `totals` are those of the first pass: later ones see the partition's own rows nearly solved, which says nothing of the
-    whole. Only the change of the dual is that of all passes, and Newton's steps are those of the last.
+    `totals` are those of the first pass: in later ones the partition's own rows are nearly solved, which says nothing about
+    the whole. But the change of the dual is that of all passes, and Newton's steps are those of the last.
     """
 
     totals: np.ndarray  # (lanes, N_TOTALS)
     direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
     change: Change  # of w for lanes that trained, the partition's share of w(alpha) for those certified
-    w: np.ndarray | None  # the local w of an only partition, whose change need not be added: no bit changes
+    w: np.ndarray | None  # of a single partition, to the bit; else its change is added
     n_passes: int = 0
     seconds: float = 0.0
     bytes_read: int = 0
@@ -135,7 +136,7 @@ class RoundResponse:
 
 @dataclass
 class _LocalRound:
-    """A round in work: what was requested, and the sums so far."""
+    """Round in progress: its request, and the sums so far."""
 
     request: RoundRequest
     state: State
@@ -146,18 +147,18 @@ class _LocalRound:
 
 
 class Superseded(Exception):
-    """End of local passes whose round the coordinating process has given up."""
+    """End of local passes whose round the coordinating process has abandoned."""
 
 
 def paired_layout(layout: RowLayout) -> RowLayout:
-    """Put candidate and base side by side; kernels see the candidate in the first columns."""
+    """Make room for candidate and base side by side; kernels see the candidate in the first columns."""
     return replace(layout, alpha_width=2 * layout.alpha_width)
 
 
 def model_bytes(solver: Solver) -> int:
-    """Compute the memory of w and its copies, of what acceleration keeps beside it, and of tables of classes.
+    """Compute the memory of w and its copies, of acceleration's arrays, and of the tables of classes.
 
-    `Solver.state_bytes` counts w twice. Only the coordinating process holds centres.
+    `Solver.state_bytes` counts w twice. Only the coordinating process holds the proximal point's centres.
     """
     tables = TABLE_COPIES * solver.problem.full_table_bytes
     w_bytes = 8 * (solver.problem.n_features + 1) * solver.layout.n_flags
@@ -165,12 +166,12 @@ def model_bytes(solver: Solver) -> int:
 
 
 def saving_bytes(solver: Solver) -> int:
-    """Compute the memory that writing the state to a file takes beside it."""
+    """Compute the memory that writing the state to a file takes beside the state."""
     return min(solver.state_bytes + solver.rows_bytes, _SAVE_BYTES)
 
 
 def open_same(spec: WorkerSpec) -> Dataset:
-    """Open the dataset of a run, as this process sees it; refused where it or the run is missing or another."""
+    """Open the dataset of a run in this process; refused if it has another fingerprint, or dataset or run is missing."""
     dataset = open_dataset(spec.dataset)
     if dataset.fingerprint != spec.fingerprint:
         raise DatasetError(
@@ -187,13 +188,13 @@ def open_same(spec: WorkerSpec) -> Dataset:
 class Partition:
     """Some shards of a dataset, ascending, and the local passes over them, round after round.
 
-    `dataset` is the whole; opened by `open_same` where it is not given.
+    `dataset` is the whole dataset; by default `open_same` opens it.
     """
 
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
-        self.whole = whole = dataset or open_same(spec)  # also for the next partition of the same run
+        self.whole = whole = dataset or open_same(spec)  # kept for the next partition of the same run
         self.spec, self._folder = spec, Path(spec.folder)
-        self.wanted: str | None = None  # the round that may go on; others end at their next window
+        self.wanted: str | None = None  # the round that may go on; others end at the next window
         self._n_rows = np.diff(whole.row_start)
         self._problem = _writable(spec.problem)
         options: dict[str, Any] = {"acceleration": spec.acceleration}
@@ -205,7 +206,7 @@ class Partition:
         weights = {"weights": model_bytes(solver)}
         self._dataset, self._chunks = whole, np.arange(whole.n_chunks)
         self.plan = make_plan(whole, spec.memory, self._layout, weights)
-        self.has_room_for_all = self.plan.resident  # then other shards can be assigned to it
+        self.has_room_for_all = self.plan.resident  # other shards can then be assigned without reopening
         if not self.has_room_for_all:
             self._dataset, self._chunks = whole.select_parts(shards), self._chunks_of(shards)
             self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
@@ -216,14 +217,12 @@ class Partition:
         self._holds: list[str | None] = [None] * self._chunks.size
         self._applied = np.zeros(self._chunks.size, dtype=bool)
         self._arena: RowArena | None = None
-        self._reader = self._writer = self._records(
-            ""
-        )  # what an attempt wrote: the first slot of every chunk
+        self._reader = self._writer = self._records("")  # an attempt writes the first slot of every chunk
         self._slot_bytes_read = 0
         self.assign(shards)
 
     def assign(self, shards: list[int]) -> None:
-        """Take these shards from now on, of which those had before are still in memory; where there is room for all."""
+        """Take these shards from now on; where all fit in memory, those read before are still there."""
         self.shards, self.alone = shards, len(shards) == self.whole.n_shards
         self._own = self._chunks_of(shards) if self.has_room_for_all else np.arange(self._chunks.size)
         self._stream.restrict(self._own)
@@ -275,14 +274,14 @@ class Partition:
         return total
 
     def close(self) -> None:
-        """Stop reading, close all files."""
+        """Stop reading, and close all files."""
         self._stream.close()
         self._open_stores("", "")
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def _begin(self, request: RoundRequest, w: np.ndarray) -> _LocalRound:
-        """Copy w and set the costs of the local models, which are scaled by powers of two."""
+        """Copy w, and set the costs of the local models: those of the problem times powers of two."""
         n_lanes = self._n_lanes
         sigma_prime = np.ones(n_lanes) if self.alone else request.sigma_prime()
         self._scaled_problem.cost[:] = self._problem.cost * sigma_prime
@@ -397,7 +396,7 @@ class Partition:
         return self._records(token)
 
     def _records(self, token: str) -> SlotStore:
-        # where there is no round yet, the store has no chunks, so that it needs no file
+        # before the first round the store has no chunks, and needs no file
         return chunk_slots(
             self._folder / token, self.whole, self._layout.state_bytes if token else 0, self.spec.identity
         )
@@ -410,9 +409,9 @@ class Partition:
 def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndarray]:
     """Copy per-lane arrays for a partition; one of several does not shrink its rows.
 
-    Rows that are at a bound at the local w need not be at the common one. With shrinking, mushrooms on 4 partitions that
-    stayed took 230 rounds and 26 certificates to 1e-3 (squared hinge), without 210 and 11; how much of that is chance was
-    not measured.
+    Rows that are at a bound at the local w need not be at the common one. With shrinking, mushrooms on 4 fixed partitions
+    took 230 rounds and 26 certificates to 1e-3 (squared hinge), without it 210 and 11; the influence of chance was not
+    measured.
     """
     local = {name: np.array(array) for name, array in lanes.items()}
     if not alone:
@@ -423,7 +422,7 @@ def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndar
 
 
 def _writable(problem: Problem) -> Problem:
-    """Copy arrays that came over the network: they may be read-only, for which kernels would be compiled once more."""
+    """Copy arrays received over the network: they may be read-only, and for those kernels would be compiled again."""
     arrays: dict[str, Any] = {
         field.name: np.array(getattr(problem, field.name))
         for field in fields(problem)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
-from ..kernels import primitives
+from ..kernels.primitives import mix
+from ..kernels.scatter import hash_numbers
 from .rows import Rows, concatenate
 
 MAX_BITS = 12
@@ -39,9 +40,10 @@ def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
     -------
     ndarray of uint64
     """
-    golden, mix = 0x9E3779B97F4A7C15, primitives.mix.py_func
-    first, second = mix(np.array([seed % 2**64, (seed + golden) % 2**64], dtype=np.uint64))
-    keys: np.ndarray = mix(mix(source_row.astype(np.uint64) ^ first) + second)
+    golden = 0x9E3779B97F4A7C15
+    first, second = mix.py_func(np.array([seed % 2**64, (seed + golden) % 2**64], dtype=np.uint64))
+    keys = np.empty(source_row.shape, np.uint64)
+    hash_numbers(source_row, first, second, keys)
     return keys
 
 

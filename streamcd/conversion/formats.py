@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import DataError, UsageError
+from ..models.encoding import check_columns
 from .byte_sources import (
     STANDARD_INPUT,
     ByteRange,
@@ -22,7 +23,6 @@ from .byte_sources import (
 from .sources import LibsvmSource, Reading, Source
 
 if TYPE_CHECKING:
-    from ..models.encoding import Encoding
     from .table_rows import TableOptions
 
 FORMATS = ("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy")
@@ -202,14 +202,3 @@ def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str)
         width_end=reading.width_end - (0 if known is None else known.sparse_start),
         ignore_beyond=reading.ignore_beyond,
     )
-
-
-def check_columns(encoding: Encoding, types: dict[str, str], needs_label: bool, name: str) -> None:
-    """Refuse a table that lacks a column of the encoding."""
-    needed = [*encoding.names, *([encoding.label, encoding.weight] if needs_label else [])]
-    missing = [column for column in needed if column and column not in types]
-    if missing:
-        raise DataError(
-            f"{name}: expected the columns of the data trained on, found no {', '.join(map(repr, missing[:5]))}"
-            f"{', …' if len(missing) > 5 else ''}; add what is missing"
-        )

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import type_name
-from .formats import check_columns
+from ..models.encoding import check_columns
 from .matrices import MatrixBlock, MatrixSource
 from .sources import Counted, Reading, Source
 from .table_rows import TableBatch, TableOptions, TableSource, distinct_names, plan_encoding, wanted_types

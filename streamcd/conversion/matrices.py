@@ -14,7 +14,7 @@ from ..kernels import tables as kernels
 from ..models.table_encoder import BLOCK_CELLS, describe_refusal, sorted_rows
 from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows
-from .sources import Counted
+from .sources import Counted, Reader
 
 
 class MatrixBlock(NamedTuple):
@@ -35,33 +35,12 @@ class MatrixBlock(NamedTuple):
         return self.indptr.size - 1 if self.values is None else self.values.shape[0]
 
 
-class MatrixReader(Protocol):
+class MatrixReader(Reader, Protocol):
     """Reads matrices, a block of rows at a time."""
-
-    @property
-    def paths(self) -> list[str]:
-        """Files that are read."""
-
-    @property
-    def in_memory(self) -> bool:
-        """True where this process alone can read it."""
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Bytes on disk; None where nobody knows."""
 
     @property
     def n_columns(self) -> int | None:
         """Width of the matrix; None where it is not known before it is read."""
-
-    def whole(self) -> list[Any]:
-        """All rows, in pieces."""
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        """All rows, in about `n_tasks` pieces."""
-
-    def count(self, piece: Any) -> Counted:
-        """Count the rows of a piece."""
 
     def blocks(self, pieces: Sequence[Any]) -> Iterator[MatrixBlock]:
         """Read rows."""

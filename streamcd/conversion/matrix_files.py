@@ -83,14 +83,8 @@ class _Stream:
         return np.frombuffer(b"".join(parts), self.array.dtype)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# npz
-
-
 @dataclass(frozen=True)
-class NpzReader:
-    """SciPy's files of CSR matrices; labels are an array of the same file, or a ``.npy`` beside it."""
-
+class _FileReader:
     paths: list[str]
     label: str
     batch_bytes: int
@@ -101,6 +95,15 @@ class NpzReader:
     @property
     def total_bytes(self) -> int | None:
         return total_bytes(self.paths)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# npz
+
+
+@dataclass(frozen=True)
+class NpzReader(_FileReader):
+    """SciPy's files of CSR matrices; labels are an array of the same file, or a ``.npy`` beside it."""
 
     @cached_property
     def n_columns(self) -> int | None:
@@ -211,19 +214,8 @@ class NpzReader:
 
 
 @dataclass(frozen=True)
-class NpyReader:
+class NpyReader(_FileReader):
     """NumPy's files of dense matrices; labels are a column of it, by its number, or another ``.npy``."""
-
-    paths: list[str]
-    label: str
-    batch_bytes: int
-    needs_label: bool = True
-
-    in_memory = False
-
-    @property
-    def total_bytes(self) -> int | None:
-        return total_bytes(self.paths)
 
     def _array(self, path: str) -> _Array:
         with open(path, "rb") as file:

@@ -138,8 +138,10 @@ class Conversion:
         (self.work / "runs").mkdir()
         expected = self.source.expected_bytes([piece for task in tasks for piece in task.pieces])
         bits = _UNKNOWN_BITS
-        if expected is not None:  # buckets too small cost less than buckets too large
-            bits = min(int(np.ceil(np.log2(max(4 * expected / self.plan.sort_bytes, 2)))), MAX_BITS)
+        if expected is not None:
+            # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
+            # Buckets too small cost less than buckets too large, which are cut, and read again for every part
+            bits = min(int(np.ceil(np.log2(max(12 * expected / self.plan.sort_bytes, 2)))), MAX_BITS)
         seed = options.seed if options.shuffle else None
         return RunFormat(self.work / "runs", seed, bits, options.value_dtype, self._weighted)
 

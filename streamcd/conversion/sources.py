@@ -57,20 +57,37 @@ class Counted(NamedTuple):
     whole: bool = True
 
 
-class Source(Protocol):
-    """A source of rows; processes share it, unless it is in memory."""
+class Reader(Protocol):
+    """A reader of rows in pieces, which processes share unless it is in memory."""
 
     @property
     def paths(self) -> list[str]:
         """Files that are read."""
 
     @property
-    def what(self) -> str:
-        """Rows, in messages."""
-
-    @property
     def in_memory(self) -> bool:
         """True where this process alone can read it."""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes on disk; None where they are not known, or it can be read only once."""
+
+    def whole(self) -> list[Any]:
+        """All of it, in pieces that follow one another."""
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        """All of it, in about `n_tasks` pieces."""
+
+    def count(self, piece: Any) -> Counted:
+        """Count the rows of a piece."""
+
+
+class Source(Reader, Protocol):
+    """A source of rows; processes share it, unless it is in memory."""
+
+    @property
+    def what(self) -> str:
+        """Rows, in messages."""
 
     @property
     def encoding(self) -> Encoding | None:
@@ -96,21 +113,8 @@ class Source(Protocol):
     def of_indices(self) -> bool:
         """True where features are numbered by indices in the data."""
 
-    @property
-    def total_bytes(self) -> int | None:
-        """Bytes on disk; None where it can be read but once."""
-
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         """An estimate of the bytes of some pieces as text; None where nobody knows."""
-
-    def whole(self) -> list[Any]:
-        """All of it, in pieces that follow one another."""
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        """All of it, in about `n_tasks` pieces."""
-
-    def count(self, piece: Any) -> Counted:
-        """Count the rows of a piece."""
 
     def parse(
         self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None

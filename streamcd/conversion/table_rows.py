@@ -23,7 +23,7 @@ from ..models.table_encoder import StringTable, TableEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows
-from .sources import Counted
+from .sources import Counted, Reader
 
 
 class TableBatch(NamedTuple):
@@ -34,32 +34,11 @@ class TableBatch(NamedTuple):
     message: Callable[[int], str]
 
 
-class TableReader(Protocol):
+class TableReader(Reader, Protocol):
     """Reads tables in files or in memory, a batch at a time."""
-
-    @property
-    def paths(self) -> list[str]:
-        """Files that are read."""
-
-    @property
-    def in_memory(self) -> bool:
-        """True where this process alone can read it."""
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Bytes on disk; None where nobody knows."""
 
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         """An estimate of the bytes of some pieces, decoded."""
-
-    def whole(self) -> list[Any]:
-        """All of the tables, in pieces."""
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        """All of the tables, in about `n_tasks` pieces."""
-
-    def count(self, piece: Any) -> Counted:
-        """Count the rows of a piece."""
 
     def types(self) -> dict[str, str]:
         """The columns, with what each holds (`arrow_columns.type_name`)."""

@@ -45,6 +45,7 @@ _NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 _LEAST_BATCH_ROWS, _MOST_BATCH_ROWS = 1 << 8, 1 << 16
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
 _MOST_EXPANSION = 100  # of a column chunk of Parquet that is larger than the memory for it
+_CELL_BYTES = 8  # of text, about, that a cell of a table would be
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -278,10 +279,12 @@ class ParquetReader:
         return found
 
     def expected_bytes(self, pieces: Sequence[GroupRange]) -> int | None:
+        groups = [
+            self._metadata[piece.path].row_group(group) for piece in pieces for group in self._groups(piece)
+        ]
+        # what is encoded by a dictionary is larger decoded
         return sum(
-            self._metadata[piece.path].row_group(group).total_byte_size
-            for piece in pieces
-            for group in self._groups(piece)
+            max(group.total_byte_size, _CELL_BYTES * group.num_rows * group.num_columns) for group in groups
         )
 
     def _groups(self, piece: GroupRange) -> range:

@@ -92,7 +92,8 @@ def take(column: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 def _take_items(items: np.ndarray, indptr: np.ndarray, order: np.ndarray, n_items: int) -> np.ndarray:
     out = np.empty((n_items, *items.shape[1:]), items.dtype)
-    scatter.take_items(order, indptr, _words(items), _words(out))
+    words = _words(items)
+    scatter.take_items(order, indptr, words.shape[1], words.reshape(-1), _words(out).reshape(-1))
     return out
 
 

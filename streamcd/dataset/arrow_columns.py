@@ -73,6 +73,11 @@ def type_name(type_: pa.DataType) -> str:
     return next((kind for kind, tests in kinds.items() if any(is_it(type_) for is_it in tests)), str(type_))
 
 
+def frame_reader(frame: Any) -> pa.RecordBatchReader:
+    """Open a frame, which is anything with ``__arrow_c_stream__``, to be read in batches."""
+    return pa.RecordBatchReader.from_stream(frame)
+
+
 def valid_of(array: pa.Array) -> np.ndarray:
     """Tell which elements are not null; empty where all are."""
     if not array.null_count:

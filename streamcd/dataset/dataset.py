@@ -1,19 +1,24 @@
-"""A dataset, open for reading: its rows, its features, its figures, and its verification."""
+"""A dataset, open for reading: its rows, features, figures, verification; and some of its rows as a dataset."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from ..core.errors import DatasetError, UsageError
 from ..core.progress import Listener
 from .chunked_table import RowTable
 from .parquet import read_groups, reading
 from .scaling import Scaling
+from .schema import row_dtype
 
 
 class Dataset(RowTable):
@@ -40,6 +45,8 @@ class Dataset(RowTable):
         The part and the row group in it that hold a chunk.
     row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
+    held_bytes : int
+        Memory that it takes in proportion to its rows: none, but where it is some rows of another.
 
     Examples
     --------
@@ -49,6 +56,8 @@ class Dataset(RowTable):
     >>> data.verify()
     []
     """
+
+    held_bytes = 0
 
     def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
         super().__init__(path, manifest, chunk_table)
@@ -66,6 +75,58 @@ class Dataset(RowTable):
     def shape(self) -> tuple[int, int]:
         """Rows and features."""
         return self.n_rows, self.n_features
+
+    def __getitem__(self, rows: Any) -> Dataset:
+        """Select rows, as a dataset of its own that leaves the others out when it is read.
+
+        Estimators train on it and decide about it as about any dataset, so that scikit-learn can cut a dataset into folds.
+        Other trainings need a dataset on disk.
+
+        Parameters
+        ----------
+        rows : array of int, mask or slice
+            Places in the order of the source, at most once each; the selection has their order.
+
+        Raises
+        ------
+        UsageError
+            Where they are none of these.
+
+        Examples
+        --------
+        >>> data = streamcd.open("data")
+        >>> data[:100].shape[0], len(data[data.labels() == 1]) == data.class_counts[1]
+        (100, True)
+        """
+        from .selection import chosen_rows
+
+        return RowSelection(self, chosen_rows(self, rows))
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        """Refuse to become an array, which is what other libraries' estimators and transformers ask for."""
+        raise UsageError(
+            f"expected an array, found the dataset {self.path}: of the steps of a pipeline streamcd's estimators alone "
+            "take one, and it is scaled when it is made, by convert(scale=, normalize=); to_scipy() reads it into memory"
+        )
+
+    @property
+    def whole(self) -> Dataset:
+        """The dataset on disk: itself, or the one of which it has some rows."""
+        return self
+
+    def labels(self, memory: int | str | None = None) -> np.ndarray:
+        """Read the labels of all rows, in the order of the source: names, integers or decimal numbers.
+
+        `memory` and errors as in `to_scipy`.
+
+        Examples
+        --------
+        >>> streamcd.open("data").labels().shape
+        (8000,)
+        """
+        from .exchange import labels
+
+        return labels(self, memory)
 
     def head(self, n_rows: int = 5) -> Any:
         """Read the first rows as they are stored, which is shuffled unless converted without.
@@ -212,6 +273,159 @@ class Dataset(RowTable):
         from .verify import verify  # numba: only where it is needed
 
         return verify(self, listener, workers=workers, memory=memory)
+
+
+class RowSelection(Dataset):
+    """Rows of another dataset, which it reads by files of its own; made by ``dataset[rows]``.
+
+    A row's ``source`` is its place in the selection; there is no column ``row``. Chunks without a row are not read.
+    Figures of features and norms of rows are those of the whole dataset.
+
+    Parameters
+    ----------
+    whole : Dataset
+    rows : ndarray of int64, shape (rows,)
+        Places in the order of the source, each at most once.
+
+    Attributes
+    ----------
+    held_bytes : int
+        Memory of what tells the rows, that of `whole` included.
+    """
+
+    def __init__(self, whole: Dataset, rows: np.ndarray) -> None:
+        self._whole = whole.another()
+        self._place = np.full(whole.n_rows, -1, row_dtype(whole.n_rows))
+        self._place[rows] = np.arange(rows.size)
+        if np.count_nonzero(self._place >= 0) != rows.size:
+            raise UsageError(
+                f"{whole.path}[rows]: expected every row at most once, found {rows.size} rows of which some are repeated; "
+                "give a row more weight instead"
+            )
+        classes = whole.classes
+        counts = np.zeros(0 if classes is None else classes.size, np.int64)
+        n_rows, n_entries = np.zeros((2, whole.n_chunks), np.int64)
+        for chunk in range(whole.n_chunks):
+            label, entries = whole.read_rows(chunk)
+            kept = self._kept(chunk)
+            n_rows[chunk], n_entries[chunk] = kept.sum(), entries[kept].sum()
+            if classes is not None:
+                counts += np.bincount(np.searchsorted(classes, label[kept]), minlength=counts.size)
+        self._chunks = (
+            np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
+        )  # an empty one, of no rows
+        manifest: dict[str, Any] = {
+            **whole.manifest,
+            "fingerprint": hashlib.sha256(whole.fingerprint.encode() + self._place.tobytes()).hexdigest()[
+                :32
+            ],
+            "n_rows": rows.size,
+            "n_entries": int(n_entries.sum()),
+            "classes": None if classes is None else classes[counts > 0],
+            "class_counts": None if classes is None else counts[counts > 0],
+        }
+        checksums = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
+        table: dict[str, Any] = {
+            "part": whole.chunk_part,
+            "n_rows": n_rows,
+            "n_entries": n_entries,
+            **checksums,
+        }
+        super().__init__(whole.path, manifest, {name: column[self._chunks] for name, column in table.items()})
+        # of a place in the selection, and of a row's number in the column layout
+        self.held_bytes = 2 * self._place.nbytes + whole.held_bytes
+
+    @property
+    def whole(self) -> Dataset:
+        """The dataset whose rows they are; where that is a selection, the one that it is made from."""
+        return self._whole.whole
+
+    def read_rows(
+        self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of a chunk's rows; see `RowTable.read_rows`."""
+        number = int(self._chunks[chunk])
+        names = [*columns, "source"]
+        arrays = dict(zip(names, self._whole.read_rows(number, names, verify=verify), strict=True))
+        places = self._places(number, arrays["source"])
+        kept = places >= 0
+        arrays["source"] = places.astype(np.int64)
+        return [arrays[name][kept] for name in columns]
+
+    def read_entries(
+        self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of a chunk's entries: ``feature``, ``value``."""
+        number = int(self._chunks[chunk])
+        source, n_entries = self._whole.read_rows(number, ("source", "n_entries"), verify=False)
+        kept = np.repeat(self._places(number, source) >= 0, n_entries)
+        return [array[kept] for array in self._whole.read_entries(number, columns, verify=verify)]
+
+    def _kept(self, chunk: int) -> np.ndarray:
+        """Tell which rows of a chunk of the whole are selected."""
+        return self._places(chunk, self._whole.read_rows(chunk, ("source",), verify=False)[0]) >= 0
+
+    def _places(self, chunk: int, source: np.ndarray) -> np.ndarray:
+        """Return the place in the selection of rows of a chunk of the whole; -1 where they are left out."""
+        if source.size and (source.min() < 0 or source.max() >= self._place.size):
+            raise DatasetError(
+                f"{self._whole.place(chunk, 'rows')}: a source outside 0 … {self._place.size - 1}; {self.KIND.remedy}"
+            )
+        return self._place[source]
+
+    def open_columns(self) -> Any:
+        """Open the column layout of the whole, whose other rows are left out."""
+        return self._columns
+
+    @cached_property
+    def _columns(self) -> Any:
+        from .selection import SelectedColumns
+
+        numbers = np.full(self._whole.n_rows, -1, self.row_dtype)
+        done = 0
+        for chunk, start in enumerate(self._whole.row_start[:-1].tolist()):
+            kept = start + np.flatnonzero(self._kept(chunk))
+            numbers[kept] = np.arange(done, done + kept.size)
+            done += kept.size
+        return SelectedColumns(self, self._whole.open_columns(), numbers)
+
+    def another(self) -> Self:
+        """Return the same selection with files of its own, to be read by another thread."""
+        other = copy.copy(self)
+        other._whole = self._whole.another()
+        return other
+
+    def expect(self, chunk: int) -> None:
+        """Announce that a chunk will be read."""
+        self._whole.expect(int(self._chunks[chunk]))
+
+    def read_directly(self, ahead_bytes: int) -> None:
+        """Read past the page cache from now until `close`."""
+        self._whole.read_directly(ahead_bytes)
+
+    def chunk_bytes(self, chunk: int) -> int:
+        """Bytes on disk that reading a chunk for training asks for."""
+        return self._whole.chunk_bytes(int(self._chunks[chunk]))
+
+    def place(self, chunk: int, table: str = "entries") -> str:
+        """Location of a chunk for messages."""
+        return self._whole.place(int(self._chunks[chunk]), table)
+
+    def close(self) -> None:
+        """Close all files; the next read opens them again."""
+        self._whole.close()
+
+    def read_features(
+        self, columns: Sequence[str] | None = None, *, first_group: int = 0
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Read statistics of the features of the whole."""
+        return self._whole.read_features(columns, first_group=first_group)
+
+    def verify(
+        self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
+    ) -> list[str]:
+        """Check the whole dataset."""
+        return self._whole.verify(listener, workers=workers, memory=memory)
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:

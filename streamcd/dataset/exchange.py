@@ -21,7 +21,7 @@ def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarra
     """See `Dataset.to_scipy`."""
     from scipy.sparse import csr_array
 
-    _require_room(dataset, memory, "SciPy's matrix")
+    _require_room(dataset, memory, "SciPy's matrix", _table_bytes(dataset))
     rows = _rows_in_source_order(dataset)
     shape = dataset.n_rows, dataset.n_features
     indptr = rows["indptr"]
@@ -34,8 +34,29 @@ def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarra
 
 def to_arrow(dataset: Dataset, memory: int | str | None) -> pa.Table:
     """See `Dataset.to_arrow`."""
-    _require_room(dataset, memory, "Arrow's table")
+    _require_room(dataset, memory, "Arrow's table", _table_bytes(dataset))
     return _table(dataset, _rows_in_source_order(dataset))
+
+
+def labels(dataset: Dataset, memory: int | str | None) -> np.ndarray:
+    """See `Dataset.labels`."""
+    _require_room(dataset, memory, "the labels", dataset.n_rows * _label_bytes(dataset))
+    (label,) = in_source_order(dataset, "label")
+    return source_labels(dataset, label)
+
+
+def _label_bytes(dataset: Dataset) -> int:
+    """Bytes of a row while labels are read: its source, its label as stored, both in both orders, and as it is given."""
+    listed = dataset.info()["classes"]
+    return 40 + (8 if listed is None else np.array(listed).itemsize)
+
+
+def in_source_order(dataset: Dataset, *names: str) -> list[np.ndarray]:
+    """Read columns of all rows, in the order of the source."""
+    parts = [dataset.read_rows(chunk, ("source", *names)) for chunk in range(dataset.n_chunks)]
+    source, *columns = ([part[k] for part in parts] for k in range(len(names) + 1))
+    order = np.argsort(np.concatenate(source))
+    return [np.concatenate(column)[order] for column in columns]
 
 
 def head(dataset: Dataset, n_rows: int) -> pa.Table:
@@ -73,8 +94,11 @@ def as_html(dataset: Dataset) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _require_room(dataset: Dataset, memory: int | str | None, what: str) -> None:
-    n_bytes = dataset.n_entries * dataset.entry_bytes + dataset.n_rows * _COLUMN_BYTES
+def _table_bytes(dataset: Dataset) -> int:
+    return int(dataset.n_entries * dataset.entry_bytes + dataset.n_rows * _COLUMN_BYTES)
+
+
+def _require_room(dataset: Dataset, memory: int | str | None, what: str, n_bytes: int) -> None:
     if memory is not None:
         require(parse_size(memory), {what: n_bytes}, "give a larger memory, or read chunk by chunk")
         return

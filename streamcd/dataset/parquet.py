@@ -227,6 +227,10 @@ class OpenParts:
         self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
         self._ahead: ReadAhead | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the directory alone: another process opens files of its own."""
+        return OpenParts, (self._path, self._limit)
+
     def another(self) -> OpenParts:
         """Return another one for the same parts, to be used by another thread; footers are in memory once."""
         other = OpenParts(self._path, self._limit)

@@ -31,25 +31,25 @@ class ChecksumFile(DirectWriter):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._digest = hashlib.sha256()
-        self._writes = array("q")  # offset and CRC-32 of each
+        self._crc = 0
+        self._writes = array("q", (0, 0))  # bytes, and their CRC-32, after each
 
     def write(self, data: Any) -> int:
         self._digest.update(data)
-        self._writes.extend((self.n_bytes, zlib.crc32(data)))
-        return super().write(data)
+        self._crc = zlib.crc32(data, self._crc)
+        written = super().write(data)
+        self._writes.extend((self.n_bytes, self._crc))
+        return written
 
     def crcs(self, extents: Iterable[tuple[int, int]]) -> list[int]:
         """CRC-32 of ranges of bytes, given as offset and length; none of a range that is not of whole writes."""
-        offsets, crcs = np.array(self._writes).reshape(-1, 2).T
-        ends = np.append(offsets, self.n_bytes)
+        ends, crcs = np.array(self._writes).reshape(-1, 2).T
         found = []
         for offset, n_bytes in extents:
-            first, last = np.searchsorted(ends, [offset, offset + n_bytes])
-            whole = 0
-            for k in range(first, last):
-                whole = _multiply(whole, _power(int(ends[k + 1] - ends[k]))) ^ int(crcs[k])
-            aligned = [int(ends[first]), int(ends[last])] == [offset, offset + n_bytes]
-            found.append(whole if aligned else NO_CRC)
+            both = np.searchsorted(ends, [offset, offset + n_bytes])
+            before, after = crcs[both].tolist()
+            aligned = ends[both].tolist() == [offset, offset + n_bytes]
+            found.append(after ^ _multiply(before, _power(n_bytes)) if aligned else NO_CRC)
         return found
 
     def flush(self) -> None:
@@ -154,7 +154,7 @@ def write_manifest(
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The CRC-32 of bytes joined, from those of their halves: crc(a ‖ b) = crc(a) x^(8 |b|) + crc(b) modulo the polynomial, as
-# in zlib's crc32_combine, which Python does not export
+# in zlib's crc32_combine, which Python does not export; so crc(b) follows from those of a and of both
 
 
 def _multiply(a: int, b: int) -> int:
@@ -168,13 +168,16 @@ def _multiply(a: int, b: int) -> int:
     return product
 
 
-@functools.lru_cache(maxsize=1024)
 def _power(n_bytes: int) -> int:
     """``x`` to the power of eight times `n_bytes`, reduced."""
-    power, square = 0x80000000, 0x00800000
-    while n_bytes:
-        if n_bytes & 1:
-            power = _multiply(power, square)
-        square = _multiply(square, square)
-        n_bytes >>= 1
+    power = 0x80000000
+    for k in range(n_bytes.bit_length()):
+        if n_bytes >> k & 1:
+            power = _multiply(power, _square(k))
     return power
+
+
+@functools.lru_cache(maxsize=64)
+def _square(k: int) -> int:
+    """``x^8``, squared `k` times."""
+    return _multiply(_square(k - 1), _square(k - 1)) if k else 0x00800000

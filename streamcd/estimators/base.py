@@ -20,8 +20,9 @@ import numpy as np
 from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener
+from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.exchange import source_labels
+from ..dataset.exchange import in_source_order, source_labels
 from ..dataset.in_memory import InMemoryDataset, sparse_rows
 from ..models.model import Model
 
@@ -62,6 +63,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
     workdir`` and says what they mean to `runs.train`.
     """
 
+    feature_names_in_: np.ndarray
+
     def _problem(self) -> dict[str, Any]:
         """Return loss, method and bias, and what else differs from the options' defaults; refuse what is not offered."""
         raise NotImplementedError
@@ -72,9 +75,10 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array or sparse matrix of shape (rows, features), frame, Dataset or path
-            float32 is kept, other numbers become float64. A dataset, or the path of one, brings its labels and weights.
+            float32 is kept, other numbers become float64. A dataset, rows chosen from one, or the path of one, brings its
+            labels and weights.
         y : array, shape (rows,)
-            Labels; None with a dataset.
+            Labels; with a dataset None, or its own `Dataset.labels`.
         sample_weight : array, shape (rows,), optional
             Factors of the rows' losses, at least 0; rows of weight 0 are left out.
 
@@ -91,11 +95,13 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         """
         asked = self._problem()  # refused before anything is read
         if isinstance(X, str | os.PathLike | Dataset):
-            if y is not None or sample_weight is not None:
+            dataset = X if isinstance(X, Dataset) else open_dataset(X)
+            if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
                 raise UsageError(
-                    "a dataset brings its labels and weights: fit(dataset) takes no y or sample_weight"
+                    "a dataset brings its labels and weights: expected y=None or its own labels(), and no sample_weight; "
+                    "convert the data again with others"
                 )
-            return self._fit_dataset(X if isinstance(X, Dataset) else open_dataset(X), asked)
+            return self._fit_dataset(dataset, asked)
         return self._fit_arrays(X, y, sample_weight, asked)
 
     def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
@@ -121,12 +127,14 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             asked["class_weight"] = dict(self.class_weight)
         else:
             asked["class_weight"] = self.class_weight
-        if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_  # of an earlier fit
         self.n_features_in_ = dataset.n_features
-        if asked["method"] == "primal":
-            self._make_columns(dataset)
-        if self.workdir is None:
+        if asked["method"] in ("primal", "online"):
+            self._make_columns(dataset.whole)
+        if dataset is not dataset.whole:
+            result, model = self._train_in_memory(
+                dataset, asked
+            )  # a run could not be resumed without these rows
+        elif self.workdir is None:
             with tempfile.TemporaryDirectory(prefix="streamcd-") as folder:
                 result = self._train_in_directory(dataset, Path(folder), asked)
                 model = result.model
@@ -134,7 +142,18 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             result = self._train_in_directory(dataset, Path(self.workdir), asked)
             model = result.model
         self.classes_ = np.array(model.label_numbers())
+        self._name_features(model)
         return self._adopt(result, model)
+
+    def _name_features(self, model: Model) -> None:
+        """Take over the names of the features of a table; those that hashes and indices number have none."""
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_  # of an earlier fit
+        encoding = model.encoding
+        if encoding is not None and encoding.sparse is None and not encoding.bits:
+            self.feature_names_in_ = np.array(
+                list(encoding.feature_names(np.arange(model.n_features))), object
+            )
 
     def _make_columns(self, dataset: Dataset) -> None:
         """Make the column layout of a dataset on disk that has none."""
@@ -144,7 +163,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if not has_columns(dataset):
             make_columns(dataset, memory=self.memory, listener=self._listener())
 
-    def _train_in_memory(self, dataset: InMemoryDataset, asked: dict[str, Any]) -> tuple[Result, Model]:
+    def _train_in_memory(self, dataset: Dataset, asked: dict[str, Any]) -> tuple[Result, Model]:
         from ..runs.carry_out import train_in_memory
         from ..runs.config import ProblemOptions, TrainOptions, make_rule, settle_acceleration
         from ..training.loop import Session
@@ -155,9 +174,11 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             None,
             listener,
         )
-        rule = make_rule(self.tol, None, self.max_iter)
+        rule, n_threads = make_rule(self.tol, None, self.max_iter), self._n_threads()
         options = TrainOptions(problem, parse_size(self.memory), float("inf"), rule, in_memory=True)
-        result, (model,) = train_in_memory(dataset, options, Session(listener, None))
+        result, (model,) = train_in_memory(
+            dataset, options, Session(listener, None, threads=Threads(1 if n_threads is None else n_threads))
+        )
         return result, model
 
     def _train_in_directory(self, dataset: Dataset, workdir: Path, asked: dict[str, Any]) -> Result:
@@ -167,7 +188,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
 
         options = {**self._shared(), **asked}
         run = workdir / f"run-{_digest({**options, 'fingerprint': dataset.fingerprint})}"
-        rule = {"tol": self.tol, "max_passes": self.max_iter, "listener": self._listener()}
+        rule = {"tol": self.tol, "max_passes": self.max_iter}
+        rule |= {"threads": self._n_threads(), "listener": self._listener()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # `_adopt` warns
             if (run / "config.json").exists():
@@ -181,6 +203,11 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         return {"C": float(self.C), "seed": seed, "acceleration": "auto"}
+
+    def _n_threads(self) -> int | None:
+        """Return the threads that are asked for, of which -1 is all processors, -2 all but one; None by default."""
+        n_jobs = getattr(self, "n_jobs", None)
+        return n_jobs if n_jobs is None or n_jobs >= 0 else max(make_threads(None).count + 1 + n_jobs, 1)
 
     def _listener(self) -> Listener:
         return Listener() if self.verbose else _Silent()
@@ -220,6 +247,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array or sparse matrix of shape (rows, features), frame, Dataset or path
+            After a fit to a dataset made from a table, a frame has the table's columns.
 
         Returns
         -------
@@ -242,9 +270,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(X, str | os.PathLike | Dataset):
             return float(super().score(X, y, sample_weight))
         dataset = X if isinstance(X, Dataset) else open_dataset(X)
-        label, weight = (_in_source_order(dataset, name) for name in ("label", "weight"))
-        hits = self.predict(dataset) == source_labels(dataset, label)
-        return float(np.average(hits, weights=weight))
+        label, weight = in_source_order(dataset, "label", "weight")
+        hits = self.predict(dataset) == (source_labels(dataset, label) if y is None else np.asarray(y))
+        return float(np.average(hits, weights=weight if sample_weight is None else sample_weight))
 
     def _decisions(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -252,6 +280,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             X = open_dataset(X)
         if isinstance(X, Dataset):
             return _dataset_decisions(self.model_, X)
+        if self.model_.encoding is not None and hasattr(X, "__arrow_c_stream__"):
+            return self.model_.matrix_decisions(X)  # by the columns of its table
         X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
         return self.model_.matrix_decisions(X)
 
@@ -277,17 +307,6 @@ def _digest(options: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _source_order(dataset: Dataset) -> np.ndarray:
-    """Return the stored row of every row of the source, ascending by the latter."""
-    source = [dataset.read_rows(chunk, ("source",))[0] for chunk in range(dataset.n_chunks)]
-    return np.argsort(np.concatenate(source)) if source else np.zeros(0, dtype=np.int64)
-
-
-def _in_source_order(dataset: Dataset, name: str) -> np.ndarray:
-    found = [dataset.read_rows(chunk, (name,))[0] for chunk in range(dataset.n_chunks)]
-    return np.concatenate(found)[_source_order(dataset)]
-
-
 def _dataset_decisions(model: Model, dataset: Dataset) -> np.ndarray:
     """Decisions about a dataset's rows, chunk by chunk, in the order of the source."""
     if dataset.scaling != model.scaling:
@@ -296,8 +315,10 @@ def _dataset_decisions(model: Model, dataset: Dataset) -> np.ndarray:
             f"{model.scaling.options()}; convert it like the training data (--like)"
         )
     decisions = np.empty((dataset.n_rows, model.n_vectors))
+    source = [np.empty(0, np.int64)]
     for chunk in range(dataset.n_chunks):
         rows = dataset.read(chunk)
         stop = rows.row0 + rows.label.size
         decisions[rows.row0 : stop], _ = model.decisions(rows.indptr, rows.feature, rows.value)
-    return decisions[_source_order(dataset)]
+        source.append(rows.source)
+    return decisions[np.argsort(np.concatenate(source))]

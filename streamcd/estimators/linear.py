@@ -154,7 +154,8 @@ class LogisticRegression(LinearClassifier):
         Log messages, by the logger ``streamcd``.
     warm_start : {False}
     n_jobs : int or None
-        Of no effect.
+        Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
+        one for what is in memory, and all for a dataset.
     method : {"auto", "dual", "primal", "online"}
         As in `streamcd.train`; ``"auto"`` is primal with an intercept, which the dual method would penalise, else dual.
         Primal methods read the column layout, which is made where a dataset has none.

@@ -7,6 +7,8 @@ import math
 import numpy as np
 
 from .compile import inlined, kernel
+from .primitives import prefetch
+from .scatter import AHEAD
 
 
 @inlined
@@ -29,12 +31,18 @@ def _row_norm(value, start, stop):
 @kernel
 def gather_entries(rows, indptr, index, value, out_index, out_value):
     """Copy the entries of `rows` (int64), one row after the other, to `out_index` and `out_value`."""
-    end = 0
-    for row in rows:
-        for entry in range(indptr[row], indptr[row + 1]):
-            out_index[end] = index[entry]
-            out_value[end] = value[entry]
-            end += 1
+    end, last = np.uint64(0), rows.size - 1
+    for i in range(rows.size):
+        prefetch(indptr, rows[min(i + 2 * AHEAD, last)])
+        ahead = indptr[rows[min(i + AHEAD, last)]]
+        prefetch(index, ahead)
+        prefetch(value, ahead)
+        start, stop = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
+        for k in range(start, stop):
+            out_index[end + k - start] = index[k]
+        for k in range(start, stop):
+            out_value[end + k - start] = value[k]
+        end += stop - start
 
 
 @kernel

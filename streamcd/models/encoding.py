@@ -7,13 +7,14 @@ values told apart, each column has one more. All hashed columns share 2^bits buc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..core.errors import DataError
 from ..core.metadata import Count, Structure
 
 if TYPE_CHECKING:
@@ -199,6 +200,17 @@ def read_encoding(directory: Path, record: EncodingRecord | Mapping[str, Any] | 
     if encoding.has_categories:
         encoding = replace(encoding, categories=read_strings(directory / CATEGORIES_FILE, "category"))
     return encoding
+
+
+def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, name: str) -> None:
+    """Refuse a table that lacks a column of the encoding."""
+    needed = [*encoding.names, *([encoding.label, encoding.weight] if needs_label else [])]
+    missing = [column for column in needed if column and column not in names]
+    if missing:
+        raise DataError(
+            f"{name}: expected the columns of the data trained on, found no {', '.join(map(repr, missing[:5]))}"
+            f"{', …' if len(missing) > 5 else ''}; add what is missing"
+        )
 
 
 def first_feature_names(dataset: Any, most: int) -> list[str] | None:

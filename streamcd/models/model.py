@@ -178,6 +178,8 @@ class Model:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
         from ..dataset.in_memory import number_matrix, sparse_rows  # scipy's
 
+        if self.encoding is not None and hasattr(X, "__arrow_c_stream__"):
+            return self._frame_decisions(X, self.encoding)
         X = number_matrix(X)
         if X.shape[1] != self.n_features:
             raise ModelError(
@@ -189,14 +191,24 @@ class Model:
             return self.decisions(indptr, feature, value)[0]
         return X @ self.weights + self.intercept
 
+    def _frame_decisions(self, frame: Any, encoding: Encoding) -> np.ndarray:
+        from .table_encoder import encode_frame
+
+        blocks = [np.empty((0, self.n_vectors))]
+        for indptr, feature, value in encode_frame(frame, encoding, self.n_features, self.index_base):
+            scaled = self.scaling.apply(indptr, feature, value, self.n_features)
+            blocks.append(self.decisions(indptr, feature, scaled)[0])
+        return np.concatenate(blocks)
+
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decisions about rows.
 
         Parameters
         ----------
-        X : array or SciPy sparse matrix, shape (rows, n_features), or a frame of numbers
-            Column ``j`` holds feature ``j``, counted from 0. What was done to the values that the model was trained on
-            (`scaling`) is done to these.
+        X : array or SciPy sparse matrix, shape (rows, n_features), or a frame
+            Column ``j`` holds feature ``j``, counted from 0. Of a model that was trained on a table, a frame (anything with
+            ``__arrow_c_stream__``) has the table's columns, by their names; categories never seen are ignored.
+            What was done to the values that the model was trained on (`scaling`) is done to these.
 
         Returns
         -------
@@ -207,6 +219,8 @@ class Model:
         ------
         ModelError
             Where there are more or fewer columns than features, or what is in them is no number.
+        DataError
+            Where a frame lacks one of the table's columns.
         """
         decisions = self.matrix_decisions(X)
         return decisions[:, 0] if self.is_binary else self.scores(decisions)

@@ -14,13 +14,14 @@ from ..dataset.arrow_columns import (
     Strings,
     arrow_strings,
     dictionary_of,
+    frame_reader,
     lists_of,
     numbers_of,
     strings_of,
     type_name,
 )
 from ..kernels import tables as kernels
-from .encoding import Column, Encoding
+from .encoding import Column, Encoding, check_columns
 
 BLOCK_CELLS = 1 << 17
 """Cells of a table that are encoded at a time: their numbers and entries stay in a processor's cache."""
@@ -366,6 +367,31 @@ def describe_refusal(status: int, found: Any, value_dtype: np.dtype, least: int 
         "give a larger --n-features",
     }
     return complaints[status]
+
+
+def encode_frame(
+    frame: Any, encoding: Encoding, n_features: int, index_base: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Encode a frame (anything with ``__arrow_c_stream__``) as a known encoding says, some rows at a time.
+
+    Yields ``indptr``, 0-based ``feature`` and ``value``, good until the next ones are taken. Unknown categories, and indices
+    of a sparse column beyond `n_features`, have no entry.
+
+    Raises
+    ------
+    DataError
+        Where the frame lacks a column, or holds what is refused in training too.
+    """
+    end = n_features + index_base - encoding.sparse_start
+    encoder = TableEncoder(encoding, np.float64, None, index_base, end, ignore_beyond=True)
+    before = 0
+    with frame_reader(frame) as reader:
+        check_columns(encoding, reader.schema.names, False, "the frame")
+        for batch in reader:
+            encoder.message = lambda row, first=before: f"row {first + row + 1}"  # type: ignore[misc]
+            for rows in encoder.encode(batch.select(encoding.names)):
+                yield rows.indptr, rows.feature - index_base, rows.value
+            before += batch.num_rows
 
 
 class Collisions:

@@ -344,7 +344,9 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
 
 
 def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listener: Listener) -> int:
-    """The number of workers that can read the data: one, where it can be read but once."""
+    """The number of workers that can read the data: one, where it can be read but once, or has rows chosen in memory."""
+    if isinstance(data, Dataset) and data is not data.whole:
+        return 1
     if checked_workers(workers) == 1 or not reads_once(data):
         return workers
     listener.warning("standard input and pipes are read by one process: going on with --workers 1")

@@ -1,1 +1,1 @@
-"""Pictures and pages made of numbers; who trains and predicts hands them over."""
+"""Figures and pages, drawn from the numbers of training and prediction."""

@@ -1,4 +1,4 @@
-"""The one way to matplotlib: new figures in the house's style, and their bytes."""
+"""Access to matplotlib: new figures in a common style, and their bytes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _STYLE: Any = {
 
 
 def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
-    """Draw in the house's style; a `UsageError` that names the extra where matplotlib is not installed."""
+    """Draw in the common style; raises a `UsageError` that names the extra if matplotlib is not installed."""
 
     @functools.wraps(draw)
     def styled_draw(*args: Arguments.args, **options: Arguments.kwargs) -> Figure:
@@ -64,7 +64,7 @@ def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
 
 
 def new_figure(columns: int = 1, height: float = 3.2, width: float = 5.0) -> tuple[Figure, Any]:
-    """Make a figure of panels side by side, of so many inches each; returns it with its axes, an array if several."""
+    """Make a figure of panels side by side, `width` × `height` inches each; return it and its axes, an array if several."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height), layout="constrained")
@@ -83,7 +83,7 @@ def image(figure: Figure, form: str = "png") -> bytes:
 
 
 def image_format(path: Path) -> str:
-    """Return the format that the end of a file's name asks for."""
+    """Return the format of a file by the end of its name."""
     form = path.suffix.lstrip(".").lower()
     if form not in FORMATS:
         raise UsageError(f"{path}: expected a name that ends in .png, .svg or .pdf")
@@ -91,7 +91,7 @@ def image_format(path: Path) -> str:
 
 
 def note(axes: Axes, text: str) -> None:
-    """Write into the middle of a panel that has nothing to show."""
+    """Write a note into the middle of an empty panel."""
     axes.grid(visible=False)
     axes.set_xticks([])
     axes.set_yticks([])

@@ -1,4 +1,4 @@
-"""How well a model predicts: confusion, ROC curves, calibration, decisions by class; and what it weighs most."""
+"""Figures of a model's quality: confusion, ROC curves, calibration, decisions by class; and its largest weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MANY = 10  # classes, above which curves get no colour and cells no number of their own
+_MANY = 10  # classes; with more, curves get no colours of their own, and cells no numbers
 
 
 class Curve(NamedTuple):
@@ -54,7 +54,7 @@ def evaluation_figure(
     reliability: Reliability | None,
     decisions: Decisions | None,
 ) -> Figure:
-    """Draw confusion and ROC, and calibration where there are probabilities or decisions by class where there are not."""
+    """Draw confusion and ROC, and calibration if there are probabilities, otherwise decisions by class."""
     third = reliability is not None or decisions is not None
     figure, panels = new_figure(columns=3 if third else 2, height=4.0)
     _draw_confusion(panels[0], labels, confusion)

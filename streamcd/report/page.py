@@ -1,4 +1,4 @@
-"""One self-contained page of HTML: headings, tables, pictures inside."""
+"""Self-contained HTML page: headings, tables, embedded pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ code { background: #f3f5f8; padding: .1em .3em; border-radius: 3px }
 
 @dataclass(frozen=True)
 class Picture:
-    """An image in PNG format with a caption, which is also its text for who cannot see it."""
+    """An image in PNG format with a caption, which is also its alternative text."""
 
     name: str
     png: bytes
@@ -34,7 +34,7 @@ class Picture:
 
 @dataclass
 class Section:
-    """A part of the page: text, tables of cells (the first row is the head), pictures."""
+    """A part of the page: text, tables of cells (the first row is the header), pictures."""
 
     title: str
     text: str = ""
@@ -43,7 +43,7 @@ class Section:
 
 
 def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Make the page; all text is escaped, all pictures are inside."""
+    """Make the page; all text is escaped, all pictures are embedded."""
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',

@@ -1,4 +1,4 @@
-"""How a training went: gap, objective, kappa, active rows, bytes and seconds, from the records of its logs."""
+"""Figures of a training: gap, objective, kappa, active rows, bytes and seconds, from the records of its logs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def work_figure(histories: Histories) -> Figure:
 
 
 def _draw_stages(axes: Axes, records: Records) -> None:
-    """Show what the time of the reads was spent on; reading ahead goes on beside all else, so it is no part of the sum."""
+    """Show the reads' time by stage; reading ahead runs concurrently, so it is not part of the sum."""
     totals: dict[str, float] = {}
     for record in records:
         for stage, seconds in record["seconds"].items():
@@ -160,6 +160,6 @@ def _points(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
 
 
 def _logarithmic(axes: Axes) -> None:
-    """Scale the y axis by powers of ten, where there is a positive number to show."""
+    """Make the y axis logarithmic if there is a positive number to show."""
     if any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
         axes.set_yscale("log")

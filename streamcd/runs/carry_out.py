@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..cluster.partition import DASK_BYTES
+from ..core.errors import UsageError
 from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset
@@ -29,7 +30,15 @@ from .previous_run import PreviousRun
 
 @contextmanager
 def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
-    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`."""
+    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`.
+
+    Rows chosen from a dataset are refused: a run could not be resumed without them.
+    """
+    if run.dataset is not run.dataset.whole:
+        raise UsageError(
+            f"expected a whole dataset, found {run.dataset.n_rows} rows of {run.dataset.path}, which a resumed run "
+            "would not find again; train with an estimator (LinearSVC and others), or convert these rows by themselves"
+        )
     refuse_existing(path, run.config, force)
     with checkpoint.create_run(path, force=force) as directory:
         write_config(directory, run.config)

@@ -135,6 +135,7 @@ def _plan_group(
         "costs of classes and lanes": table_bytes,
         "scores of all rows": 0 if paged else solver.rows_bytes,
         "dual variables": dataset.n_rows * solver.layout.state_bytes if asked.in_memory else 0,
+        "choice of rows": dataset.held_bytes,
         **more.pop("needs", {}),
         "validation set": _validation_bytes(dataset, solver.problem, asked.validation),
     }

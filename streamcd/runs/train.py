@@ -241,6 +241,11 @@ def _validation_path(
         if early_stop:
             raise UsageError("early_stop: it goes by a validation set; give --validation as well")
         return None
+    if isinstance(validation, Dataset) and validation is not validation.whole:
+        raise UsageError(
+            f"validation: expected a whole dataset, found {validation.n_rows} rows of {validation.path}, which a resumed run "
+            "would not find again; convert these rows by themselves"
+        )
     from .validation import check_validation  # with the kernels of decisions
 
     path = os.path.abspath(validation.path if isinstance(validation, Dataset) else validation)

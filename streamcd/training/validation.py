@@ -13,11 +13,14 @@ Validate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Computes the mean loss and the accuracy of every lane's classifier, shape (lanes,) each, at the weights of a state."""
 
 PATIENCE = 5
-"""Looks without a smaller loss after which `--early-stop` ends the lanes of a C."""
+"""Looks without a smaller loss after which `--early-stop` ends the lanes of a C.
+
+Weights at the end of an early pass swing: with three, a9a by hinge at C = 100, accelerated, ended after pass 4 with a loss of
+0.43 where pass 27 has 0.353; with five it goes on to its gap."""
 
 _GROWTH = 1.25
-"""Passes from one look to the next grow by this factor, so that looks take a small share of a long training (21 in 100
-passes), and three of them in a row are never fewer passes than three, nor more than as many again as were made."""
+"""Factor by which the passes between looks grow: looks take a small share of a long training (21 in 100 passes), and
+`PATIENCE` of them are at least as many passes, and at most about twice those made."""
 
 
 def new_look_arrays(n_lanes: int) -> dict[str, np.ndarray]:

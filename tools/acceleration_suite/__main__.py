@@ -1,4 +1,4 @@
-"""Passes of plain and of accelerated training over the suite, against what acceleration promises.
+"""Passes of plain and of accelerated training over the suite, against stated targets.
 
     python -m tools.acceleration_suite FOLDER --jobs 2
     python -m tools.acceleration_suite FOLDER --set a9a --loss hinge -C 1,10
@@ -6,8 +6,8 @@
 
 FOLDER gets the datasets; real sets are found by STREAMCD_DATA. A cell is a set, a loss, a C, and a method or a number of
 workers (in one process, by `cluster.engines.Simulation`). It is trained to a relative gap of 1e-3, and goes on to 1e-6
-(hinge, crammer_singer, twin with the slack hinge: 1e-4), plain and accelerated. What is done is kept, and not done again:
-the whole takes hours. ``--fresh`` measures accelerated runs anew.
+(hinge, crammer_singer, twin with the slack hinge: 1e-4), plain and accelerated. Records are kept, and runs on record are not
+repeated: the whole takes hours. ``--fresh`` measures accelerated runs again.
 """
 
 from __future__ import annotations

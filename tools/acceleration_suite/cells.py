@@ -29,7 +29,7 @@ class Source:
     several_classes: bool = False
 
 
-# cheap ones first, so that an interrupted run has most to show
+# cheap ones first, so that an interrupted run has covered many cells
 SOURCES = {
     "heart_scale": Source(3_378, "heart_scale"),
     "dna.scale": Source(91_233, "dna.scale", several_classes=True),
@@ -47,7 +47,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One training problem, and who solves it. `workers` is 0 for this process alone."""
+    """One training problem, and its solver. `workers` is 0 for this process alone."""
 
     data: str
     loss: str  # a loss of streamcd; twin_squared is twin with the slack squared_hinge

@@ -1,4 +1,4 @@
-"""The plot of gap against passes."""
+"""Plot of the gap against passes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ACCELERATIONS = ("auto", "none")
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a run ends without its gap."""
+    """Limits at which a run ends without reaching its gap."""
 
     max_passes: int = 1000
     seconds: float = float("inf")  # of processor time
@@ -43,7 +43,7 @@ class Record:
     certificates: int = 0  # certifying reads of the run to the coarse gap
     made: int = 0  # training passes
     rounds: int = 0  # training reads to the coarse gap, each of several passes where workers share the rows
-    accelerated: bool = False  # it can be asked for and be plain all the same
+    accelerated: bool = False  # False where acceleration was asked for and does not apply
     stopped: str = ""  # gap, max_passes or time
     seconds: float = 0.0  # of processors
 
@@ -58,7 +58,7 @@ class Record:
 
 
 class Records:
-    """What is done, in a file of JSON lines to which every run adds one."""
+    """Records of the runs made, in a file of JSON lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,7 +76,7 @@ class Records:
             stream.write(record.to_json() + "\n")
 
     def missing(self, cells: Iterable[Cell], limits: Limits) -> list[tuple[Cell, str]]:
-        """Runs of these cells that are not done, or ended at a lower limit than this one."""
+        """List the runs of these cells that are not on record, or ended at a lower limit."""
         asked = [(cell, acceleration) for cell in cells for acceleration in ACCELERATIONS]
         return [run for run in asked if run not in self.done or _would_go_on(self.done[run], limits)]
 
@@ -107,7 +107,7 @@ def run_all(records: Records, cells: list[Cell], folder: Path, limits: Limits, j
                 records.add(record)
                 print(f"{number} of {len(runs)}: {describe(record)}", flush=True)
         finally:
-            pool.shutdown(cancel_futures=True)  # Ctrl-C waits for what is under way, not for what was to come
+            pool.shutdown(cancel_futures=True)  # Ctrl-C waits for the runs in progress only
 
 
 def describe(record: Record) -> str:

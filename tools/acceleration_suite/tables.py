@@ -1,4 +1,4 @@
-"""The bars of the suite and its tables, from records."""
+"""Targets of the suite, and its tables, from records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .cells import COARSE, COSTS, SOURCES, Cell, all_cells
 from .runs import Record
 
 _PLAIN_PASSES = 40  # gains are averaged over cells where plain descent takes as many, or more
-_SHARE, _MORE = 1.15, 3  # no cell may take more than this share of the plain passes and so many passes
+_SHARE, _MORE = 1.15, 3  # no cell may take more than `_SHARE` of the plain passes plus `_MORE`
 
 Done = dict[tuple[Cell, str], Record]
 
@@ -30,12 +30,12 @@ class Pair:
 
     @property
     def gain(self) -> float:
-        """How many times fewer; a lower bound where plain descent did not arrive."""
+        """Ratio of plain to accelerated passes; a lower bound where plain descent did not arrive."""
         return self.plain / self.accelerated
 
     @property
     def excess(self) -> float:
-        """Passes above what the bar allows; none where that is not known."""
+        """Passes above the target's limit; none where that is not known."""
         return 0.0 if self.timed_out else self.accelerated - (_SHARE * self.plain + _MORE)
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ def power(tol: float) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A promise, and what was found; `holds` is None where no cell of it was run."""
+    """A target, and the figure found; `holds` is None where none of its cells was run."""
 
     what: str
     asked: str
@@ -158,7 +158,7 @@ _ROUNDS: list[tuple[Cell, int]] = [
 
 
 def bars(done: Done) -> list[Bar]:
-    """Every bar of the suite that counts passes."""
+    """List the targets of the suite."""
     known = pairs(done)
     rows = [_worst_bar(known)]
     rows += [
@@ -240,7 +240,7 @@ def _rounds_bar(done: Done, cell: Cell, asked: int) -> Bar:
 
 
 def report(done: Done) -> str:
-    """The bars, the cells that miss the first, those that do not arrive, and the passes of all, in Markdown."""
+    """Format the targets, the cells that miss the first, those that do not arrive, and the passes of all, as Markdown."""
     known = pairs(done)
     parts = [
         "| what | at least | found | |",

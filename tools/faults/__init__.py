@@ -1,1 +1,1 @@
-"""Attacks on what streamcd keeps on disk and claims: ``python -m tools.faults --help``."""
+"""Attacks on streamcd's files and claims: ``python -m tools.faults --help``."""

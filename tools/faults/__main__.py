@@ -1,4 +1,4 @@
-"""Attack streamcd, and print and write the table of what was found.
+"""Attack streamcd, and print and write the table of the findings.
 
 python -m tools.faults                                      all kinds, their full number of trials
 python -m tools.faults --kind damage --seed 3 --count 50    one kind, 50 trials

@@ -63,13 +63,14 @@ SHAPES = (
     Shape("two workers", 50_000, 1000, 2, 870, (f"{CONVERT} --workers 2", f"{PREDICT} --workers 2")),
 )
 TOO_LITTLE = 301
-"""MB that no command works with: the refusal names the least."""
+"""MB too few for any command: the refusal names the least."""
 
 
 class Budgets:
-    """Trial k measures shape k modulo their number: at its budget, and in the next round at the least of every command.
+    """Trial k measures shape k modulo their number: at its budget, and in the next round at the least memory of each
+    command.
 
-    Run by one job, as memory is shared.
+    Run by a single job, because trials share the machine's memory.
     """
 
     default_count = 2 * len(SHAPES)
@@ -118,7 +119,7 @@ def make_data(path: Path, shape: Shape, rng: random.Random) -> None:
 
 
 def measure(words: list[str], place: Path) -> tuple[int, int, str]:
-    """Run a command; exit status, peak in bytes of all of its processes, last line of what it said.
+    """Run a command; returns exit status, peak bytes of all its processes, and the last line of its output.
 
     Kernels that no earlier command in `place` has compiled are compiled.
     """

@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit status, negative for a signal, None where it had to be stopped."""
+    """End of a command: its exit status, negative for a signal, None where it had to be stopped."""
 
     status: int | None
     stdout: str
@@ -33,7 +33,7 @@ class Ended:
 
     @property
     def is_ugly(self) -> bool:
-        """Is it a traceback, a signal that nobody sent, an unknown status, or no end at all?"""
+        """True for a traceback, an unexpected signal, an unknown status, or a hang."""
         return self.status not in STATUSES or "Traceback" in self.stderr
 
     @property
@@ -104,7 +104,7 @@ def files_of(path: Path) -> Iterator[Path]:
 
 
 def contents(path: Path) -> tuple[object, ...] | None:
-    """What has to be the same, bit for bit, of a dataset, column layout, run, model or file; None where it is not there."""
+    """Return what must not change, to the bit, in a dataset, column layout, run, model or file; None where it is missing."""
     if path.is_file():
         return (path.read_bytes(),)
     manifest = path / "manifest.json"

@@ -15,7 +15,7 @@ DAMAGES = ("cut", "emptied", "bit", "bytes", "zeros", "longer", "gone")
 
 @dataclass(frozen=True)
 class Use:
-    """A directory, what has to be beside it, and a command that uses it, with its output."""
+    """A directory, those it needs beside it, and a command that uses it, with its output."""
 
     target: str
     beside: tuple[str, ...]
@@ -53,7 +53,7 @@ class Damage:
             self.expected.append(contents(work / use.output))
 
     def begin(self, use: Use, place: Path) -> None:
-        """Copy what a use begins with."""
+        """Copy the inputs of a use."""
         self.workspace.copy(place, *{use.target.split("/")[0], *use.beside})
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:

@@ -17,7 +17,7 @@ TRAIN = ("train", "a", "out", "--tol", "1e-12", "--checkpoint-every", "0.000001s
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command, the files it begins with, its output, and what is tried after a fault until it is there."""
+    """A command, its inputs, its output, and the commands tried after a fault until the output is there."""
 
     name: str
     inputs: tuple[str, ...]
@@ -110,7 +110,7 @@ class FileOperations:
 
 
 def begin(workspace: Workspace, scenario: Scenario, place: Path) -> None:
-    """Copy what the command begins with."""
+    """Copy the inputs of the command."""
     workspace.copy(place, *scenario.inputs)
     if scenario.renamed is not None:
         (place / scenario.renamed[0]).rename(place / scenario.renamed[1])
@@ -119,7 +119,7 @@ def begin(workspace: Workspace, scenario: Scenario, place: Path) -> None:
 def judge(
     scenario: Scenario, ended: Ended, place: Path, before: set[Path], *, is_kill: bool
 ) -> list[Finding]:
-    """Look at what a fault has left, and do what a user would do next."""
+    """Inspect what a fault has left, and do what a user would do next."""
     findings = []
     output = place / scenario.output
     if ended.is_ugly and not (is_kill and ended.status == -9):
@@ -159,7 +159,7 @@ def judge(
 
 
 def _temporaries(place: Path) -> list[str]:
-    """Find what is there for work in progress only."""
+    """List files and directories that are for work in progress only."""
     endings = (".partial", ".replaced", ".shared", ".tmp")
     found = (path for path in place.rglob("*") if path.name.endswith(endings) or ".streamcd-" in path.name)
     return sorted(str(path.relative_to(place)) for path in found)

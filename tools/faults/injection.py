@@ -86,7 +86,7 @@ class FaultyFiles:
         return self.die()
 
     def die(self) -> None:
-        """Kill this process, and all of its group where it was made for this."""
+        """Kill this process, and its group where `whole_group` is set."""
         if self.whole_group:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -139,7 +139,7 @@ class FaultyFiles:
 
 
 def _is_cache(file: Any) -> bool:
-    """Is it of the compiled kernels, which are not streamcd's to write?"""
+    """Recognise a file of the compile cache, which numba writes."""
     return "__pycache__" in str(file)
 
 
@@ -237,7 +237,7 @@ class PowerCut(FaultyFiles):
 
 
 def _log_bytes(state: Path) -> int:
-    """Of the log, what the last checkpoint vouches for."""
+    """Return the length of the log at the last checkpoint."""
     if not state.exists():
         return 0
     with np.load(state) as arrays:

@@ -1,4 +1,4 @@
-"""Crafted metadata: JSON whose seal is right, changed in type, depth, size and path; one line, whatever is in it."""
+"""Crafted metadata: JSON with a valid digest, changed in type, depth, size and path; every refusal must be one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutated libsvm text against scikit-learn's parser and LIBLINEAR's for Python: what two take, they read alike."""
+"""Mutated libsvm text against scikit-learn's parser and LIBLINEAR's for Python: what two accept, they must read alike."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Text:
 
 
 def mutated(rng: random.Random) -> bytes:
-    """A few good lines with tokens put in, bytes changed, parts doubled and cut out."""
+    """Make a few valid lines with tokens inserted, bytes changed, parts doubled and cut out."""
     text = bytearray("\n".join(rng.choices(_FINE, k=rng.randint(1, 4))).encode())
     if rng.random() < 0.8:
         text += b"\n"
@@ -64,7 +64,7 @@ def mutated(rng: random.Random) -> bytes:
 
 
 def compare(text: bytes, place: Path) -> Finding | None:
-    """What parsers make of a text; a refusal by one of them is no fault."""
+    """Compare the parsers' results for a text; a refusal by one of them is no fault."""
     from streamcd.core.errors import StreamcdError
 
     path = _saved(place / "text", text)

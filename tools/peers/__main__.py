@@ -3,8 +3,8 @@
     python -m tools.peers DATASET --test TEST-DATASET --loss squared_hinge --rounds 5 --records races.jsonl
     python -m tools.peers --records races.jsonl --docs docs/benchmark.md --plot docs/img/benchmark.png
 
-DATASET is loaded by streamcd as it is, and by its peers from arrays beside it, which is the quickest loader that they have.
-Of every process the first training is not counted. The extra `bench` has the peers; one that is not installed is left out.
+streamcd trains from DATASET itself, its peers from arrays beside it, their fastest loader.
+The first training of every process is not counted. The extra `bench` has the peers; one that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MODULES = {"liblinear": "liblinear", "sklearn": "sklearn"}
 
 
 def installed() -> list[str]:
-    """Contestants that can be imported."""
+    """List the contestants that can be imported."""
     names = {name: name.partition("-")[0] for name in CONTESTANTS}
     return [name for name, module in names.items() if importlib.util.find_spec(_MODULES.get(module, module))]
 

@@ -1,4 +1,4 @@
-"""A dataset as arrays in a folder, which is how every peer loads it: in the form that costs them least."""
+"""A dataset as arrays in a folder, the form that the peers load fastest."""
 
 from __future__ import annotations
 

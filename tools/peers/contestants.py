@@ -1,7 +1,7 @@
 """Contestants: streamcd and its peers, each as a loader and a training for one setting of its own stopping rule.
 
-All minimise ``½‖w‖² + C Σ loss`` without a bias; what a peer calls its regularisation follows from that. A setting is the
-number that its users turn for accuracy: a tolerance, or for methods without one the number of epochs.
+All minimise ``½‖w‖² + C Σ loss`` without a bias; a peer's own regularisation parameter is set accordingly. A setting is the
+number that controls accuracy: a tolerance, or the number of epochs for methods without one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Contestant(ABC):
         """The trained weights, shape (1 or classes, features); of two classes those of the larger label."""
 
     def figures(self) -> dict[str, Any]:
-        """What else the last training tells of itself."""
+        """Return further figures of the last training."""
         return {}
 
 
@@ -142,7 +142,7 @@ class _Liblinear(_Peer):
 
 
 class _LiblinearPrimal(_Liblinear):
-    """Its trust region method."""
+    """LIBLINEAR's trust region Newton method."""
 
     solvers: ClassVar[dict[str, int]] = {"squared_hinge": 2, "log_loss": 0}
     losses = ("squared_hinge", "log_loss")
@@ -275,7 +275,7 @@ class _Cyanure(_Peer):
 
 
 class _VowpalWabbit(_Peer):
-    """Its L-BFGS over its own cache file, every feature in a place of its own: what it has that comes to an optimum."""
+    """Vowpal Wabbit's L-BFGS over its cache file, without hash collisions: the method of it that reaches an optimum."""
 
     losses = ("log_loss",)
     settings = _EPOCHS[1:]  # it refuses a single one

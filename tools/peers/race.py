@@ -29,14 +29,14 @@ _REFERENCE_GAP = 1e-6
 
 
 class Judge:
-    """The objective and the test accuracy of weights, and the best objective known."""
+    """Computation of objective and test accuracy of weights, and the best objective known."""
 
     def __init__(self, task: Task, test: Path | None) -> None:
         self.task, self._test = task, test
         self.best = self._reference()
 
     def _reference(self) -> float:
-        """An objective within 1e-6 of the optimum, where as many passes as are usual get there."""
+        """Return an objective within 1e-6 of the optimum, if the default number of passes reaches it."""
         with tempfile.TemporaryDirectory(dir=self.task.dataset.parent) as scratch:
             options: dict[str, Any] = {"loss": self.task.loss, "C": self.task.C, "memory": self.task.memory}
             with warnings.catch_warnings():
@@ -89,7 +89,7 @@ def _loss(name: str, margin: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Training:
-    """One training of a contestant: its setting, and how near the optimum it came."""
+    """One training of a contestant: its setting, and its distance from the optimum."""
 
     contestant: str
     round: int
@@ -183,7 +183,7 @@ def race(
     cold: bool = False,
     levels: Sequence[float] = LEVELS,
 ) -> Iterator[Training]:
-    """Give the trainings of all contestants as they end.
+    """Yield the trainings of all contestants as they end.
 
     The first round goes through a contestant's settings until the closest level is reached, or its trainings have taken
     `max_seconds` of processors; later rounds repeat those settings only that reached a level first. The first training of a

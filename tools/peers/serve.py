@@ -2,7 +2,8 @@
 
 python -m tools.peers.serve NAME TASK-AS-JSON OUT
 
-The weights of a training go to the file OUT, and are judged elsewhere: the peak of memory is the contestant's own.
+The weights of a training go to the file OUT, and another process evaluates them, so that peak memory is the contestant's
+own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main() -> None:
     fields = json.loads(description)
     task = Task(**{**fields, "dataset": Path(fields["dataset"]), "arrays": Path(fields["arrays"])})
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what solvers print is no answer
+    os.dup2(2, 1)  # keep solvers' prints out of the answers
     contestant = CONTESTANTS[name](task)
     _answer(answers, _timed(contestant.load))
     for line in sys.stdin:

@@ -17,7 +17,7 @@ from .race import LEVELS, Training
 
 @dataclass(frozen=True)
 class Race:
-    """What was raced for: a row of the table."""
+    """Data, problem and conditions of a race: a row of the table."""
 
     data: str
     loss: str
@@ -126,7 +126,7 @@ def table(races: dict[Race, list[Training]], levels: Sequence[float] = LEVELS) -
 
 
 def _comparison(race: Race, standing: Sequence[Standing], level: float) -> str:
-    """Our time to a level against the best peer's; empty where one of the two did not reach it."""
+    """Compare streamcd's time to a level with the best peer's; empty where one of the two did not reach it."""
     ours = [each for each in standing if each.name == "streamcd" and level in each.seconds]
     peers = [each for each in standing if not each.name.startswith("streamcd") and level in each.seconds]
     if not ours or not peers:
@@ -155,7 +155,7 @@ def _row(standing: Standing, levels: Sequence[float]) -> str:
 
 
 def _details(race: Race, trainings: Sequence[Training]) -> list[str]:
-    """Stages and bytes of trainings that tell them."""
+    """List stages and bytes of trainings that record them."""
     found = []
     for standing in standings(trainings):
         figures = standing.figures
