@@ -243,8 +243,8 @@ def _validation_path(
         return None
     if isinstance(validation, Dataset) and validation is not validation.whole:
         raise UsageError(
-            f"validation: expected a whole dataset, found {validation.n_rows} rows of {validation.path}, which a resumed run "
-            "would not find again; convert these rows by themselves"
+            f"validation: expected a whole dataset, found {validation.n_rows} rows of {validation.path}, which a resumed "
+            "run would not find again; convert these rows by themselves"
         )
     from .validation import check_validation  # with the kernels of decisions
 
