@@ -208,7 +208,7 @@ def test_an_extrapolation_by_0_is_plain_descent_bit_for_bit(
         "C": [0.5, 5.0],
     }
     train(data, tmp_path / "plain", acceleration="none", **asked)
-    monkeypatch.setattr(extrapolation, "_MOST_FACTOR", 0.0)
+    monkeypatch.setattr(extrapolation, "_MAX_FACTOR", 0.0)
     train(data, tmp_path / "zero", **asked)
     plain, zero = state_of(tmp_path / "plain"), state_of(tmp_path / "zero")
     assert "row_previous" in zero

@@ -22,7 +22,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from small_datasets import multiclass, random_rows, write_dataset
+from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import LinearSVC, LogisticRegression, TwinSVC
@@ -334,6 +334,15 @@ def test_rows_of_a_dataset_are_trained_and_decided_like_those_of_arrays(
     assert np.array_equal(found.predict(dataset[test]), expected.predict(rows))
     assert found.score(dataset[test]) == expected.score(rows, y[test], weight[test])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
+def test_all_rows_chosen_are_trained_to_the_same_bits(estimator: Any, tmp_path: Path) -> None:
+    dataset = columns_of(tmp_path / "data", random_rows())
+    expected = clone(estimator).fit(dataset)
+    found = clone(estimator).fit(dataset[:])
+    assert np.array_equal(found.coef_, expected.coef_)
+    assert np.array_equal(found.n_iter_, expected.n_iter_)
 
 
 def test_memory_counts_what_tells_the_rows_chosen(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Q of a quadratic program over a box, however it is stored: whole or packed, in memory or on disk, dense or sparse.
+"""Matrices Q of box-constrained quadratic programs: full or packed, in memory or on disk, dense or sparse.
 
-What is on disk and larger than memory is read in panels of rows; what a map has faulted in is given back panel by panel.
+A matrix on disk that is larger than memory is read in panels of rows; mapped pages are released panel by panel.
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ from ..kernels import box_qp as kernels
 from ..kernels.box_qp import Point
 
 PANEL_BYTES = 1 << 25
-"""Of a panel of rows of a matrix on disk, where the memory allows it."""
+"""Size of a panel of rows of a matrix on disk, if memory allows it."""
 
-# a panel, mapped pages, the panel before and a copy take half of the memory; what is gathered takes the other half
+
+# a panel, mapped pages, the previous panel and a copy take half of the memory, gathered entries the other half
 _PANEL_SHARE = 8
-_FAULT_BYTES = 1 << 21  # a fault may map a huge page, where the page cache has one
-_SYMMETRY = 1e-6  # what Q[i, j] and Q[j, i] may differ by, relative to the largest entry
-_TILE = 512  # rows and columns compared at a time; of a matrix on disk as many as memory allows, up to four times that
+_FAULT_BYTES = 1 << 21  # a fault may map a huge page of the page cache
+_SYMMETRY = 1e-6  # largest difference of Q[i, j] and Q[j, i], relative to the largest entry
+_TILE = 512  # rows and columns compared at a time; for a matrix on disk as memory allows, up to four times as many
 
 
 class Matrix(Protocol):
-    """Q, however it is stored."""
+    """Q of `n` variables, in one of its forms of storage."""
 
     n: int
     diagonal: np.ndarray
 
     def product(self, x: np.ndarray) -> np.ndarray:
-        """``Qx``."""
+        """Compute ``Qx``."""
         ...
 
     def visit(self, order: np.ndarray, point: Point) -> None:
-        """Visit the variables of `order`, which are the active ones, keeping the gradient at these at least."""
+        """Visit all active variables in the given order, and keep at least their gradients up to date."""
         ...
 
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """The rows and columns of the active variables, where Q is on disk and they fit in memory."""
+        """Copy the rows and columns of the active variables into memory; None if Q is in memory, or they do not fit."""
         ...
 
 
 def make_matrix(Q: Any, n: int, packed: str, memory: int) -> Matrix:
-    """Q of `n` variables for the solver.
+    """Make a `Matrix` of `n` variables from an array, a memory map or a sparse matrix.
 
     Raises
     ------
     UsageError
-        Where its shape, type or symmetry is not what it has to be, or two of its rows do not fit in `memory` bytes.
+        If its shape or type is wrong, it is not symmetric, or two of its rows do not fit in `memory` bytes.
     """
     if hasattr(Q, "tocsr"):
         return SparseMatrix(Q.tocsr(), n)
@@ -93,21 +94,21 @@ def _triangle(packed: np.ndarray, n: int, order: str, memory: int | None) -> Mat
 
 
 def float_type(matrix: np.ndarray) -> np.dtype[Any]:
-    """Return the type that kernels take: single and double precision as they are, double for all else."""
+    """Return the dtype for the kernels: float32 and float64 as they are, float64 for all others."""
     return matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.dtype(np.float64)
 
 
 def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slice], np.ndarray]) -> None:
-    """Compare all of a square matrix with its transpose, in tiles of `tile` rows and columns that `read` gives.
+    """Refuse a square matrix that is not symmetric, comparing tiles of `tile` rows and columns that `read` returns.
 
-    The largest entry is the measure: entries that rounding alone makes different from 0 need not be symmetric in themselves.
+    Differences are relative to the largest entry: entries that are only rounding errors need not be symmetric.
     """
     worst, worst_entry, largest, n = 0.0, (0, 0), 0.0, matrix.shape[0]
     for a in range(0, n, tile):
         for b in range(a, n, tile):
             rows, columns = slice(a, a + tile), slice(b, b + tile)
             upper = read(rows, columns)
-            with np.errstate(invalid="ignore"):  # the first product finds what is not finite, and names it
+            with np.errstate(invalid="ignore"):  # the first product reports numbers that are not finite
                 difference = np.abs(upper - read(columns, rows).T)
             largest = max(largest, float(upper.max()), -float(upper.min()))
             at = int(difference.argmax())
@@ -128,12 +129,12 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
 
 class _InMemory:
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """Nothing: all of it is in memory."""
+        """Return None: the matrix is in memory."""
         return None
 
 
 class DenseMatrix(_InMemory):
-    """A whole matrix in memory, float32 or float64, C order; `checked` where its symmetry is known."""
+    """A full matrix in memory, float32 or float64, C order; `checked` if it is known to be symmetric."""
 
     def __init__(self, matrix: np.ndarray, *, checked: bool = False) -> None:
         self._matrix, self.n = matrix, matrix.shape[0]
@@ -142,7 +143,7 @@ class DenseMatrix(_InMemory):
             refuse_asymmetric(matrix, _TILE, lambda rows, columns: matrix[rows, columns])
 
     def product(self, x: np.ndarray) -> np.ndarray:
-        """``Qx``, in float64 also where Q is float32, without a copy of all of it."""
+        """Compute ``Qx`` in float64, without a full copy of a float32 matrix."""
         if self._matrix.dtype == np.float64:
             return np.asarray(self._matrix @ x)
         blocks = [
@@ -156,7 +157,7 @@ class DenseMatrix(_InMemory):
 
 
 class PackedMatrix(_InMemory):
-    """A lower triangle packed row by row, in memory, float32 or float64."""
+    """A lower triangle in memory, packed row by row, float32 or float64."""
 
     def __init__(self, packed: np.ndarray, n: int) -> None:
         self._packed, self.n = packed, n
@@ -214,9 +215,9 @@ def row_offsets(n: int) -> np.ndarray:
 
 
 class _Map:
-    """The memory map under an array: counts what reading faults in, and gives it back before that is an eighth of memory.
+    """Memory map under an array: counts the pages that reading faults in, and releases them at an eighth of the memory.
 
-    Nothing is given back of a private map, which would lose what was written to it.
+    Pages of a private map are not released: changes made to them would be lost.
     """
 
     def __init__(self, matrix: np.ndarray, memory: int) -> None:
@@ -234,7 +235,7 @@ class _Map:
 
 
 def panel_entries(memory: int, n: int, itemsize: int) -> int:
-    """Entries of a panel, at least a row; two rows have to fit in memory."""
+    """Return the number of entries of a panel, at least a row; refuse a memory too small for two rows."""
     row_bytes = max(n, 1) * itemsize
     if 2 * row_bytes > memory:
         raise UsageError(
@@ -244,17 +245,18 @@ def panel_entries(memory: int, n: int, itemsize: int) -> int:
 
 
 class MappedMatrix:
-    """A whole matrix on disk. A visit reads the rows of its variables in its order, a panel of them at a time.
+    """A full matrix on disk. A visit reads the rows of its variables in the order of the visit, a panel at a time.
 
-    Fixed panels of neighbouring rows would read faster where a row is small, but variables that are always visited together
-    correct each other: on the dual of an SVM of 400 rows, 8 such panels took 11,306 passes to 1e-8, this order 1,980.
+    Fixed panels of neighbouring rows would be read faster if rows are small, but convergence is slower if the same variables
+    are always visited together: the dual of an SVM of 400 rows took 11,306 passes to 1e-8 with 8 such panels, 1,980 with
+    this order.
     """
 
     def __init__(self, matrix: np.ndarray, memory: int) -> None:
         self._matrix, self.n, self._memory = matrix, matrix.shape[0], memory
         self._dtype, self._map = float_type(matrix), _Map(matrix, memory)
         self._rows = panel_entries(memory, self.n, self._dtype.itemsize) // self.n
-        # one read of all of it, in tiles: each, its mirror image, their difference and its absolute value, in double
+        # one read of the matrix; memory holds a tile, its mirror image, their difference and its absolute value, as float64
         refuse_asymmetric(matrix, max(1, min(4 * _TILE, math.isqrt(memory // 64))), self._tile)
         self.diagonal = np.empty(self.n)
         for rows, panel in self._panels(np.arange(self.n)):
@@ -268,7 +270,7 @@ class MappedMatrix:
         return out
 
     def _panels(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The rows in this order: their numbers, and what they hold."""
+        """Read rows in the given order; yields panels, as the numbers of the rows and their entries."""
         for start in range(0, order.size, self._rows):
             rows = order[start : start + self._rows]
             panel = np.empty((rows.size, self.n), dtype=self._dtype)
@@ -277,7 +279,7 @@ class MappedMatrix:
             yield rows, panel
 
     def product(self, x: np.ndarray) -> np.ndarray:
-        """``Qx``, one read."""
+        """Compute ``Qx`` in one read."""
         out = np.empty(self.n)
         for rows, panel in self._panels(np.arange(self.n)):
             out[rows] = panel.astype(np.float64, copy=False) @ x
@@ -290,7 +292,7 @@ class MappedMatrix:
             kernels.visit_dense(rows, np.arange(rows.size), panel, columns, self.diagonal, point)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """Copy the active variables' rows and columns, where they fit in half of the memory."""
+        """Copy the active variables' rows and columns; None if they do not fit in half of the memory."""
         if 2 * active.size**2 * self._dtype.itemsize > self._memory:
             return None
         out = np.empty((active.size, active.size), dtype=self._dtype)
@@ -302,13 +304,13 @@ class MappedMatrix:
 
 
 class MappedTriangle:
-    """A lower triangle packed row by row, on disk. A visit reads the rows of its variables twice, a panel at a time.
+    """A lower triangle on disk, packed row by row. A visit reads the rows of its variables twice, a panel at a time.
 
-    Column i below the diagonal is spread over all later rows, an entry a page: it is never read. When row i is read, first
-    its variable's gradient takes what the variables before i have changed by since the pass began; then the variable moves,
-    and its change goes to the gradients before i. After all have moved, a second read gives each gradient what the
-    variables before it changed by after its row was read. So steps and order are those of a matrix in memory, and two
-    reads of the triangle are as many bytes as one of the whole matrix.
+    Column i below the diagonal is scattered over all later rows, and is never read. When row i is read, the gradient of its
+    variable is updated with the changes of the variables before i since the pass began; then the variable moves, and its
+    change is added to the gradients before i. After all have moved, a second read adds to each gradient the changes that
+    the variables before it made after its row was read. So steps and order are those of a matrix in memory, and two reads
+    of the triangle are as many bytes as one read of the full matrix.
     """
 
     def __init__(self, packed: np.ndarray, n: int, memory: int) -> None:
@@ -321,7 +323,7 @@ class MappedTriangle:
             self.diagonal[rows] = panel[starts + rows]
 
     def _panels(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The rows in this order: their numbers, where each begins in the panel, and the panel."""
+        """Read rows in the given order; yields the numbers of the rows, their offsets in the panel, and the panel."""
         ends = np.cumsum(order + 1)
         first = done = 0
         while first < order.size:
@@ -335,7 +337,7 @@ class MappedTriangle:
             first, done = stop, int(ends[stop - 1])
 
     def product(self, x: np.ndarray) -> np.ndarray:
-        """``Qx``, one read."""
+        """Compute ``Qx`` in one read."""
         out = np.zeros(self.n)
         for rows, _, panel in self._panels(np.arange(self.n)):
             kernels.packed_product(panel, int(rows[0]), int(rows[-1]) + 1, x, out)
@@ -352,7 +354,7 @@ class MappedTriangle:
             kernels.add_deferred(rows, starts, panel, rank, change, point.gradient)
 
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """Copy the active variables' part of the triangle, where it fits in half of the memory."""
+        """Copy the active variables' part of the triangle; None if it does not fit in half of the memory."""
         if active.size * (active.size + 1) * self._dtype.itemsize > self._memory:
             return None
         out = np.empty(active.size * (active.size + 1) // 2, dtype=self._dtype)
@@ -370,7 +372,7 @@ class MappedTriangle:
 
 
 class SparseMatrix(_InMemory):
-    """Compressed sparse rows; what occurs twice is added."""
+    """Compressed sparse rows; repeated entries are added."""
 
     def __init__(self, rows: Any, n: int) -> None:
         if rows.shape != (n, n):

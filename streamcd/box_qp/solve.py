@@ -1,8 +1,8 @@
 """Quadratic programs over a box with an explicit matrix: coordinate descent and SOR.
 
-``min ½ aᵀQa + h·a`` over ``lo <= a <= hi``. Q is symmetric, and positive semidefinite where the result is to be the
-minimum. A pass visits the active variables in a random order; variables that a bound holds leave (shrinking), and at the
-end all are checked against a gradient computed afresh.
+``min ½ aᵀQa + h·a`` over ``lo <= a <= hi``. Q is symmetric; if it is positive semidefinite, the result is the minimum. A
+pass visits the active variables in a random order; variables held at a bound leave the active set (shrinking), and finally
+all are checked with a recomputed gradient.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..kernels.primitives import shuffle
 from ..solvers.over_relaxation import omega_number, young
 from .matrices import Matrix, make_matrix
 
-_FIRST_TRIAL, _LEAST_TRIAL = 5, 5  # passes before the first trial of an omega, and passes of a trial
+_FIRST_TRIAL, _MIN_TRIAL = 5, 5  # passes before the first trial of an omega, and fewest passes of a trial
 _MAX_TRIALS = 5
 _POWER_STEPS = 5
-_DEFAULT_CANDIDATE = 1.5  # where Young's formula does not apply, as `over_relaxation.CANDIDATE`
+_DEFAULT_CANDIDATE = 1.5  # if Young's formula does not apply; as `over_relaxation.CANDIDATE`
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,15 @@ class BoxQPResult:
     """
 
     alpha: np.ndarray  # (n,) float64, feasible
-    objective: float  # ``½ alphaᵀQ alpha + h·alpha``, from a gradient computed afresh
-    violation: (
-        float  # largest projected gradient in absolute value, from that gradient; 0 at an exact optimum
-    )
-    passes: int  # in all, those of trials and the products of power iterations too
+    objective: float  # ``½ alphaᵀQ alpha + h·alpha``, from a recomputed gradient
+    violation: float  # largest absolute value of the projected gradient, recomputed; 0 at an exact optimum
+    passes: int  # all passes, including those of trials and the products of power iterations
     converged: bool  # ``violation <= tol``
-    omega: float  # the one used last
-    # passes that ``omega="auto"`` spent beside its way to the result: those whose outcome was thrown away, and the power
-    # iterations of Young's formula
+    omega: float  # last value used
+    # passes that ``omega="auto"`` spent in addition: discarded passes of trials, and the power iterations of Young's formula
     trial_passes: int = 0
-    # of each trial the pass it began at, and what each omega changed the objective by in as many passes from the same point:
-    # ``{"pass": 5, "change": {1.0: -3.1, 1.5: -3.2}}``
+    # for each trial, the pass at which it began, and the change of the objective by each omega in the same number of passes
+    # from the same point: ``{"pass": 5, "change": {1.0: -3.1, 1.5: -3.2}}``
     trials: tuple[dict[str, Any], ...] = ()
 
 
@@ -75,36 +72,38 @@ def solve_box_qp(
     Parameters
     ----------
     Q : ndarray, np.memmap or scipy sparse matrix, shape (n, n), or ndarray or np.memmap of shape (n (n + 1) / 2,)
-        Symmetric, which is checked in full. One dimension: a packed triangle (see `packed`). A memory-mapped array of more
-        than half of `memory` is streamed: a pass reads the rows of its variables in the order of their visits, those of a
-        packed triangle twice, until the variables that are not held by a bound fit in memory. The steps are those of the
-        same matrix in memory.
+        Symmetric matrix (every entry is checked), or with one dimension a packed triangle (see `packed`). A memory-mapped
+        array larger than half of `memory` is streamed: each pass reads the rows of its variables in the order of the visits,
+        those of a packed triangle twice, until the variables not held at a bound fit in memory. The steps are the same as
+        with the matrix in memory.
     h : ndarray, shape (n,)
     lo, hi : ndarray of shape (n,), or a number for all
         Infinite for no bound; ``lo == hi`` fixes a variable.
     omega : float or "auto"
-        Steps of omega times coordinate descent's, in (0, 2). ``"auto"`` tries others than 1 during the solution: a few
-        passes with each from the same point; the one that reaches the lower objective is kept, and its passes with it.
+        Over-relaxation: steps are omega times those of coordinate descent, 0 < omega < 2. ``"auto"`` tries values other than
+        1 during the solution: a few passes with each from the same point; the one that reaches the lower objective is kept,
+        with its passes.
     tol : float
-        Stop when no projected gradient exceeds this: the gradient, 0 where it points out of the box at a bound.
+        Stop when no component of the projected gradient exceeds this in absolute value. The projection sets components to 0
+        that point out of the box at a bound.
     max_passes : int
-        Passes over the variables at most, trials included.
+        Largest number of passes over the variables, including trials.
     alpha : ndarray, shape (n,), optional
-        Where to begin (clipped to the box); 0 by default.
+        Initial point (clipped to the box); 0 by default.
     shrinking : bool
-        Leave out variables that a bound holds, until the others are solved.
+        Leave out variables held at a bound until the others are solved.
     indefinite : {"error", "local"}
-        What to do when Q proves not to be positive semidefinite: by a negative entry of the diagonal, a zero there beside
-        others in its row, or a negative curvature met on the way. ``"local"`` goes on to a point where no single
-        variable can improve, its other bound included, which is not the minimum in general. A Q that gives no such proof
-        is solved so unnoticed.
+        Treatment of a Q that is seen not to be positive semidefinite, by a negative diagonal entry, a zero diagonal entry
+        in a row that is not zero, or a negative curvature along the step of a pass. ``"local"`` continues to a point that
+        cannot be improved by changing a single variable, even to its other bound; in general it is not the minimum. An
+        indefinite Q that shows none of these signs is solved in the same way, without an error.
     packed : {"lower", "upper"}
         Order of a packed triangle: that of ``np.tril_indices(n)`` or of ``np.triu_indices(n)``.
     memory : int or str
-        Bytes that panels of a matrix on disk, and what is gathered of it, may take. What is given in memory is not counted,
-        and is copied where it is neither float32 nor float64, not contiguous, or an upper triangle.
+        Bytes for panels of a matrix on disk and for entries gathered from it. A matrix in memory is not counted; it is
+        copied if it is neither float32 nor float64, not contiguous, or an upper triangle.
     seed : int
-        Of the order of visits.
+        Seed of the order of visits.
 
     Returns
     -------
@@ -113,8 +112,8 @@ def solve_box_qp(
     Raises
     ------
     UsageError
-        Where shapes do not fit, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective is unbounded below
-        along a variable, or (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
+        If shapes do not match, ``lo > hi``, numbers are not finite, Q is not symmetric, the objective is unbounded below, or
+        (with ``indefinite="error"``) Q is seen not to be positive semidefinite.
 
     Examples
     --------
@@ -137,7 +136,8 @@ def solve_box_qp(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is given
+
+# Checked arguments
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class _Box:
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
-    """A copy in double precision."""
+    """Copy numbers to float64."""
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths
@@ -207,7 +207,7 @@ def _shuffled(variables: np.ndarray, key: np.uint64) -> np.ndarray:
 
 
 class _Solution:
-    """The way from a first alpha to the last."""
+    """State of the iteration: point, gradient, active set, omega and its trials."""
 
     def __init__(self, matrix: Matrix, box: _Box, alpha: np.ndarray, settings: _Settings) -> None:
         self.matrix, self.box, self.settings, self.alpha = matrix, box, settings, alpha
@@ -216,19 +216,19 @@ class _Solution:
         self.omega = 1.0 if settings.omega == "auto" else float(settings.omega)
         self.passes = self.trial_passes = 0
         self.threshold = np.inf
-        self.fall = 0.0  # what the passes have changed the objective by
+        self.change = 0.0  # of the objective, by all passes
         self.gathered: tuple[np.ndarray, Matrix] | None = None
         self.trials: list[dict[str, Any]] = []
         self.candidate: float | None = None
         self._check_curvature()
 
     def run(self) -> BoxQPResult:
-        """Passes until no projected gradient exceeds the tolerance."""
+        """Make passes until the projected gradient is within the tolerance."""
         settings = self.settings
         next_trial = _FIRST_TRIAL if settings.omega == "auto" else settings.max_passes + 1
         exact = False
         while self.passes < settings.max_passes:
-            length = max(_LEAST_TRIAL, self.passes // 4)
+            length = max(_MIN_TRIAL, self.passes // 4)
             room = settings.max_passes - self.passes >= _POWER_STEPS + 2 * length
             if self.passes >= next_trial and len(self.trials) < _MAX_TRIALS and room:
                 self._try_omega(length)
@@ -262,7 +262,7 @@ class _Solution:
         out = np.array([0.0, -1.0, 0.0])
         self._visit(active, key, out)
         self.passes += 1
-        self.fall += float(out[CHANGE])
+        self.change += float(out[CHANGE])
         if out[UNBOUNDED] >= 0:
             self._unbounded(int(out[UNBOUNDED]))
         self._check_direction(self.alpha[active] - before[0], self.gradient[active] - before[1])
@@ -275,7 +275,7 @@ class _Solution:
         return violation
 
     def _visit(self, active: np.ndarray, key: np.uint64, out: np.ndarray) -> None:
-        """The pass itself: on the matrix, or on what was gathered of it."""
+        """Visit the active variables, on the matrix or on the gathered part of it."""
         box, whole = self.box, active.size == self.matrix.n
         steering = (self.threshold, self.omega, out)
         if not whole and self.gathered is None:
@@ -295,13 +295,13 @@ class _Solution:
             out[UNBOUNDED] = variables[int(out[UNBOUNDED])]
 
     def _restore(self) -> None:
-        """All variables active again, with a gradient computed afresh."""
+        """Make all variables active again, and recompute the gradient."""
         self.gradient = self._fresh_gradient()
         self.active[:] = 1
         self.threshold, self.gathered = np.inf, None
 
     def _fresh_gradient(self) -> np.ndarray:
-        with np.errstate(all="ignore"):  # the result tells
+        with np.errstate(all="ignore"):  # checked below
             gradient = self.matrix.product(self.alpha) + self.box.h
         if not np.isfinite(gradient).all():
             raise UsageError(
@@ -310,7 +310,7 @@ class _Solution:
         return gradient
 
     def _violation(self) -> float:
-        """Largest projected gradient; the gradient has to be up to date."""
+        """Return the largest absolute value of the projected gradient; the gradient must be up to date."""
         gradient, alpha = self.gradient.copy(), self.alpha
         below, above = alpha <= self.box.lo, alpha >= self.box.hi
         gradient[below] = np.minimum(gradient[below], 0.0)
@@ -320,34 +320,34 @@ class _Solution:
         return float(np.abs(gradient).max(initial=0.0))
 
     def _jumps(self, concave: np.ndarray) -> np.ndarray:
-        """For variables of negative curvature, how much lower a bound is per length of the way; see `boxqp_kernels`."""
+        """Compute the decrease per length of a jump to a bound at negative curvature (`kernels.box_qp._jump`)."""
         rates = np.zeros(concave.size)
         for bound in (self.box.lo, self.box.hi):
-            way = bound[concave] - self.alpha[concave]
-            rate = -np.sign(way) * (self.gradient[concave] + 0.5 * self.matrix.diagonal[concave] * way)
+            step = bound[concave] - self.alpha[concave]
+            rate = -np.sign(step) * (self.gradient[concave] + 0.5 * self.matrix.diagonal[concave] * step)
             rates = np.maximum(rates, rate)
         return rates
 
     def _objective(self) -> float:
-        """``½ aᵀQa + h·a = ½ a·(g + h)``."""
+        """Compute ``½ aᵀQa + h·a = ½ a·(g + h)``."""
         return 0.5 * float(self.alpha @ (self.gradient + self.box.h))
 
     # -- not convex, not bounded --------------------------------------------------------------------------------------
 
     def _check_curvature(self) -> None:
-        """Look for proof on the diagonal that Q is indefinite: a negative entry, or a zero with others in its row."""
+        """Look for proof on the diagonal that Q is indefinite: a negative entry, or a zero in a row that is not zero."""
         diagonal = self.matrix.diagonal
         for i in np.flatnonzero(diagonal < 0)[:1]:
             self._indefinite(f"Q[{i}, {i}] = {diagonal[i]:g} is negative")
         zeros = np.flatnonzero(diagonal == 0)
         if zeros.size:
-            # one product with random signs finds every row that is not zero, but for a coincidence
-            signs = np.random.default_rng(self.settings.seed % 2**64).standard_normal(self.matrix.n)
-            for i in zeros[self.matrix.product(signs)[zeros] != 0][:1]:
+            # the product with a random vector is almost surely not zero in a row that is not zero
+            vector = np.random.default_rng(self.settings.seed % 2**64).standard_normal(self.matrix.n)
+            for i in zeros[self.matrix.product(vector)[zeros] != 0][:1]:
                 self._indefinite(f"Q[{i}, {i}] = 0 while its row is not zero")
 
     def _check_direction(self, step: np.ndarray, change: np.ndarray) -> None:
-        """A pass that goes along d sees ``dᵀQd`` for nothing: it is d times the change of the gradient."""
+        """Look for negative curvature along the step d of a pass: ``dᵀQd`` is d times the change of the gradient."""
         if self.settings.indefinite != "error" or not step.size:
             return
         length = float(step @ step)
@@ -371,7 +371,7 @@ class _Solution:
     # -- omega --------------------------------------------------------------------------------------------------------
 
     def _try_omega(self, n_passes: int) -> None:
-        """Passes with the present omega and another, from the same point; goes on from the lower objective."""
+        """Make passes with the current omega and with another from the same point; continue from the lower objective."""
         begin, best = self.passes, self.omega
         other = self._next_candidate()
         if other is None:
@@ -384,7 +384,7 @@ class _Solution:
             while self.passes < min(first + n_passes, self.settings.max_passes):
                 if self._pass() <= self.settings.tol:
                     break
-            ends.append((self.fall - start[-1], omega, self.passes - first, self._frame()))
+            ends.append((self.change - start[-1], omega, self.passes - first, self._frame()))
         winner = 0 if ends[0][0] <= ends[1][0] else 1
         self.omega = ends[winner][1]
         self._load_frame(ends[winner][3])
@@ -392,16 +392,16 @@ class _Solution:
         self.trials.append({"pass": begin, "change": {end[1]: end[0] for end in ends}})
 
     def _frame(self) -> tuple[Any, ...]:
-        """Copy all that a pass changes."""
+        """Copy everything that a pass changes."""
         arrays = (self.alpha.copy(), self.gradient.copy(), self.active.copy())
-        return (*arrays, self.threshold, self.gathered, self.fall)
+        return (*arrays, self.threshold, self.gathered, self.change)
 
     def _load_frame(self, frame: tuple[Any, ...]) -> None:
         self.alpha, self.gradient, self.active = (array.copy() for array in frame[:3])
-        self.threshold, self.gathered, self.fall = frame[3:]
+        self.threshold, self.gathered, self.change = frame[3:]
 
     def _next_candidate(self) -> float | None:
-        """Young's omega, or one that is often good; then half-way on where it won, or half-way back where it did not."""
+        """Choose Young's omega or a default; later, halfway from the last candidate to 2 if it won, to the winner if not."""
         if self.candidate is None:
             rho = self._jacobi_radius()
             self.candidate = young(rho) if rho < 1.0 else _DEFAULT_CANDIDATE
@@ -412,7 +412,7 @@ class _Solution:
         return self.candidate if abs(self.candidate - self.omega) > 0.05 else None
 
     def _jacobi_radius(self) -> float:
-        """Spectral radius of ``I - D⁻¹Q`` by power iterations, each a product with Q."""
+        """Estimate the spectral radius of ``I - D⁻¹Q`` by power iterations, each a product with Q."""
         diagonal = np.where(self.matrix.diagonal > 0, self.matrix.diagonal, 1.0)
         vector = np.random.default_rng(self.settings.seed % 2**64).standard_normal(self.matrix.n)
         radius = 0.0

@@ -1,4 +1,4 @@
-"""Bars of progress: on a terminal, drawn by rich, and in a notebook."""
+"""Progress bars: on a terminal, drawn by rich, and in a notebook."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..core.progress import Progress
 
 
 class Bars:
-    """Lines at the bottom of the terminal, drawn anew in place; rich is loaded when they are first shown.
+    """Progress lines at the bottom of the terminal, redrawn in place; rich is loaded when they are first shown.
 
-    The first is for the whole training, where there is one; the last for the phase in work.
+    The first is for the whole training, if there is one; the last for the current phase.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -26,7 +26,7 @@ class Bars:
         if self._live is None:
             from rich.console import Console as RichConsole
 
-            # without a thread of its own: it is drawn when there is news
+            # without a thread of its own: drawn when progress is reported
             self._live = RichProgress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=30),
@@ -57,7 +57,7 @@ class Bars:
         self._live.refresh()
 
     def clear(self) -> None:
-        """Take the lines away; they come back with the next progress."""
+        """Remove the lines; they come back with the next progress."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -82,7 +82,7 @@ class NotebookBars:
             self._handle.update(page)
 
     def clear(self) -> None:
-        """Leave the last state where it is; the next progress begins below."""
+        """Leave the last state on the page; the next progress begins below it."""
         self._handle = None
 
 

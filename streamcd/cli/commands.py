@@ -1,6 +1,7 @@
 """The command line: arguments, one call of the library, output.
 
-Heavy imports come where they are used, so that ``--help`` is fast and a training process holds only what it needs.
+Heavy imports are inside the functions that use them, so that ``--help`` is fast and a training process holds only what it
+needs.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 def info(path: str, as_json: bool) -> None:
     """Describe a dataset, a run or a model, without reading data.
 
-    Of a run: what was asked, how far it is, the last gap, the largest weights, and the command to go on with.
+    Of a run: its options, its progress, the last gap, the largest weights, and the next command.
 
     \b
     Example:
@@ -186,7 +187,7 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 @contextmanager
 def _way_on(run: str) -> Iterator[None]:
-    """Add to an error of the operating system how to go on with the run."""
+    """Add to an error of the operating system how to resume the run."""
     try:
         yield
     except OSError as error:
@@ -221,7 +222,7 @@ def _carry_out(
     help="Leave the bias's weight out of ½‖w‖². With --method primal or online only.",
 )
 @costs_option(
-    "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several, separated by commas, are trained in the "
+    "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several values, separated by commas, are trained in the "
     "same passes, and each gets a model of its own.",
     default="1.0",
 )
@@ -232,15 +233,15 @@ def _carry_out(
     "--start-from",
     type=click.Path(exists=True, file_okay=False),
     metavar="RUN",
-    help="Begin at the dual variables of a finished run on the same dataset, scaled from its C to this one; takes no "
-    "extra read. Method sor can start from a run of dual or sor; a primal method begins at the weights of a run of "
+    help="Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes no "
+    "extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of a run by "
     "any method, which takes a read.",
 )
 @click.option(
     "--calibrate",
     is_flag=True,
-    help="Give the model probabilities (predict --proba): sigmoids fitted to the decisions about five folds left out, "
-    "trained in reads of their own after the model. For the losses hinge and squared_hinge.",
+    help="Give the model probabilities (predict --proba): sigmoids fitted to decisions on five held-out folds, which are "
+    "trained after the model, in reads of their own. For the losses hinge and squared_hinge.",
 )
 @validation_options
 @worker_options
@@ -273,7 +274,7 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None,
 
 _TUNE_ALONE = (
     "one process trains the folds of all C in the same reads of the data; 'train -C' with a list takes workers, and "
-    "'evaluate' compares its models on other data"
+    "'evaluate' scores its models on other data"
 )
 
 
@@ -289,7 +290,7 @@ _TUNE_ALONE = (
 def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Choose C by cross-validation, and train with the best on all rows.
 
-    All folds of all C are trained in the same passes over the data; the last training begins where they ended.
+    All folds of all C are trained in the same passes over the data; the final training starts from their solutions.
 
     \b
     Example:
@@ -317,7 +318,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     "--dataset",
     type=click.Path(exists=True, file_okay=False),
     metavar="PATH",
-    help="The dataset's directory, where it was moved since the run was begun.",
+    help="The dataset's directory, if it was moved after the run began.",
 )
 @click.option("--validation", type=click.Path(), metavar="PATH", help="Likewise of the validation set.")
 @click.option(
@@ -329,9 +330,9 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 @worker_options
 @output_options
 def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Go on with a run from its last checkpoint, even one that ended without convergence.
+    """Continue a run from its last checkpoint, even one that ended without convergence.
 
-    A run that has converged is left alone.
+    A run that has converged is not changed.
 
     \b
     Example:
@@ -357,14 +358,14 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 @click.option(
     "--plot",
     metavar="FILE",
-    help="Draw confusion, ROC curves and calibration into a file, .png, .svg or .pdf; needs the extra 'plot'.",
+    help="Draw confusion matrix, ROC curves and calibration into a .png, .svg or .pdf file; needs the extra 'plot'.",
 )
 @force_option("picture")
 @output_options
 def evaluate(
     data: str, model: str, plot: str | None, force: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Compare a model's predictions with the labels of a dataset or of libsvm text.
+    """Compare a model's predictions with the labels of a dataset, of a table or of libsvm text.
 
     \b
     Example:
@@ -385,7 +386,9 @@ def evaluate(
 
 @cli.command()
 @click.argument("run", type=click.Path())
-@click.option("-o", "out", required=True, metavar="OUT.html", help="The page, with its pictures inside.")
+@click.option(
+    "-o", "out", required=True, metavar="OUT.html", help="The HTML page; its pictures are embedded."
+)
 @click.option(
     "--data",
     metavar="DATASET|FILE",
@@ -396,7 +399,7 @@ def evaluate(
 @force_option("page")
 @output_options
 def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Write a page about a run: gap, objective, κ, time, largest weights, configuration; needs the extra 'plot'.
+    """Write a report on a run: gap, objective, κ, time, largest weights, configuration; needs the extra 'plot'.
 
     \b
     Example:
@@ -418,14 +421,14 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
     required=True,
     metavar="OUT.parquet|OUT.csv|OUT.txt|-",
     help="A Parquet file: source (0-based row of DATASET's source, or of FILE), prediction, decision (of several classes "
-    "decision_LABEL). A name in .csv gets CSV: source, prediction. A name in .txt gets the label of each row in a line, "
-    "and - the same on standard output.",
+    "decision_LABEL). A name ending in .csv gets CSV: source, prediction. One ending in .txt gets a line with the "
+    "label of each row, and - the same on standard output.",
 )
 @click.option("--decision", is_flag=True, help="Decisions in CSV and text too, after the label.")
 @click.option(
     "--proba",
     is_flag=True,
-    help="Add the probability of each class, last; for models trained with log_loss. Text then begins with a line "
+    help="Add the probability of each class, last; for models of log_loss or --calibrate. Text then begins with a line "
     "'labels ...' in their order, as LIBLINEAR's.",
 )
 @click.option("-b", "liblinear_proba", type=BIT, metavar="0|1", help="LIBLINEAR's: -b 1 is --proba.")
@@ -443,7 +446,7 @@ def predict(
     liblinear_proba: bool | None,
     **options: Any,
 ) -> None:
-    """Predict the rows of a dataset or of libsvm text, in the order of the source.
+    """Predict the rows of a dataset, of a table or of libsvm text, in the order of the source.
 
     \b
     Example:
@@ -492,8 +495,9 @@ def export(
 ) -> None:
     """Write a model in LIBLINEAR's text format (LIBLINEAR then predicts the same), or a dataset as libsvm text.
 
-    Scales of features (convert --scale) are folded into the weights, for data as it is in the source. A model trained on
-    rows of unit norm (convert --normalize l2) keeps its labels but not its decision values; with a bias it is refused.
+    The divisors of features (convert --scale) are folded into the weights, for data as it is in the source. A model
+    trained on rows of unit norm (convert --normalize l2) predicts the same labels, with other decision values; with a bias
+    it is refused.
 
     \b
     Example:
@@ -564,7 +568,7 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
 )
 @output_options
 def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> None:
-    """Show streamcd at work, in under three minutes: data twice as large as the memory allowed, a kill, a resume.
+    """Demonstrate streamcd in under three minutes: data twice as large as the memory allowed, a kill, a resume.
 
     Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
     with SIGKILL half-way, resumes it, and compares the weights with those of an uninterrupted training, bit for bit.

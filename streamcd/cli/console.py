@@ -20,15 +20,11 @@ PLAIN_INTERVAL = 10.0
 """Seconds between lines of progress where there is no terminal."""
 
 _BAR_INTERVAL = 0.1
-_ROUND_PASSES = (
-    1,
-    2,
-    5,
-)  # and ten, a hundred, ... times these: passes after which a line stays on a terminal
+_ROUND_PASSES = (1, 2, 5)  # passes that leave a line; so do ten, a hundred, ... times these
 
 
 class Console(Listener):
-    """Progress and messages on standard error: bars on a terminal, else a line now and then; `quiet`: warnings only."""
+    """Progress and messages on standard error: bars on a terminal, else a line from time to time; `quiet`: warnings only."""
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._quiet = quiet
@@ -48,12 +44,12 @@ class Console(Listener):
         self.close()
 
     def close(self) -> None:
-        """Take the bars away; they come back with the next progress."""
+        """Remove the bars; they come back with the next progress."""
         if self._bars is not None:
             self._bars.clear()
 
     def progress(self, progress: Progress) -> None:
-        """Show how far the work is, unless that was done a moment ago."""
+        """Show progress, unless it was shown a moment ago."""
         if self._quiet:
             return
         now = time.monotonic()
@@ -76,7 +72,7 @@ class Console(Listener):
             )
 
     def _follow(self, status: TrainingStatus, now: float) -> None:
-        """Take note of a training's passes; on a terminal some of them leave a line."""
+        """Follow a training's passes; on a terminal some of them leave a line."""
         if self._course is None or not self._course.continues(status):
             self._course = Course(status, now)
         if self._course.learn(status, now) and self._bars is not None:
@@ -90,12 +86,12 @@ class Console(Listener):
                     self._print(line)
 
     def message(self, text: str) -> None:
-        """Print what is worth knowing once."""
+        """Print a message."""
         if not self._quiet:
             self._print(text)
 
     def warning(self, text: str) -> None:
-        """Print what probably wants a change."""
+        """Print a warning."""
         self._print(f"warning: {text}")
 
     def _print(self, text: str) -> None:
@@ -105,9 +101,9 @@ class Console(Listener):
 
 
 class ProgressBar(Console):
-    """Progress of long calls from Python: bars on a terminal and in a notebook, else a line every ten seconds.
+    """Progress of long calls from Python: bars on a terminal and in a notebook, otherwise a line every ten seconds.
 
-    Give it as ``listener=``; the bars go when the call ends. Messages and warnings go to standard error.
+    Pass it as ``listener=``; the bars are removed when the call ends. Messages and warnings go to standard error.
 
     Parameters
     ----------
@@ -135,7 +131,7 @@ def _in_notebook() -> bool:
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """Print the command's one JSON object on standard output; what is not a finite number becomes null."""
+    """Print the command's one JSON object on standard output; infinities and NaN become null."""
     print(json.dumps(_finite(result), allow_nan=False), flush=True)
 
 
@@ -150,7 +146,7 @@ def _finite(value: Any) -> Any:
 
 
 def show(result: Mapping[str, Any], as_json: bool, print_text: Callable[[], None]) -> None:
-    """Print a result: its JSON object, or what people read."""
+    """Print a result: its JSON object, or the text for people."""
     with file_named("standard output"):
         if as_json:
             print_json(result)
@@ -159,7 +155,7 @@ def show(result: Mapping[str, Any], as_json: bool, print_text: Callable[[], None
 
 
 def print_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:
-    """Print a table on standard output, drawn on a terminal, plain elsewhere; under a header cells stand to the right."""
+    """Print a table on standard output, drawn on a terminal, plain elsewhere; with a header, cells are right-aligned."""
     rows = [list(row) for row in rows]
     if sys.stdout.isatty():
         _print_rich(title, header, rows)
@@ -202,7 +198,7 @@ def print_error(text: str) -> None:
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """Describe an error for the user, with the exit status; None for a mistake of ours, which wants a traceback."""
+    """Describe an error for the user, with the exit status; None for a bug, which needs a traceback."""
     if isinstance(error, StreamcdError):
         return str(error), error.exit_status
     if isinstance(error, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Course of a training as the console follows it, and how progress is put in words."""
+"""Course of a training as the console follows it, and progress as text."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Course:
         self._forecast = Forecast()
 
     def continues(self, status: TrainingStatus) -> bool:
-        """Tell whether this is the same training."""
+        """Return whether this is the same training."""
         return status.task == self._first.task and status.passes >= self._last
 
     def learn(self, status: TrainingStatus, now: float) -> bool:
-        """Take note of the status; returns True where a pass has ended."""
+        """Record the status; returns True when a pass has ended."""
         self._forecast.learn(status)
         ended = status.passes > self._last
         if (
             ended and self._last == self._first.passes
-        ):  # the first one had kernels to load, and files that were not cached
+        ):  # the first pass loads kernels, and files that are not cached
             self._paced_from = (float(status.passes), now)
         if ended:
             self._last = status.passes
         return ended
 
     def reach(self, progress: Progress, now: float) -> tuple[float, str]:
-        """Give the share of the whole training that is done, and a description."""
+        """Return the share of the training that is done, and a description."""
         status = progress.training
         assert status is not None
         parts = [f"pass {status.passes}", *_measured(status), f"{format_seconds(now - self._begun)} elapsed"]
@@ -45,7 +45,7 @@ class Course:
         return share, ", ".join(parts + self.time_left(progress, now))
 
     def time_left(self, progress: Progress, now: float) -> list[str]:
-        """Describe the time to the end, by the passes so far; nothing where it is not known."""
+        """Describe the time left, by the passes so far; an empty list where it is not known."""
         status = progress.training
         assert status is not None
         passes = self._passes(progress)
@@ -53,14 +53,14 @@ class Course:
         return [] if left is None else [f"about {format_seconds(left * self._pace(passes, now))} left"]
 
     def _pace(self, passes: float, now: float) -> float:
-        """Seconds that a pass takes."""
+        """Return the seconds a pass takes."""
         start, begun = self._paced_from
         if passes <= start:
             start, begun = float(self._first.passes), self._begun
         return (now - begun) / max(passes - start, 1e-9)
 
     def lines(self, status: TrainingStatus, now: float) -> list[str]:
-        """Describe the state after a pass: in one line, and with several C in one more for each."""
+        """Describe the state after a pass in a line, and with several C in another line for each."""
         parts = [*_measured(status), format_seconds(now - self._begun)]
         left = self._forecast.passes_left(status, status.passes)
         if left is not None:
@@ -75,7 +75,7 @@ class Course:
         return lines
 
     def _passes(self, progress: Progress) -> float:
-        """Passes done, with the part of those in work."""
+        """Return the passes done, including the fraction of the current one."""
         status = progress.training
         assert status is not None
         return status.passes + status.passes_ahead * progress.done / max(progress.total or 1, 1)
@@ -95,7 +95,7 @@ def _cost_line(cost: CostStatus, measure: str) -> str:
 
 
 def describe_progress(progress: Progress, seconds: float) -> str:
-    """Share done, rate and time left of a phase that has taken `seconds`, in words."""
+    """Describe share done, rate and time left of a phase that has taken `seconds`."""
     parts = []
     if progress.total:
         share = 100 * progress.done / progress.total
@@ -122,7 +122,7 @@ def _amount(number: float, unit: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """``"0.42 s"``, ``"42 s"``, ``"4 min 2 s"``, ``"3 h 2 min"``."""
+    """Format a time as ``"0.42 s"``, ``"42 s"``, ``"4 min 2 s"`` or ``"3 h 2 min"``."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 60:

@@ -1,6 +1,6 @@
 """``streamcd demo``: data larger than the memory allowed, a training that is killed and resumed, and the proof in a table.
 
-Every step is the command line in a process of its own, as a user would run it, so what is measured is what users get.
+Every step is a command in a process of its own, as a user would run it, so users get the figures measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DECODED_BYTES_PER_ENTRY = 8
 
 @dataclass(frozen=True)
 class DemoSize:
-    """Size of the data that is made, and how it is trained."""
+    """Size of the synthetic data, and options of its training."""
 
     train_blocks: int = 290  # of `BLOCK_ROWS` rows
     test_blocks: int = 12
@@ -47,12 +47,12 @@ class DemoSize:
 
     @property
     def n_entries(self) -> int:
-        """Entries of training and test data, about."""
+        """Approximate number of entries of training and test data."""
         return (self.train_blocks + self.test_blocks) * BLOCK_ROWS * self.entries_per_row
 
     @property
     def disk_bytes(self) -> int:
-        """The most that is on disk at a time: the text, the dataset, and the buckets it is shuffled in."""
+        """Most bytes on disk at a time: the text, the dataset, and the buckets of its shuffle."""
         return self.n_entries * (_TEXT_BYTES_PER_ENTRY + 3 * _DECODED_BYTES_PER_ENTRY)
 
 
@@ -81,15 +81,15 @@ class DemoResult:
 
     @property
     def ok(self) -> bool:
-        """True where all that the demo claims came true."""
+        """True where everything that the demo claims was found."""
         return self.weights_equal and self.converged and self.peak_memory_bytes <= self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """The command's JSON object."""
+        """Return the command's JSON object."""
         return {"ok": self.ok, **asdict(self)}
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values for the table."""
+        """Return names and values for the table."""
         seconds = {name: format_seconds(value) for name, value in self.seconds.items()}
         ratio = self.decoded_bytes / self.budget_bytes
         parse_rate = format_size(self.text_bytes / self.seconds["convert"])
@@ -122,7 +122,7 @@ class DemoResult:
 
 
 def write_example(folder: str, listener: Listener) -> dict[str, Any]:
-    """Write two small files of made, text-like libsvm data to a new directory, for first steps."""
+    """Write two small files of synthetic, text-like libsvm data to a new directory, for first steps."""
     path = Path(folder)
     if path.exists():
         raise UsageError(f"{path} exists; name another directory")
@@ -137,9 +137,9 @@ def write_example(folder: str, listener: Listener) -> dict[str, Any]:
 def run_demo(
     keep: str | None = None, listener: Listener | None = None, size: DemoSize | None = None
 ) -> DemoResult:
-    """Make data, convert, train, kill, resume, compare, evaluate; clean up whatever happens.
+    """Make data, convert, train, kill, resume, compare, evaluate; always clean up.
 
-    All is done, and left, in the directory `keep`, which must be empty; by default in a temporary one that is removed.
+    Files are made, and kept, in the directory `keep`, which must be empty; by default in a temporary one that is removed.
     """
     with _directory(keep) as directory:
         return _Demo(directory, size or DemoSize(), listener or Listener()).run()
@@ -159,7 +159,7 @@ def _directory(keep: str | None) -> Iterator[Path]:
 
 
 class _Demo:
-    """The steps in order, and what they found."""
+    """Steps of the demo in order, and their results."""
 
     def __init__(self, directory: Path, size: DemoSize, listener: Listener) -> None:
         self.directory, self.size, self.listener = directory, size, listener
@@ -200,7 +200,7 @@ class _Demo:
         )
 
     def _step(self, command: str, message: str, *arguments: str) -> dict[str, Any]:
-        """Carry out a command, and keep its seconds."""
+        """Carry out a command, and record its seconds."""
         self.listener.message(f"demo: {message}")
         return self._timed(command, lambda: self._command(command, *arguments))
 
@@ -242,7 +242,7 @@ class _Demo:
         return ["data", run, *options, "--checkpoint-every", every]
 
     def _train_and_kill(self, n_passes: int) -> int:
-        """Begin the same training once more, and kill it half-way; returns the pass in which that was."""
+        """Begin the same training again, and kill it half-way; returns the pass in which it was killed."""
         self.listener.message("demo: trains once more, to be killed half-way")
         run = self.directory / "run-killed"
         with self._process("train", *self._train_arguments(run.name)) as process:
@@ -254,11 +254,11 @@ class _Demo:
                 state = (run / "state.npz").stat().st_mtime_ns
                 first_state = first_state or state
                 n_done = (run / "log.jsonl").read_text().count('"kind": "train"')
-                # the first state is that of the beginning; a later one is a checkpoint
+                # the first state is the initial one; a later one is a checkpoint
                 if state != first_state and n_done >= max(1, n_passes // 2):
                     process.send_signal(signal.SIGKILL)
                     process.wait()
-                    killed_in = min(n_done + 1, n_passes)  # it may have been writing its model
+                    killed_in = min(n_done + 1, n_passes)  # it may already have been writing its model
                     self.listener.message(f"demo: killed in pass {killed_in}")
                     return killed_in
         raise StreamcdError("demo: the training that was to be killed ended before half of its passes")
@@ -281,7 +281,7 @@ class _Demo:
     @contextmanager
     def _process(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         command = [sys.executable, "-m", "streamcd", *arguments, "--json", "--quiet"]
-        # the package that runs now, installed or not
+        # the running package, installed or not
         paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         process = subprocess.Popen(

@@ -6,29 +6,27 @@ import math
 
 from ..core.progress import TrainingStatus
 
-_FITTED_SHARE = 0.5  # the fit is to the last half of the passes: the first ones fall faster
+_FITTED_SHARE = 0.5  # only the last half of the passes is fitted: in the first ones the gap falls faster
 _FITTED_LEAST = 3
-_CERTIFICATE = 1.0  # passes that the last read takes
+_CERTIFICATE = 1.0  # the certifying read at the end, in passes
 
 
 class Forecast:
-    """Learns from the status after each pass; a line through the logarithm of what is measured gives the passes left."""
+    """Forecast from the status after each pass, by a line fitted to the logarithm of the gap (or violation)."""
 
     def __init__(self) -> None:
-        self._points: list[
-            tuple[int, float]
-        ] = []  # passes, logarithm of how many times too large the measure is
+        self._points: list[tuple[int, float]] = []  # passes, logarithm of the measure over its target
         self._share = 0.0
 
     def learn(self, status: TrainingStatus) -> None:
-        """Take note of the status after a pass."""
+        """Record the status after a pass."""
         if status.now > 0 and status.wanted > 0 and math.isfinite(status.now):
             if self._points and self._points[-1][0] >= status.passes:
                 self._points.pop()
             self._points.append((status.passes, math.log(status.now / status.wanted)))
 
     def passes_left(self, status: TrainingStatus, passes: float) -> float | None:
-        """Passes from `passes` on to the end, the certificate counted; None where the measure does not tell yet."""
+        """Return the passes left after `passes`, the certificate included; None while no line can be fitted."""
         allowed = max(status.max_passes - passes, 0.0) + _CERTIFICATE
         if len(self._points) < 2:
             return None
@@ -42,7 +40,7 @@ class Forecast:
         return min(max(last - at_end / slope - passes, 0.0) + _CERTIFICATE, allowed)
 
     def share(self, status: TrainingStatus, passes: float) -> float:
-        """Part of the way that is done; it does not fall."""
+        """Return the share of the passes that is done, which never decreases."""
         left = self.passes_left(status, passes)
         if left is not None:
             self._share = max(self._share, passes / max(passes + left, 1e-9))
@@ -50,7 +48,7 @@ class Forecast:
 
 
 def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Slope of the least-squares line, and its value at the last point, or the last value itself where that is smaller."""
+    """Return the slope of the least-squares line, and its value at the last point, or the last value itself if smaller."""
     n = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)

@@ -1,4 +1,4 @@
-"""Options of the command line that several commands share, the types of their values, and what goes with what."""
+"""Options shared by several commands, the types of their values, and their allowed combinations."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Parsed(click.ParamType):
-    """A value made of text by a function that raises ValueError where the text is not what is `expected`."""
+    """Type of a value parsed from text by a function that raises ValueError where the text is not what is `expected`."""
 
     def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
         self.name, self._expected, self._parse = name, expected, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text; a default that is no text stays as it is."""
+        """Parse the text; a default that is not text is returned unchanged."""
         try:
             return self._parse(value) if isinstance(value, str) else value
         except ValueError:
@@ -48,7 +48,7 @@ class Parsed(click.ParamType):
 
 
 def _seconds(text: str) -> float:
-    """A length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
+    """Parse a length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", text.strip())
     if not match:
         raise ValueError(text)
@@ -56,7 +56,7 @@ def _seconds(text: str) -> float:
 
 
 def _class_weight(text: str) -> str | dict[float | str, float]:
-    """``balanced``, or ``LABEL=WEIGHT,…``."""
+    """Parse ``balanced``, or ``LABEL=WEIGHT,…``."""
     if text == "balanced":
         return text
     pairs = [pair.rsplit("=", 1) for pair in text.split(",")]
@@ -67,7 +67,7 @@ def _class_weight(text: str) -> str | dict[float | str, float]:
 
 
 def _label(text: str) -> float | str:
-    """A label: a number where it is one, else a name."""
+    """Parse a label: a number where it is one, else a name."""
     try:
         return float(text)
     except ValueError:
@@ -75,7 +75,7 @@ def _label(text: str) -> float | str:
 
 
 def read_code(path: str) -> list[list[int]]:
-    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by blanks or commas."""
+    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by spaces or commas."""
     rows: list[list[int]] = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
@@ -97,7 +97,7 @@ def read_code(path: str) -> list[list[int]]:
 SECONDS = Parsed("time", "a time such as 60s, 5m or 1h", _seconds)
 BIT = Parsed("bit", "0 or 1", lambda text: bool(["0", "1"].index(text)))
 COSTS = Parsed(
-    "C", "a number, or several with commas between", lambda text: [float(cost) for cost in text.split(",")]
+    "C", "a number, or several separated by commas", lambda text: [float(cost) for cost in text.split(",")]
 )
 _CLASS_WEIGHT = Parsed("weights", "'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", _class_weight)
 _OMEGA = Parsed(
@@ -118,7 +118,7 @@ def together(*options: Option) -> Option:
 
 
 def refused_option(name: str, advice: str) -> Option:
-    """Refuse an option that other commands have, and say what to do instead."""
+    """Make an option that is refused with advice, because other commands have it."""
 
     def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value is not None:
@@ -128,22 +128,22 @@ def refused_option(name: str, advice: str) -> Option:
 
 
 def force_option(what: str) -> Option:
-    """``--force`` of a command that replaces `what`."""
+    """Make ``--force`` for a command that replaces `what`."""
     return click.option("--force", is_flag=True, help=f"Replace an existing {what}.")
 
 
 def costs_option(text: str, **more: Any) -> Option:
-    """``-C`` where it may be a list."""
+    """Make ``-C`` for a command that takes a list of values."""
     return click.option("-C", "-c", "--C", "C", type=COSTS, help=text, **more)
 
 
 def _choice(name: str, values: str, text: str) -> Option:
-    """An option with some values, of which the first is the default."""
+    """Make an option with a choice of values, of which the first is the default."""
     return click.option(name, type=click.Choice(values.split()), default=values.split()[0], help=text)
 
 
 def cut_options(shard: str, chunk: str) -> Option:
-    """``--shard-size`` and ``--chunk-size``, and what each is the decoded size of."""
+    """Make ``--shard-size`` and ``--chunk-size``; `shard` and `chunk` name the units in their help."""
     return together(
         click.option("--shard-size", default="256MB", metavar="SIZE", help=f"Decoded size of {shard}."),
         click.option("--chunk-size", default="1MB", metavar="SIZE", help=f"Decoded size of {chunk}."),
@@ -181,13 +181,18 @@ workers_option = together(
     ),
     refused_option(
         "--scheduler",
-        "the work is shared out to processes of this machine by --workers N; a dask scheduler is for train and resume",
+        "--workers N divides the work among processes of this machine; a dask scheduler is for train and resume",
     ),
 )
 
 model_options = together(
     click.option(
-        "-C", "-c", "--C", "C", type=float, help="Which model of a run that was trained with several C."
+        "-C",
+        "-c",
+        "--C",
+        "C",
+        type=float,
+        help="The model with this C, of a run that was trained with several.",
     ),
     memory_option,
 )
@@ -196,10 +201,10 @@ convert_options = together(
     _choice(
         "--format",
         "auto libsvm csv parquet arrow npz npy",
-        "What SRC holds; auto tells by the content. csv: text with a line of names and any delimiter.",
+        "Format of SRC; auto recognises it by content. csv: text with a line of names and any delimiter.",
     ),
-    click.option("--label", metavar="COL", help="Column of labels, numbers or strings; tables need it."),
-    click.option("--weight-column", metavar="COL", help="Column of weights of rows."),
+    click.option("--label", metavar="COL", help="Column of labels, numbers or strings; required for tables."),
+    click.option("--weight-column", metavar="COL", help="Column of row weights."),
     click.option(
         "--features",
         metavar="COL,…",
@@ -215,11 +220,11 @@ convert_options = together(
     _choice(
         "--missing",
         "error zero indicator",
-        "Missing values: refused, without an entry, or an entry 1 of a feature of their own.",
+        "Missing values: an error, zero, or 1 in an indicator feature of their own.",
     ),
     memory_option,
     workers_option,
-    click.option("--seed", type=int, default=0, help="Of the random order of the rows."),
+    click.option("--seed", type=int, default=0, help="Seed of the random order of rows."),
     _choice(
         "--dtype",
         "float32 float64",
@@ -228,7 +233,7 @@ convert_options = together(
     _choice(
         "--index-base",
         "auto 0 1",
-        "What feature indices start at. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
+        "First feature index. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
     ),
     click.option(
         "--n-features",
@@ -240,13 +245,13 @@ convert_options = together(
         "--weights",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
-        help="Weights of the rows, one number a line in the order of SRC. Weight 2 counts a row twice.",
+        help="Weights of the rows, one number per line in the order of SRC. A row of weight 2 counts twice.",
     ),
     click.option(
         "--like",
         type=click.Path(exists=True),
         metavar="DATASET|MODEL",
-        help="Take index base, number of features, labels and scaling from there; use it for test data.",
+        help="Take index base, number of features, labels, columns and scaling from there; use it for test data.",
     ),
     _choice(
         "--scale",
@@ -268,7 +273,7 @@ convert_options = together(
         "shuffle",
         is_flag=True,
         callback=lambda context, parameter, value: not value,
-        help="Keep the order of SRC. Data sorted by label then trains badly: shuffle unless it is shuffled.",
+        help="Keep the order of SRC, which should then be random: data sorted by label trains badly.",
     ),
     cut_options(
         "a Parquet file of the dataset, the unit of distribution", "a row group, the unit of reading"
@@ -283,7 +288,7 @@ max_seconds_option = click.option(
     "--max-seconds",
     type=SECONDS,
     metavar="TIME",
-    help="Stop after this time with a checkpoint and exit status 0 (stop_reason time), for batch queues; looked at "
+    help="Stop after this time with a checkpoint and exit status 0 (stop_reason time), for batch queues; checked "
     "between windows.",
 )
 
@@ -291,7 +296,7 @@ threads_option = click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads that share reading, certificates and lanes.  [default: one a core]  No bit of a result depends on it.",
+    help="Threads that share reading, certificates and lanes; no bit of a result depends on it.  [default: one a core]",
 )
 
 training_options = together(
@@ -299,17 +304,17 @@ training_options = together(
         "--loss",
         type=click.Choice((*LOSSES, *LOSS_ALIASES)),
         help="Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2 (the default), hinge max(0, 1-t), "
-        "log_loss log(1 + exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y]. twin: a plane per class that "
-        "lies close to its rows, ½ Σ (w·x)^2, and keeps the others at a distance (--slack); the nearest plane's class is "
-        "predicted. logistic and log are log_loss.",
+        "log_loss log(1 + exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y]. twin: a plane per class, fitted "
+        "to its own rows, ½ Σ (w·x)^2, and kept away from the others (--slack); the nearest plane's class is predicted. "
+        "logistic and log are log_loss.",
     ),
     click.option(
         "--method",
         type=click.Choice(("auto", *METHODS)),
         help="dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, in a "
-        "new random order each pass; online: likewise, features drawn with replacement; both for squared_hinge and "
-        "log_loss, and need 'streamcd columns'. sor: for the loss twin, with the inverse of a matrix of features x features "
-        "for each plane. auto (the default) chooses, and says why.",
+        "new random order each pass; online: likewise, with features drawn at random with replacement. Both are for "
+        "squared_hinge and log_loss, and need 'streamcd columns'. sor: for the loss twin, with the inverse of a matrix of "
+        "features x features for each plane. auto (the default) chooses, and says why.",
     ),
     click.option(
         "--omega",
@@ -317,7 +322,7 @@ training_options = together(
         default="1.0",
         metavar="NUMBER|auto",
         help="Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 and "
-        "below 2, times coordinate descent's. auto tries during the first passes which is faster, and says so.",
+        "below 2, times coordinate descent's. auto tries two values during training, and says which it keeps.",
     ),
     click.option(
         "--acceleration",
@@ -325,21 +330,21 @@ training_options = together(
         default="auto",
         show_default=True,
         metavar="auto|none|KAPPA",
-        help="Outer proximal point around the passes of --method dual, by which badly conditioned problems (large C, long "
-        "rows) take a tenth of them or fewer; it takes one more array of the weights' size, and training goes on without "
-        "where that does not fit in --memory. auto finds its strength kappa while training. By primal and online a pass "
-        "begins beyond the point where the last one ended, as far as a line search says, which takes one more array of "
-        "rows' scores too and has no KAPPA. By dual with -e, with another --omega than 1, and by sor training is plain.",
+        help="For --method dual, an outer proximal point around the passes: badly conditioned problems (large C, long rows) "
+        "take a tenth of the passes or fewer. It needs one more array of the weights' size, and is left out if that does "
+        "not fit in --memory. auto finds its strength kappa while training. For primal and online, an extrapolation after "
+        "each pass by a line search; it needs one more array of rows' scores too, and has no KAPPA. Training is plain by "
+        "dual with -e or an --omega other than 1, and by sor.",
     ),
     click.option(
         "--ridge",
         type=float,
-        help="r in a twin plane's r/2 ‖w‖^2; small ones converge slowly by the method dual.  [default: 1]",
+        help="r in a twin plane's r/2 ‖w‖^2; with a small r the method dual converges slowly.  [default: 1]",
     ),
     click.option(
         "--slack",
         type=click.Choice(SLACKS),
-        help="Loss of the rows that a twin plane keeps at a distance, max(0, 1 - w·x) or its square.  [default: hinge]",
+        help="Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.  [default: hinge]",
     ),
     click.option(
         "-s",
@@ -370,18 +375,18 @@ training_options = together(
         metavar="EPS",
         help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
         "max PG - min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies "
-        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖. By dual it trains without acceleration; by "
-        "primal and online with it, w being the end of a pass.",
+        "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖, w being the end of a pass. Turns "
+        "acceleration off for dual.",
     ),
-    click.option("--max-passes", type=int, default=1000, help="Passes over the data at most."),
+    click.option("--max-passes", type=int, default=1000, help="Maximum number of passes over the data."),
     click.option(
         "--class-weight",
         type=_CLASS_WEIGHT,
         metavar="balanced|LABEL=W,...",
         help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
         "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class). "
-        "Of twin planes too it is C alone that they change: a plane's C is that of the rows it keeps at a distance, and so "
-        "differs by plane; the rows it lies close to count as they are.",
+        "For twin planes too they change C alone: they weight the rows that a plane keeps away from, not those it is fitted "
+        "to.",
     ),
     click.option(
         "-w",
@@ -391,7 +396,7 @@ training_options = together(
         metavar="LABEL WEIGHT",
         help="LIBLINEAR's -wLABEL WEIGHT, for each label: --class-weight LABEL=WEIGHT,...",
     ),
-    refused_option("-p", "it is of regression, and streamcd trains classifiers"),
+    refused_option("-p", "it is for regression, and streamcd trains classifiers"),
     click.option(
         "--code",
         type=_CODE,
@@ -400,18 +405,18 @@ training_options = together(
         "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
     ),
     memory_option,
-    click.option("--seed", type=int, default=0, help="Of the random order of visits."),
+    click.option("--seed", type=int, default=0, help="Seed of the random order of visits."),
     click.option(
         "--checkpoint-every",
         type=SECONDS,
         default="60s",
-        help="Time between checkpoints, from which 'resume' goes on.",
+        help="Time between checkpoints, from which 'resume' continues.",
     ),
     max_seconds_option,
     click.option(
         "--resume",
         is_flag=True,
-        help="Go on with RUN where it holds this training already, else begin it: the same command for every job of a "
+        help="Continue RUN if it holds this training already, otherwise begin it: the same command for every job of a "
         "queue.",
     ),
     threads_option,
@@ -439,8 +444,8 @@ worker_options = together(
         "--workers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Train on so many processes of this machine, which share --memory (385 MB each at the least, and 200 MB "
-        "for this one). Several need more passes than one: worth it where a pass takes long.  [default: this process alone]",
+        help="Train on N processes of this machine, which share --memory (at least 385 MB each, and 200 MB for this one). "
+        "Several need more passes than one: worth it if a pass takes long.  [default: this process alone]",
     ),
     click.option(
         "--scheduler",
@@ -455,20 +460,20 @@ round_options = together(
         "--local-passes",
         type=int,
         metavar="N",
-        help="With workers: passes of each over its own rows in a round, between which nothing is sent.  [default: 3; 1 "
-        "where there are more features than rows]",
+        help="With workers: passes of each over its own rows in a round, without communication.  [default: 3; 1 with "
+        "more features than rows]",
     ),
     click.option(
         "--worker-timeout",
         type=SECONDS,
         metavar="TIME",
-        help="With workers: give up one that has shown no sign of life for so long; others take over.  [default: 300s]",
+        help="With workers: exclude one that has not responded for this time; others take over.  [default: 300s]",
     ),
 )
 
 
 def weight_notes(options: Mapping[str, Any]) -> list[str]:
-    """Tell where weights that were given as LIBLINEAR's mean something else than there."""
+    """Note where weights given by LIBLINEAR's flag mean something else than in LIBLINEAR."""
     return [LIBLINEAR_WEIGHTS] if options["label_weights"] else []
 
 
@@ -483,7 +488,7 @@ def checked_training_options(
     label_weights: tuple[tuple[str, float], ...],
     **others: Any,
 ) -> dict[str, Any]:
-    """Options as the library takes them: loss and method settled, contradictions refused."""
+    """Make the library's options: resolve loss and method, refuse contradictions."""
     if label_weights:
         if class_weight is not None:
             raise UsageError("-wLABEL and --class-weight say the same: give one of them")

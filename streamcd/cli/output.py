@@ -1,4 +1,4 @@
-"""Results as the command line prints them: one JSON object, or tables."""
+"""Output of results: one JSON object, or tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_CLASSES_SHOWN = 30
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Gather what `info` and `convert` tell of a dataset."""
+    """Gather the description of a dataset that `info` and `convert` print."""
     from ..conversion.staging import leftovers
     from ..dataset.column_layout import has_columns
     from ..dataset.diagnostics import advice, feature_rms
@@ -38,7 +38,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 def print_dataset(path: str, info: dict[str, Any], as_json: bool) -> None:
-    """Print what `describe_dataset` gathered."""
+    """Print the result of `describe_dataset`."""
     console.show(info, as_json, lambda: console.print_table(f"dataset {path}", _dataset_rows(info)))
 
 
@@ -65,7 +65,7 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _where_from(info: dict[str, Any]) -> str:
-    """Say how features are numbered, or the names of the first."""
+    """Describe the numbering of features, or name the first ones."""
     if info["feature_names"]:
         return f"({', '.join(info['feature_names'])}{', …' if info['n_features'] > len(info['feature_names']) else ''})"
     return f"(indices from {info['index_base']} on)"
@@ -92,7 +92,7 @@ def _size_on_disk(info: dict[str, Any]) -> str:
 
 
 def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
-    """Print what a column layout holds."""
+    """Print the contents of a column layout."""
     rows = [
         ("features", f"{info['n_features']:,} that occur"),
         ("entries", f"{info['n_entries']:,}"),
@@ -104,14 +104,14 @@ def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
 
 def warn_unconverged(listener: console.Console, result: Any) -> None:
     """Warn of a training that ended before its rule was met."""
-    if result.fell_short and result.stop_reason != "time":  # of which the training has told
+    if result.fell_short and result.stop_reason != "time":  # which the training has reported
         listener.warning(
             f"{result.describe_shortfall()}; 'streamcd resume {result.run} --max-passes N' goes on"
         )
 
 
 def print_result(result: Any, as_json: bool) -> None:
-    """Print how a training, or a search over C, ended."""
+    """Print the result of a training or of a search over C."""
     console.show(result.to_json(), as_json, lambda: _print_tables(result))
 
 
@@ -198,7 +198,7 @@ def _share(figure: float | None) -> str:
 
 
 def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:
-    """Print how good a model's predictions are."""
+    """Print the quality of a model's predictions."""
     console.show(result, as_json, lambda: _print_figures(title, result))
 
 

@@ -18,7 +18,7 @@ from ..runs.interrupts import handled
 from . import console
 
 _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""A command without any argument; click before 8.2 prints the help itself."""
+"""Error of a command without arguments; click before 8.2 prints the help itself."""
 
 
 SECTIONS = {
@@ -31,7 +31,7 @@ SECTIONS = {
 
 
 class Program(click.Group):
-    """A group of commands that turns whatever goes wrong into one line and an exit status."""
+    """Group of commands that turns every error into one line and an exit status."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by task, each with the first sentence of its help, whole."""
@@ -59,7 +59,7 @@ def _first_sentence(command: click.Command) -> str:
 
 
 class _WarningLines(logging.Handler):
-    """Warnings that reach no listener, as the command line prints its own."""
+    """Handler that prints logged warnings, which reach no listener, like the command line's own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         console.Console(quiet=True).warning(record.getMessage())
@@ -76,7 +76,7 @@ def _logged_warnings() -> Iterator[None]:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """Let SIGTERM unwind the stack like Ctrl-C does, so that temporary files go; what comes later does not disturb that."""
+    """Let SIGTERM unwind the stack like Ctrl-C, so that temporary files are removed; later signals do not interrupt that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if signum == signal.SIGINT:
@@ -85,7 +85,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _report(error: BaseException, as_json: bool) -> int:
-    # click's for Ctrl-C, and for an end of file wherever it was met
+    # click's own, for Ctrl-C and for an unexpected end of file
     if isinstance(error, click.exceptions.Abort):
         error = error.__cause__ if isinstance(error.__cause__, EOFError) else KeyboardInterrupt()
     if isinstance(error, _HELP_WANTED):
@@ -110,5 +110,5 @@ def _report(error: BaseException, as_json: bool) -> int:
 
 
 def _forget_output() -> None:
-    """Drop what nobody can read, or no disk hold: left in the buffer, it would fail once more at exit."""
+    """Drop output that could not be written: left in the buffer, it would fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

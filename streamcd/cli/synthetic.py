@@ -1,4 +1,4 @@
-"""Made data: as large as wished, from a seed, in pieces that do not depend on one another.
+"""Synthetic data of any size from a seed, in independent blocks.
 
 Rows come in blocks of `BLOCK_ROWS`; a block is a function of the seed and its number, so several processes can make
 parts of one data set.
@@ -25,7 +25,7 @@ on rows it has not seen, from some ten thousand rows on."""
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Consecutive rows."""
+    """Consecutive rows in CSR form."""
 
     label: np.ndarray  # float64, shape (rows,)
     indptr: np.ndarray  # int64, shape (rows + 1,)
@@ -34,7 +34,7 @@ class RowPiece:
 
 
 def draw_labels(rng: np.random.Generator, n_rows: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """True classes, and labels of which some are wrong: -1 and +1 for two classes, else 1 … n."""
+    """Draw true classes, and labels of which some are wrong: -1 and +1 for two classes, else 1 … n."""
     true = rng.integers(0, n_classes, n_rows)
     other = rng.integers(0, n_classes, n_rows)
     given = np.where(rng.random(n_rows) < _MISLABELLED, other, true)
@@ -47,7 +47,7 @@ def draw_labels(rng: np.random.Generator, n_rows: int, n_classes: int) -> tuple[
 
 @lru_cache(maxsize=2)
 def _dictionary(n_features: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """For every word, most frequent first: its feature, and the logarithm of its probability."""
+    """Return the words, most frequent first: their features, and the logarithms of their probabilities."""
     feature = np.random.default_rng([seed, n_features]).permutation(n_features).astype(np.int32)
     rank = np.arange(n_features)
     return feature, np.log(np.log1p(1 / (rank + 1)) / np.log(n_features + 1)).astype(np.float32)
@@ -55,7 +55,7 @@ def _dictionary(n_features: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=2)
 def _tokens_per_row(n_features: int, entries_per_row: int) -> float:
-    """Words to draw so that `entries_per_row` of them are distinct, on average."""
+    """Return the number of words to draw so that `entries_per_row` of them are distinct, on average."""
     probability = np.log1p(1 / np.arange(1, n_features + 1)) / np.log(n_features + 1)
     low, high = float(entries_per_row), 1e3 * n_features
     for _ in range(60):
@@ -71,10 +71,10 @@ def _tokens_per_row(n_features: int, entries_per_row: int) -> float:
 def text_block(
     number: int, *, n_features: int, entries_per_row: int, seed: int, n_classes: int = 2
 ) -> RowPiece:
-    """One block of rows that look like tf-idf of text: Zipf's law, unit norm, six decimals.
+    """Make one block of rows that look like tf-idf of text: Zipf's law, unit norm, six decimals.
 
-    A word of frequency rank r is half of a pair (or one of a group, for more classes) whose members each speak for one
-    class: a share of a row's words are exchanged for the member that speaks for the row's own class.
+    A word of frequency rank r is half of a pair (or one of a group, for more classes) each member of which is evidence for
+    one class: a share of a row's words are exchanged for the member of the row's own class.
     """
     rng = np.random.default_rng([seed, number, n_features, entries_per_row, n_classes])
     true, label = draw_labels(rng, BLOCK_ROWS, n_classes)
@@ -96,7 +96,7 @@ def text_block(
 
 
 def _unit_rows(key: np.ndarray, label: np.ndarray, n_features: int, weight_of: np.ndarray) -> RowPiece:
-    """Rows from sorted keys ``row · n_features + feature``: (1 + log count) · weight, unit norm, rounded."""
+    """Make rows from sorted keys ``row · n_features + feature``: (1 + log count) · weight, unit norm, rounded."""
     first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
     count = np.diff(np.append(first, key.size))
     row, feature = np.divmod(key[first], n_features)
@@ -133,7 +133,7 @@ def write_text_like(
     seed: int,
     first_row: int = 0,
 ) -> None:
-    """Write made text-like data as libsvm text.
+    """Write synthetic text-like data as libsvm text.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The command ``verify``: a dataset, a run or a model, each checked by its own room."""
+"""The command ``verify``: checks of a dataset, a run or a model."""
 
 from __future__ import annotations
 

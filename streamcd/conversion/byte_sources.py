@@ -1,7 +1,7 @@
 """Input as bytes: files, directories, globs or standard input, compressed or not, in blocks that end where a line ends.
 
-A thread reads and decompresses ahead of whoever parses, into a fixed set of buffers, so memory is bounded by the size of
-a block and by the longest line.
+A thread reads and decompresses ahead of the parser, into a fixed set of buffers, so memory is bounded by the size of a block
+and by the longest line.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _COMPRESSED_READ_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class ByteBlock:
-    """Whole lines of one source: ``buffer[start:stop]``, which ends with a newline; then come `PADDING` more bytes."""
+    """Lines of one source: ``buffer[start:stop]``, which ends with a newline, followed by `PADDING` more bytes."""
 
-    buffer: bytearray  # filled anew once the next block but one is asked for
+    buffer: bytearray  # reused after the next block but one is requested
     start: int
     stop: int
     name: str  # of the source, in messages
@@ -61,7 +61,7 @@ class ByteBlock:
 
 
 def expand_sources(sources: str | Path | Sequence[str | Path]) -> list[str]:
-    """List the files that the sources mean, in an order that does not depend on the file system.
+    """List the files of the sources, in an order that does not depend on the file system.
 
     Sources are files, directories (the files in them, hidden ones skipped), glob patterns, or ``"-"`` for standard input.
     """
@@ -142,12 +142,12 @@ def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm te
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes of a file as it lies on disk, from line to line; all of it where `stop` is None, as of what is compressed."""
+    """Range of bytes of a file on disk, from line to line; all of the file where `stop` is None, as if it is compressed."""
 
     path: str
     start: int = 0
     stop: int | None = None
-    head: bytes = b""  # read already, of what can be read but once
+    head: bytes = b""  # already read, of a source that can be read only once
 
     @property
     def n_bytes(self) -> int:
@@ -156,7 +156,7 @@ class ByteRange:
 
 
 class _Counted(io.RawIOBase):
-    """A file that counts what is read, up to `n_bytes`, and gives back its first bytes after they were looked at."""
+    """File that counts the bytes read, up to `n_bytes`, and whose first bytes can be inspected before they are read."""
 
     def __init__(self, file: Any, n_bytes: int | None = None, head: bytes = b"") -> None:
         self._file = file
@@ -221,7 +221,7 @@ def read_head(part: ByteRange, n_bytes: int, decoder_bytes: int = DECODER_BYTES)
 
 
 def is_compressed(path: str) -> bool:
-    """Tell from its first bytes whether a file is compressed."""
+    """Return whether a file is compressed, by its first bytes."""
     with open(path, "rb") as file:
         return _codec(file.read(6)) is not None
 
@@ -390,7 +390,7 @@ class _Reader:
                     self._read_range(raw, part)
                     self._bytes_before += raw.n_bytes
             self.filled.put(None)
-        except BaseException as error:  # handed over to the thread that asked
+        except BaseException as error:  # raised in the thread that takes the blocks
             self.filled.put(error)
 
     def stop(self) -> None:
@@ -445,7 +445,7 @@ class _Reader:
 
 
 class _Stopped(Exception):
-    """Nobody takes any more blocks, nor this."""
+    """End of the thread: no more blocks are taken."""
 
 
 def read_blocks(

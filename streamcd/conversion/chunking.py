@@ -1,4 +1,4 @@
-"""The final order of rows cut into chunks, and chunks into shards: greedily, by decoded bytes and nothing else."""
+"""Division of rows in final order into chunks, and of chunks into shards: greedily, by decoded bytes alone."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 from ..dataset.writer import shard_is_full
 
 _ROW_BYTES = 16
-"""Counted for a row when chunks are cut, so that rows with hardly an entry do not make chunks of a million rows."""
+"""Bytes counted for a row, so that chunks of nearly empty rows do not have a million rows."""
 
 _LENGTHS_AT_A_TIME = 1 << 16
 
 
 class ChunkRule:
-    """Rule by which chunks end: greedily, by decoded bytes of the rows in final order."""
+    """Rule for the ends of chunks: greedy, by decoded bytes of the rows in final order."""
 
     def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
         self._chunk_bytes, self._entry_bytes = chunk_bytes, entry_bytes
         self._pending_bytes = 0
 
     def ends(self, counts: np.ndarray) -> Iterator[int]:
-        """Take the entries of the next rows; give the positions among them at which a chunk ends, 0 included."""
+        """Take the numbers of entries of the next rows; yield the positions among them at which a chunk ends, 0 included."""
         end = np.cumsum(counts * self._entry_bytes + _ROW_BYTES)
         start = 0
         while start < len(counts):
@@ -58,7 +58,7 @@ def cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> t
 
 
 def _blocks_of_lengths(lengths: Sequence[Path]) -> Iterator[np.ndarray]:
-    """Read a bounded number at a time, whatever the number of rows."""
+    """Yield a bounded number at a time, whatever the number of rows."""
     for path in lengths:
         with open(path, "rb") as file:
             while (counts := np.fromfile(file, np.int64, _LENGTHS_AT_A_TIME)).size:
@@ -66,7 +66,7 @@ def _blocks_of_lengths(lengths: Sequence[Path]) -> Iterator[np.ndarray]:
 
 
 def cut_shards(chunk_bytes: np.ndarray, shard_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of chunks that make a shard, as `DatasetWriter` makes them."""
+    """Yield the ranges of chunks that make a shard, as in `DatasetWriter`."""
     start, held = 0, 0
     for chunk, n_bytes in enumerate(chunk_bytes.tolist()):
         if chunk > start and shard_is_full(held, shard_bytes):

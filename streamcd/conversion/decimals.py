@@ -1,4 +1,4 @@
-"""Decimal numbers in text, as Python's ``float()`` gives them: correctly rounded float64.
+"""Decimal numbers in text, parsed like Python's ``float()``: correctly rounded float64.
 
 Text is read eight bytes at a time: at least eight more, of any content, must follow its last digit (`byte_sources.PADDING`).
 """
@@ -24,7 +24,7 @@ from ..kernels.compile import cached, kernel
 
 @intrinsic
 def load8(typingctx: Any, text: Any, position: Any) -> Any:
-    """Eight bytes of ``text`` from ``position`` on as one little-endian integer."""
+    """Load eight bytes of ``text`` from ``position`` on as one little-endian integer."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -38,7 +38,7 @@ def load8(typingctx: Any, text: Any, position: Any) -> Any:
 
 @intrinsic
 def _multiply_high(typingctx: Any, a: Any, b: Any) -> Any:
-    """The upper 64 bits of the product of two unsigned integers of 64 bits."""
+    """Return the upper 64 bits of the product of two unsigned 64-bit integers."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide = ir.IntType(128)
@@ -50,7 +50,7 @@ def _multiply_high(typingctx: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """The number of zero bits below the lowest bit that is set; 64 for zero."""
+    """Return the number of zero bits below the lowest set bit; 64 for zero."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -60,7 +60,7 @@ def trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def _leading_zeros(typingctx: Any, word: Any) -> Any:
-    """The number of zero bits above the highest bit that is set; 64 for zero."""
+    """Return the number of zero bits above the highest set bit; 64 for zero."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -78,7 +78,7 @@ _TWO_TO = np.ldexp(1.0, np.arange(-1074, 972))  # the scale of a 53-bit signific
 
 
 def _powers_of_five() -> tuple[np.ndarray, np.ndarray]:
-    """The leading 128 bits of 5^q, q = -342 … 308, as upper and lower halves.
+    """Compute the leading 128 bits of 5^q, q = -342 … 308, as upper and lower halves.
 
     Rounded down where q is positive, up where it is negative (a reciprocal): Lemire, "Number parsing at a gigabyte per
     second", 2021, section 5, shows that this makes the product with a 64-bit significand decisive.
@@ -198,7 +198,7 @@ def _long_number(text, start, stop, power):
 
 @kernel
 def _exponent(text, position):
-    """The exponent whose ``e`` is at `position`, limited to ± 99999, and where it ends (0: malformed)."""
+    """Parse the exponent whose ``e`` is at `position`: return it, limited to ± 99999, and its end (0: malformed)."""
     position += 1
     negative = text[position] == 0x2D
     if negative or text[position] == 0x2B:
@@ -215,7 +215,7 @@ def _exponent(text, position):
 
 @partial(cached, forceinline=True)
 def number_at(text, position):
-    """The decimal number at `position`: value, where it ends, and `OK`, `MALFORMED` or `HARD`."""
+    """Parse the decimal number at `position`: return value, end, and `OK`, `MALFORMED` or `HARD`."""
     negative = text[position] == 0x2D
     if negative or text[position] == 0x2B:
         position += 1

@@ -1,4 +1,4 @@
-"""A dataset back to libsvm text, in the order of its source, in bounded memory."""
+"""Export of a dataset as libsvm text, in the order of its source, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .libsvm import write_rows
 _LAYOUT = Layout((np.dtype(np.int64),), (np.dtype(np.uint8),))
 """Of a line: its row in the source, and its bytes."""
 _FIRST_LINE = rb"[-+.\dinfae]+( +\d+:[-+.\dinfae]+| *\n|$)|$"
-_RANGES = 4096  # of source rows, whose text is estimated before it is dealt out
+_RANGES = 4096  # of source rows, whose text is estimated before it is partitioned
 _ENTRIES_AT_A_TIME = 1 << 15
 _BYTES_PER_ENTRY_AS_STRINGS = 250
-# A line in memory: what the partition says it takes, and the line once more in order.
+# A line in memory: the partition's own figure, and the line again in order.
 _ROW_OVERHEAD, _ENTRY_TEXT = 2 * _LAYOUT.record_bytes + 40, 2 * 20
 
 
@@ -37,8 +37,8 @@ def export_libsvm(
 ) -> int:
     """Write a dataset as libsvm text: rows in source order, indices from the source's base on.
 
-    Values are those stored, scaled where the dataset is, with the fewest digits that give the same number again. Weights of
-    rows have no place in this format.
+    Values are those stored, scaled where the dataset is, with the fewest digits that give the same number again. The format
+    cannot hold row weights.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def export_libsvm(
 
 
 def _range_ends(dataset: Dataset, bucket_bytes: int) -> list[int]:
-    """Ends of ranges of source rows whose lines fit in `bucket_bytes`, from a look at the rows table."""
+    """Return the ends of ranges of source rows whose lines fit in `bucket_bytes`, by the table of rows."""
     width = max(1, -(-dataset.n_rows // _RANGES))
     size = np.zeros(-(-dataset.n_rows // width), dtype=np.int64)
     for chunk in range(dataset.n_chunks):
@@ -102,7 +102,7 @@ def _range_ends(dataset: Dataset, bucket_bytes: int) -> list[int]:
 
 
 def _deal_out(dataset: Dataset, run: Path, ends: list[int], memory_bytes: int, listener: Listener) -> None:
-    """Deal the lines of all rows out to ranges of source rows."""
+    """Partition the lines of all rows by ranges of source rows."""
     ranges = Ranges(0, ends)
     with PartitionWriter(run, _LAYOUT, len(ends), memory_bytes) as writer:
         for source_row, text in _lines(dataset, listener):
@@ -113,7 +113,7 @@ def _deal_out(dataset: Dataset, run: Path, ends: list[int], memory_bytes: int, l
 
 
 def _lines(dataset: Dataset, listener: Listener) -> Iterator[tuple[np.ndarray, bytes]]:
-    """Rows as lines, some at a time: their rows in the source, and the text."""
+    """Yield rows as lines, some at a time: their rows in the source, and the text."""
     original = None
     if dataset.manifest.get("compact"):
         original = (

@@ -1,9 +1,9 @@
-"""Rows in a random order that depends on a seed and nothing else, however many there are and whoever reads them.
+"""External shuffle: rows in a random order that depends on the seed alone.
 
-Every row has a key, a bijective hash of (seed, source row), so that keys never tie. Whoever parses writes runs, in which the
-leading bits of its key are a row's bucket; whoever writes shards reads a bucket from all runs and sorts it. In the order of
-the source, buckets are segments of a run instead, and the runs follow one another. Where one process does it all and the
-rows fit in its memory, they stay there.
+Every row has a key, a bijective hash of (seed, source row), so that keys never tie. Parsing writes runs, in which the
+leading bits of its key are a row's bucket; writing shards reads a bucket from all runs and sorts it. To keep the order of
+the source, buckets are segments of a run instead, and runs follow one another. If a single process converts and the rows
+fit in its memory, they stay there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROW_BYTES = 72
 
 
 def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
-    """Hash the numbers of rows in the source, bijectively, in another way for every seed.
+    """Hash the source rows by a bijection that depends on the seed.
 
     Parameters
     ----------
@@ -49,11 +49,11 @@ def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RunFormat:
-    """Format of runs, on which their writers and readers have to agree."""
+    """Format of runs, shared by their writers and readers."""
 
     directory: Path
     seed: int | None  # None keeps the order of the source
-    bits: int  # leading ones of the keys, which make a bucket
+    bits: int  # leading bits of the keys that make a bucket
     value_dtype: np.dtype
     weighted: bool
 
@@ -81,7 +81,7 @@ class RunFormat:
 
 
 class HeldRows:
-    """All rows there are, in memory, and their final order; until they are released."""
+    """All rows of the source in memory, with their final order, until they are released."""
 
     def __init__(self, rows: Rows, order: np.ndarray) -> None:
         self.rows, self.order = rows, order
@@ -127,7 +127,7 @@ class RunWriter:
         return (keys >> np.uint64(64 - self._form.bits)).astype(np.uint16)
 
     def close(self, hold: bool = False) -> HeldRows | None:
-        """Write what is left; with `hold`, give all rows if they are in memory, and write nothing."""
+        """Write the remaining rows; with `hold`, return all rows if they are in memory, and write nothing."""
         if hold and self._n_runs == 1 and self._writer is not None and (records := self._writer.hold()):
             rows = self._form.rows(records)
             return HeldRows(rows, self._form.order(rows))
@@ -146,9 +146,9 @@ class RunWriter:
 
 @dataclass(frozen=True)
 class Cell:
-    """Consecutive rows of the final order that fit in memory: of a bucket those whose keys begin with `prefix`.
+    """Consecutive rows of the final order that fit in memory: those of a bucket whose keys begin with `prefix`.
 
-    It has `depth` bits; with none, the cell is all of the bucket.
+    `prefix` has `depth` bits; with none, the cell is the whole bucket.
     """
 
     bucket: int

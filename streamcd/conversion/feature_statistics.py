@@ -1,4 +1,4 @@
-"""Statistics of every feature, in bounded memory and with the same bits however little memory there is; distinct labels.
+"""Statistics of every feature in bounded memory, to the same bits whatever the memory; distinct labels.
 
 Sums run over the entries of a shard in their order, and those of the shards are added in theirs, so that whole shards can be
 summed apart. Where the sums of all features fit in memory they are made while the shards are written; else the shards are
@@ -57,7 +57,7 @@ class RangeStatistics:
         self._shard = 0
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
-        """Take the next entries of the dataset, of this shard; those of other features are passed over."""
+        """Take the next entries of the dataset, from this shard; those of features outside the range are skipped."""
         if shard != self._shard:
             self._end_shard()
             self._shard = shard
@@ -77,7 +77,7 @@ class RangeStatistics:
                 found.tofile(file)
 
     def add_saved(self, path: Path) -> None:
-        """Take the saved sums of what comes next, those of features in the range, instead of its entries."""
+        """Take saved sums of the next shards, for features in the range, instead of their entries."""
         if not path.stat().st_size:
             return
         saved = np.memmap(path, _SAVED_SUMS, mode="r")
@@ -98,7 +98,7 @@ class RangeStatistics:
         for first in range(0, len(self._sums), _GROUP_FEATURES):
             occurs = first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
             number, total, squares, least, greatest = self._sums[occurs, :5].T
-            absent = np.where(number < n_rows, 0.0, np.nan)  # the zeros of rows without an entry
+            absent = np.where(number < n_rows, 0.0, np.nan)  # zeros of rows without an entry
             yield {
                 "feature": occurs + self._start if feature is None else feature[occurs],
                 "n_entries": number.astype(np.int64),
@@ -123,7 +123,7 @@ def read_entries(dataset: Path, means: Path | None = None) -> Entries:
 
 
 def _by_number(path: Path) -> tuple[int, str]:
-    """Sorts numbered files also where there are more than their digits foresee."""
+    """Return a sort key of numbered files, also for numbers of more digits than usual."""
     return len(path.name), path.name
 
 
@@ -146,7 +146,7 @@ def read_statistics(read: Callable[[], Entries], start: int, stop: int, n_rows: 
 def scatter_statistics(
     read: Callable[[], Entries], n_rows: int, memory_bytes: int, run: Path, out: Path
 ) -> None:
-    """Make the statistics of few features in a wide space: entries are dealt out to ranges of features first."""
+    """Make the statistics of few features in a wide space: entries are first partitioned by ranges of features."""
     save_columns(_scattered_statistics(read, n_rows, memory_bytes, run), out)
 
 
@@ -209,7 +209,7 @@ def _occurring_statistics(
 
 
 def sorted_distinct(*parts: np.ndarray) -> np.ndarray:
-    """Sort out the distinct integers in some arrays, as int64; `numpy.unique` hashes, which took ten times as long."""
+    """Return the distinct integers in some arrays, sorted, as int64; `numpy.unique` hashes, which took ten times as long."""
     merged = parts[0] if len(parts) == 1 else np.concatenate(parts)
     merged = np.sort(merged.astype(np.int64, copy=False))
     first = np.ones(merged.size, np.bool_)
@@ -282,7 +282,7 @@ class LabelCounts:
             self.counts = None
 
     def renumbered(self, numbers: np.ndarray) -> LabelCounts:
-        """The same counts, of labels that are codes, by the numbers that the codes stand for."""
+        """Return the same counts, of labels that are codes, by the numbers of these codes."""
         if self.counts is None:
             return self
         return LabelCounts({float(numbers[int(code)]): count for code, count in self.counts.items()})
@@ -313,12 +313,12 @@ class DistinctFeatures:
         new = sorted_distinct(index)
         self._new.append(new)
         self._n_new += new.size
-        # merged only when there are a quarter as many new ones: the work stays in proportion, and the memory small
+        # merged once a quarter are new: the work stays proportional, and the memory small
         if self._n_new > max(self._sorted.size // 4, 1 << 16):
             self.merge()
 
     def merge(self) -> np.ndarray:
-        """All of them so far; `UsageError` where they are too many for the memory."""
+        """Return all indices so far; raises `UsageError` if they are too many for the memory."""
         merged = np.concatenate([self._sorted, *self._new])
         self._sorted, self._new, self._n_new = np.empty(0, np.int64), [], 0
         self._sorted = sorted_distinct(merged)

@@ -1,4 +1,4 @@
-"""Formats of sources, recognised by content; the source of rows that each makes."""
+"""Formats of sources, recognised by content, and the source of rows for each."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def _partition_files(root: str) -> list[str]:
 
 
 def recognise(path: str) -> tuple[str, bytes]:
-    """Tell a file's format by its first bytes; returns these too of standard input, which cannot be read again.
+    """Recognise a file's format by its first bytes; also returns these for standard input, which cannot be read again.
 
-    Of a pipe, which can be opened but once, nothing is looked at: libsvm text is expected.
+    A pipe, which can be opened only once, is not inspected: libsvm text is expected.
     """
     if path != STANDARD_INPUT and not os.path.isfile(path):
         return "libsvm", b""

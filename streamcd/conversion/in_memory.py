@@ -19,7 +19,7 @@ from .sources import Counted, Reading, Source
 from .table_rows import TableBatch, TableOptions, TableSource, distinct_names, plan_encoding, wanted_types
 
 LABEL = "label"
-"""Name of the column that labels get, which are given beside a frame."""
+"""Name of the column for labels that are given beside a frame."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class WholeBatches:
 
 @dataclass(frozen=True)
 class _InMemory:
-    """The common part of readers of data in memory."""
+    """Base of readers of data in memory."""
 
     batches_of: Iterable[Any]
 
@@ -106,7 +106,7 @@ def _message_from(before: int) -> Callable[[int], str]:
 
 
 def is_files(data: Any) -> bool:
-    """Tell names of files from data."""
+    """Return whether the sources are names of files, rather than data."""
     names = (str, os.PathLike)
     if isinstance(data, names):
         return True
@@ -114,7 +114,7 @@ def is_files(data: Any) -> bool:
 
 
 def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
-    """Make the source of rows of data in memory: `convert` says what is taken."""
+    """Make the source of rows of data in memory, of the types that `convert` takes."""
     batches = _batches(data)
     first = next(batches, None)
     if first is None:
@@ -247,7 +247,7 @@ def _with_labels(table: Any, y: Any, weight: Any) -> Any:
 
 
 def _of_dask_arrays(X: Any, y: Any, weight: Any) -> Iterator[Any]:
-    """Rows of dask arrays, block by block; labels are cut as the matrix is."""
+    """Yield rows of dask arrays, block by block; labels are cut like the matrix."""
     if len(X.chunks[1]) > 1:
         X = X.rechunk({1: -1})
     ends = np.cumsum([0, *X.chunks[0]]).tolist()

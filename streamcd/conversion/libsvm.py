@@ -1,7 +1,7 @@
 """libsvm text: a parser over blocks of bytes, and a writer.
 
-A line is ``label index:value index:value …``. Numbers come out as Python's ``float()`` gives them (correctly rounded
-float64) before they are cast to the dtype asked for. `iterate_batches` says what the text may hold and what is refused.
+A line is ``label index:value index:value …``. Numbers are parsed like Python's ``float()`` (correctly rounded float64)
+before they are cast to the dtype asked for. `iterate_batches` documents the text that is accepted, and the errors.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -39,7 +39,7 @@ MAX_INDEX = 1 << 62
 # ---------------------------------------------------------------------------------------------------------------------
 # Lines
 
-# what the kernel returns
+# the kernel's return values
 (
     _END,
     _FULL,
@@ -55,9 +55,9 @@ MAX_INDEX = 1 << 62
     _HUGE,
     _BEYOND,
 ) = range(13)
-# what it keeps between calls
+# its state between calls
 (
-    _POSITION,  # where to go on
+    _POSITION,  # where to continue
     _LINE,  # 0-based line of the source
     _ROWS,  # rows finished in this block
     _ENTRIES,  # entries stored in this block
@@ -75,7 +75,7 @@ MAX_INDEX = 1 << 62
     _N_STATE,
 ) = range(16)
 _LINE_START = -2
-# what `Counts` begins with
+# the first fields of `Counts`
 _COUNTED = [_ROWS, _ENTRIES, _ZEROS, _UNDERFLOWS, _IGNORED, _QIDS, _DECIMAL_LABELS]
 
 
@@ -206,7 +206,9 @@ def _parse(
                 while text[end] > 0x20 and text[end] != 0x23:
                     end += 1
             else:
-                if text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9:  # one digit: all of binary data
+                if (
+                    text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9
+                ):  # one digit: the only case in binary data
                     number, end, kind = np.float64(text[start] - 48), start + 1, OK
                 else:
                     number, end, kind = number_at(text, start)
@@ -314,7 +316,7 @@ class LibsvmFormat:
 
 
 class _Parser:
-    """Parses blocks of text one after the other; holds the room for the rows of one, and what is known so far."""
+    """Parser of consecutive blocks of text; holds the buffers for the rows of a block, and the counts so far."""
 
     def __init__(self, form: LibsvmFormat, first_row: int, first_line: int) -> None:
         self._form, self._first_row, self._line = form, first_row, first_line
@@ -438,7 +440,7 @@ def iterate_batches(
     Parameters
     ----------
     ranges : sequence of ByteRange
-        Files one after the other, of which the first may begin in its midst.
+        Consecutive files, of which the first may start at an offset.
     form : LibsvmFormat
     first_row, first_line : int
         Rows of the input, and lines of the first file, before the ranges.
@@ -466,7 +468,7 @@ def iterate_sources(
     listener: Listener | None = None,
     phase: str = "parse",
 ) -> Iterator[RowBatch]:
-    """Parse all of some sources, as `expand_sources` takes them, and tell how far it is; refuse them without a row."""
+    """Parse sources, as `expand_sources` takes them, and report progress; refused if they have no rows."""
     paths = expand_sources(sources)
     total = total_bytes(paths)
     n_rows = 0
@@ -479,7 +481,7 @@ def iterate_sources(
 
 
 def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:
-    """Count the rows and the lines of a range, without reading what they say."""
+    """Count the rows and the lines of a range, without parsing them."""
     n_rows = n_lines = 0
     with closing(form.blocks([part])) as blocks:
         for block in blocks:
@@ -532,7 +534,7 @@ def write_rows(
     feature : ndarray of integers, shape (entries,)
         0-based.
     value : ndarray of float32 or float64, shape (entries,)
-        Written with the fewest digits that give the same number again in this dtype.
+        Written with the fewest digits that parse to the same number in this dtype.
     index_base : {1, 0}
         Added to `feature`.
     """

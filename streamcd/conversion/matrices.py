@@ -107,7 +107,7 @@ class MatrixSource:
 
 
 def _checked(weight: np.ndarray) -> np.ndarray:
-    """Weights of rows as float64; refused where one is none."""
+    """Return row weights as float64; refused if one is invalid."""
     from ..solvers.problem import LEAST_WEIGHT
 
     weight = np.asarray(weight, np.float64)
@@ -119,7 +119,7 @@ def _checked(weight: np.ndarray) -> np.ndarray:
 
 
 def located(path: str, before: int) -> Callable[[int], str]:
-    """Say where a row is, by its number among those after the first `before` ones of a file."""
+    """Make a function that describes the location of a row, by its number after the first `before` rows of a file."""
     return lambda row: f"{path}, row {before + row + 1}"
 
 

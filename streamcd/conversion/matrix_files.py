@@ -21,7 +21,7 @@ from .sources import Counted, Reading, Source
 from .table_rows import TableOptions
 
 _LABELS = ("y", "label", "labels", "target")
-"""Arrays of a ``.npz`` that are taken for labels where none is named."""
+"""Arrays of a ``.npz`` that are taken as labels if none is named."""
 
 
 class RowRange(NamedTuple):
@@ -43,7 +43,7 @@ class _Array(NamedTuple):
 
 
 def _header(file: Any, name: str) -> _Array:
-    """Read the header of an array; refuse what is none, or holds objects."""
+    """Read the header of an array; refused if it is damaged, or the array holds objects."""
     try:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -1,6 +1,6 @@
 """Features of the entries that parsers give: indices less their base, or renumbered, or the codes of strings.
 
-Each task numbers the strings that it meets, categories and names of classes, as they come. When all is parsed they are
+Each task numbers the strings that it meets, categories and names of classes, in order of appearance. After parsing they are
 sorted, and a map for each task turns its codes into features when its rows are written.
 """
 
@@ -26,7 +26,7 @@ _MERGE_FACTOR = 4
 
 
 class TaskDictionary:
-    """Strings that a task has met, numbered as they came; known class names have the first numbers."""
+    """Strings that a task has met, numbered in order of appearance, after the known class names."""
 
     def __init__(self, memory_bytes: int, class_names: list[str]) -> None:
         self.categories, self.labels = StringTable(memory_bytes), StringTable(memory_bytes)
@@ -35,7 +35,7 @@ class TaskDictionary:
             self.labels.number(0, *strings_of(arrow_strings(class_names)), True, "")
 
     def save(self, directory: Path, number: int) -> None:
-        """Write what is known to files of the task `number`."""
+        """Write the strings to files of the task `number`."""
         for name, table in (("categories", self.categories), ("labels", self.labels)):
             strings = table.strings()
             for part, array in (("data", strings.data), ("offsets", strings.offsets)):
@@ -50,7 +50,7 @@ class TaskDictionary:
 
 
 def _saved_strings(directory: Path, name: str) -> list[tuple[Strings, np.ndarray]]:
-    """The strings of every task, and their columns; not read before they are used."""
+    """Return the strings of every task, and their columns; read only when used."""
     found = []
     for path in sorted(directory.glob(f"{name}-data-*.npy")):
         parts = [path.with_name(path.name.replace("-data-", f"-{part}-")) for part in ("offsets", "columns")]
@@ -114,13 +114,13 @@ def _merge_categories(directory: Path, encoding: Encoding, memory_bytes: int) ->
 
 
 def _taken(strings: Strings, rows: np.ndarray) -> Strings:
-    """Some of the strings, in the order in which they are asked for."""
+    """Return some of the strings, in the order of `rows`."""
     found, _ = strings_of(strings.to_arrow().take(pa.array(rows)))
     return found
 
 
 def _static_features(encoding: Encoding, n_static: int) -> np.ndarray:
-    """The features of the codes of numbers and indicators."""
+    """Return the features of the codes of numbers and indicators."""
     features, widths = [], encoding.without_counts().widths()
     for first, column, width in zip(
         encoding.first_features().tolist(), encoding.columns, widths, strict=False
@@ -132,7 +132,7 @@ def _static_features(encoding: Encoding, n_static: int) -> np.ndarray:
 
 
 def _merge_labels(directory: Path, known: list[str]) -> list[str]:
-    """Names of the classes: those known, then the others by their bytes; the tasks' maps go to ``labels.npy``."""
+    """Return the names of the classes: those known, then the others by their bytes; the tasks' maps go to ``labels.npy``."""
     tasks = [strings for strings, _ in _saved_strings(directory, "labels")]
     found = [[strings.text(k) for k in range(strings.size)] for strings in tasks]
     if sum(map(len, found)) > MAX_CLASSES * max(len(tasks), 1):
@@ -166,7 +166,7 @@ def label_maps(directory: Path) -> list[np.ndarray]:
 
 
 def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding:
-    """The encoding with its categories, which stay in their file as far as they are not looked at."""
+    """Return the encoding with its categories, which are read from their file when needed."""
     # as plain arrays of what is mapped: to take an element of a memmap makes another, which takes microseconds
     data, offsets = (
         np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r")) for name in ("data", "offsets")
@@ -175,7 +175,7 @@ def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding
 
 
 def with_counts(encoding: Encoding, counts: list[int], categories: Strings | None) -> Encoding:
-    """The encoding with the categories that were found."""
+    """Return the encoding with the categories found."""
     columns = [
         type(column)(column.name, column.kind, column.values, count)
         for column, count in zip(encoding.columns, counts, strict=True)
@@ -189,7 +189,7 @@ def with_counts(encoding: Encoding, counts: list[int], categories: Strings | Non
 
 @dataclass(frozen=True)
 class Numbering:
-    """How the indices and labels of parsed rows become features and classes."""
+    """Description of the maps from indices and labels of parsed rows to features and classes."""
 
     index_base: int
     original: Path | None = None  # the indices of `compact`, ascending, as in the source
@@ -205,7 +205,7 @@ class Numbering:
 
 
 class Numberer:
-    """Numbers rows; the maps stay in files, of which the system keeps what is used."""
+    """Map of rows' indices and labels; the maps stay in files, cached by the system."""
 
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering

@@ -1,4 +1,4 @@
-"""Tasks that parse: pieces of a source to runs of rows, with counts, labels, and the strings that occur."""
+"""Parsing tasks: pieces of a source to runs of rows, with counts, labels, and the strings that occur."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Parsing:
-    """Knowledge that workers share to parse."""
+    """Parameters of parsing that all workers share."""
 
     form: RunFormat
     plan: Plan
@@ -71,11 +71,11 @@ class Parsing:
     hold: bool  # all rows in memory if they fit, where there is one task
     weights: Weights | None
     distinct: Path | None  # a directory for the indices that occur in each task
-    tell: Tell | None  # told the bytes read, where all of the source is one task
+    tell: Tell | None  # takes the bytes read, if the whole source is one task
 
 
 class Parsed(NamedTuple):
-    """Findings of a task, or of all."""
+    """Results of a task, or of all tasks."""
 
     counts: Counts
     labels: LabelCounts
@@ -88,7 +88,7 @@ def changed(path: str) -> DataError:
 
 
 def parse_task(parsing: Parsing, task: Task) -> Parsed:
-    """Write the rows of some ranges as a run; all of the source together is kept in memory if it fits."""
+    """Write the rows of some ranges as a run; if they are the whole source, keep them in memory if they fit."""
     counts, labels = Counts(), LabelCounts()
     distinct = None if parsing.distinct is None else DistinctFeatures(parsing.plan.map_bytes)
     run = RunWriter(parsing.form, task.number, parsing.plan.sort_bytes)

@@ -1,12 +1,12 @@
-"""The stages of a conversion, by one process or several, to the same dataset, bit for bit.
+"""Stages of a conversion, by one process or several, to the same dataset, bit for bit.
 
-Ranges of the source are parsed into runs sorted by leading key bits; the rows' lengths in final order tell where chunks and
-shards begin; then whole shards are written. Statistics are made by ranges of features, every feature's in the order of the
-rows. None of it depends on which worker does what. One worker alone takes all of the source as one task, and all shards as
-another, and keeps the rows in memory if they fit. For several, the rows of every range are counted first, so that each knows
-how many come before its own.
+Ranges of the source are parsed into runs sorted by leading key bits; the rows' lengths in final order determine where
+chunks and shards begin; then whole shards are written. Statistics are made by ranges of features, each feature's in the
+order of the rows. None of it depends on the assignment of tasks to workers. One worker alone takes all of the source as
+one task, and all shards as another, and keeps the rows in memory if they fit. For several, the rows of every range are
+counted first, so that each worker knows the number of rows before its own.
 
-A source (`sources.Source`) gives pieces of itself, and batches of the rows of some of them.
+A source (`sources.Source`) provides pieces of itself, and batches of the rows of pieces.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _told_collisions(merged: Merged) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Handing out
+# Tasks
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Conversion:
     # -- reading
 
     def _tasks(self) -> list[Task]:
-        """All of the source for one worker; for several, pieces of it, of which the rows are counted."""
+        """Return the whole source as one task for one worker; for several, pieces of it with their rows counted."""
         source = self.source
         if self.pool.n_workers == 1 or source.in_memory:
             return [Task(0, source.whole())]
@@ -185,7 +185,7 @@ class Conversion:
         return found
 
     def _join(self, found: Sequence[Parsed]) -> Parsed:
-        """The findings of all tasks; names of classes have their final numbers by now."""
+        """Join the results of all tasks; names of classes already have their final numbers."""
         counts, labels = Counts(), LabelCounts()
         maps = label_maps(self.work / "dictionaries") if self.source.names_labels else None
         for number, parsed in enumerate(found):
@@ -273,7 +273,7 @@ class Conversion:
         }
 
     def _unchanged_sources(self) -> list[dict[str, Any]]:
-        """Name the sources; of one that was changed while it was read, nobody knows what is in the dataset."""
+        """Describe the sources; refused if one changed while it was read: the dataset's contents are then unknown."""
         sources = []
         for path, before in zip(self.source.paths, self.stamps, strict=True):
             if Stamp.of(path) != before:
@@ -303,7 +303,7 @@ class Conversion:
         if self.options.scale == "none":
             self._write_parts(write_shards, writing, shards, manifest, held)
             return
-        # the divisors are known when all rows have been seen: in their final order, so that the bits follow from it
+        # divisors are computed over all rows in final order, which fixes their bits
         self.plan.check_scales(writing.shape.n_features, self.options)
         unscaled = self.work / "unscaled"
         plain = replace(

@@ -1,4 +1,4 @@
-"""Rows in memory, and the batches of rows that parsers give."""
+"""Rows in memory, and batches of rows from parsers."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def concatenate(batches: list[Rows]) -> Rows:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Batches of rows, as parsers give them
+# Batches of rows from parsers
 
 
 @dataclass
 class Counts:
-    """Counts of what was met while parsing, over all blocks so far."""
+    """Counts of rows, entries and anomalies while parsing, over all blocks so far."""
 
     n_rows: int = 0
     n_entries: int = 0  # kept
@@ -100,7 +100,7 @@ class Counts:
             setattr(self, name, getattr(self, name) + getattr(later, name))
 
     def messages(self, dtype: np.dtype) -> list[str]:
-        """Tell of entries that are not in the result."""
+        """Describe the entries that are not in the result."""
         said = [
             (self.n_explicit_zeros, "explicit zeros dropped"),
             (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),
@@ -116,7 +116,7 @@ _SUMS = [field.name for field in fields(Counts) if field.name.startswith("n_")]
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Consecutive rows of the input. The arrays are filled anew when the next batch is taken: copy what has to stay."""
+    """Consecutive rows of the input. The arrays are reused for the next batch: copy rows that have to stay."""
 
     rows: (
         Rows  # without weights; `source_row` counts all of the input, the base is not subtracted from `index`

@@ -58,7 +58,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Writing:
-    """Knowledge that workers share to write shards."""
+    """Parameters of writing shards that all workers share."""
 
     reader: Callable[[], RunReader]  # opens the runs
     part: Callable[[int, int], PartWriter]
@@ -69,7 +69,7 @@ class Writing:
     scales: Path | None
     sums: Path | None  # a directory for those of every task's features; None where they do not fit in memory
     encode_ahead: bool  # a thread encodes a chunk while the next one is gathered
-    tell: Tell | None = None  # told the rows written, where all shards are one task
+    tell: Tell | None = None  # takes the rows written, if all shards are one task
 
     def whole_scaling(self) -> Scaling:
         """The scaling, with its divisors."""
@@ -157,7 +157,7 @@ def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
 
 
 def rescale_shards(writing: Writing, shards: Sequence[Shard], unscaled: Path) -> list[Written]:
-    """Write shards of a dataset that is there without scaling once more, scaled."""
+    """Write the shards of an unscaled dataset again, scaled."""
     dataset = open_dataset(unscaled)
     with _Encoder(writing) as encoder:
         written = [encoder.write(shard, _stored_chunks(dataset, shard.number)) for shard in shards]
@@ -167,14 +167,14 @@ def rescale_shards(writing: Writing, shards: Sequence[Shard], unscaled: Path) ->
 
 
 def _stored_chunks(dataset: Dataset, part: int) -> Iterator[Rows]:
-    """Chunks of a dataset that was just written, as rows to be written again."""
+    """Yield the chunks of a dataset just written, as rows to write again."""
     for chunk in np.flatnonzero(dataset.chunk_part == part).tolist():
         data = dataset.read(chunk, verify=False)
         yield Rows(data.source, data.label, data.weight, data.indptr, data.feature, data.value)
 
 
 def _stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Scaled values in the type in which they are stored."""
+    """Return scaled values in the type in which they are stored."""
     with np.errstate(over="ignore", under="ignore"):
         stored = value.astype(dtype)
     if not np.isfinite(stored).all():
@@ -186,7 +186,7 @@ def _stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
-    """The chunks of a shard, gathered from its cells."""
+    """Yield the chunks of a shard, gathered from its cells."""
     sizes = iter(shard.chunk_rows.tolist())
     missing = next(sizes)
     pending: list[Rows] = []

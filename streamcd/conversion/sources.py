@@ -15,7 +15,7 @@ from .rows import RowBatch
 
 @dataclass(frozen=True)
 class Reading:
-    """How sources are read, whatever their format."""
+    """Options of reading, for every format of source."""
 
     value_dtype: Any
     block_bytes: int
@@ -28,7 +28,7 @@ class Reading:
     needs_label: bool = True
     encoding: Encoding | None = None  # given by another dataset or a model
     class_names: tuple[str, ...] = ()
-    of_numbers: bool = False  # labels are numbers elsewhere
+    of_numbers: bool = False  # labels must be numbers, as in the data to match
 
     @property
     def width_end(self) -> int:
@@ -91,7 +91,7 @@ class Source(Reader, Protocol):
 
     @property
     def encoding(self) -> Encoding | None:
-        """How the columns of a table become features."""
+        """Encoding of a table's columns as features."""
 
     @property
     def grows(self) -> bool:
@@ -123,7 +123,7 @@ class Source(Reader, Protocol):
 
 
 class IndexedSource:
-    """The common part of sources whose features are numbered by indices, and whose labels are numbers."""
+    """Base of sources whose features are numbered by indices, and whose labels are numbers."""
 
     in_memory = False
     encoding = None

@@ -1,4 +1,4 @@
-"""Tables as a source of rows: which columns become features, labels and weights; batches of columns become rows."""
+"""Tables as a source of rows: choice of the columns for features, labels and weights; rows from batches of columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .sources import Counted, Reader
 
 
 class TableBatch(NamedTuple):
-    """Some rows of a table: columns of Arrow's; `message` says where a row is, by its number in the batch."""
+    """Some rows of a table as Arrow columns; `message` describes the location of a row, by its number in the batch."""
 
     columns: Any
     bytes_read: int
@@ -41,10 +41,10 @@ class TableReader(Reader, Protocol):
         """An estimate of the bytes of some pieces, decoded."""
 
     def types(self) -> dict[str, str]:
-        """The columns, with what each holds (`arrow_columns.type_name`)."""
+        """Return the columns with their types (`arrow_columns.type_name`)."""
 
     def batches(self, pieces: Sequence[Any], first_line: int, types: dict[str, str]) -> Iterator[TableBatch]:
-        """Read the columns of `types`, those of text as these types say."""
+        """Read the columns of `types`; those of text are parsed as these types."""
 
 
 class TableOptions(NamedTuple):
@@ -59,7 +59,7 @@ class TableOptions(NamedTuple):
 
     @property
     def given(self) -> list[str]:
-        """The options that differ from their defaults, as the command line calls them."""
+        """Return the options that differ from their defaults, by their names on the command line."""
         names = ("--label", "--weight-column", "--features", "--drop", "--hash", "--missing")
         default = TableOptions()
         return [name for name, value, usual in zip(names, self, default, strict=True) if value != usual]
@@ -70,7 +70,7 @@ class TableOptions(NamedTuple):
 
 
 def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> Encoding:
-    """Decide which columns become features and how; `types` says what they hold, `name` is the table's in messages."""
+    """Choose the columns that become features, and their encoding; `name` is the table's in messages."""
     if not options.label:
         raise UsageError(
             f"{name}: expected the name of the column of labels, found none; give --label, one of {_listed(types)}"
@@ -99,7 +99,7 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
 def wanted_types(
     encoding: Encoding, types: dict[str, str], class_names: Sequence[str], of_numbers: bool
 ) -> dict[str, str]:
-    """What the columns that are read hold; `class_names` and `of_numbers` say what labels are elsewhere."""
+    """Return the types of the columns to read; `class_names` and `of_numbers` describe the labels of the data to match."""
     wanted = {name: types[name] for name in encoding.names if name in types}
     kinds = {"category": "string", "hashed": "string", "number": "number"}
     wanted |= {column.name: kinds[column.kind] for column in encoding.columns if column.kind in kinds}
@@ -147,7 +147,7 @@ def checked_options(
     hash_bits: int | None,
     missing: str,
 ) -> TableOptions:
-    """Check the options for tables; lists of columns may be text with commas between."""
+    """Check the options for tables; lists of columns may be text separated by commas."""
     if missing not in MISSING:
         raise UsageError(f"expected --missing error, zero or indicator, found {missing!r}")
     if hash_bits is not None and not 1 <= hash_bits <= 30:
@@ -164,7 +164,7 @@ def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def distinct_names(names: Sequence[str], where: str) -> list[str]:
-    """Refuse a name that two columns have."""
+    """Refuse duplicate names of columns."""
     for name in names:
         if list(names).count(name) > 1:
             raise DataError(f"{where}: expected every column's name once, found {name!r} twice; rename one")
@@ -179,9 +179,9 @@ def distinct_names(names: Sequence[str], where: str) -> list[str]:
 class TableSource:
     """Rows of tables.
 
-    `table_types` says what the columns hold that are read. With `grows`, categories are numbered as they come; else they are
-    the encoding's. Without `needs_label` a label may be missing, or its column: it is NaN. Indices of a sparse column are
-    less than `width_end`.
+    `table_types` gives the types of the columns to read. With `grows`, categories are numbered in order of appearance;
+    else they are the encoding's. Without `needs_label` a label, or its column, may be missing: it is then NaN. Indices of
+    a sparse column are less than `width_end`.
     """
 
     reader: TableReader
@@ -284,7 +284,7 @@ def _take_counts(counts: Counts, encoder: TableEncoder, batch: TableBatch, of_in
 
 
 class _Labels:
-    """Labels of batches as numbers: as they are, or, of names, the codes of a table."""
+    """Labels of batches as numbers: as they are, or the codes of names."""
 
     def __init__(self, source: TableSource, table: StringTable | None) -> None:
         self._source, self._name, self.n_decimal = source, source.encoding.label, 0
@@ -294,7 +294,7 @@ class _Labels:
             self._number(*strings_of(arrow_strings(source.class_names)), adds=True)
 
     def of(self, batch: TableBatch) -> np.ndarray:
-        """The labels of a batch's rows."""
+        """Return the labels of a batch's rows."""
         if self._name not in batch.columns.schema.names:
             return np.full(batch.columns.num_rows, np.nan)
         array = batch.columns.column(self._name)
@@ -329,9 +329,7 @@ class _Labels:
         codes = self._table.number(0, strings, valid, adds, self._name)
         label = codes.astype(np.float64)
         label[codes == kernels.MISSING] = np.nan
-        label[codes == kernels.UNKNOWN] = len(
-            self._source.class_names
-        )  # one number for all that are not known
+        label[codes == kernels.UNKNOWN] = len(self._source.class_names)  # one number for all unknown ones
         return label
 
 

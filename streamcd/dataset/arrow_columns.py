@@ -1,6 +1,6 @@
-"""Columns of Arrow tables as numpy arrays: numbers, strings, lists; and columns of strings in Parquet files.
+"""Columns of Arrow tables as numpy arrays (numbers, strings, lists), and columns of strings in Parquet files.
 
-Arrow's own `to_numpy` loads pandas where it is installed, and copies; here buffers are looked at where they lie.
+Arrow's own `to_numpy` imports pandas if it is installed, and copies; these functions view the buffers in place.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _GROUP_STRINGS = 1 << 16
 
 
 class Strings(NamedTuple):
-    """Strings one after the other: string ``i`` is ``data[offsets[i]:offsets[i + 1]]``, in UTF-8."""
+    """Concatenated strings: string ``i`` is ``data[offsets[i]:offsets[i + 1]]``, in UTF-8."""
 
     data: np.ndarray  # uint8
-    offsets: np.ndarray  # int64, one more than strings
+    offsets: np.ndarray  # (strings + 1,) int64
 
     @property
     def size(self) -> int:
@@ -35,26 +35,26 @@ class Strings(NamedTuple):
         return int(self.data.nbytes + self.offsets.nbytes)
 
     def text(self, number: int) -> str:
-        """One of the strings."""
+        """Decode one of the strings."""
         return bytes(self.data[self.offsets[number] : self.offsets[number + 1]]).decode(errors="replace")
 
     def slice(self, start: int, stop: int) -> Strings:
-        """Some of them, in a row."""
+        """Return the strings ``start:stop``, without a copy."""
         return Strings(self.data, self.offsets[start : stop + 1])
 
     def to_arrow(self) -> pa.Array:
-        """The strings as an array of Arrow's, without a copy."""
+        """Return the strings as an Arrow array, without a copy."""
         buffers = [None, pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(pa.large_string(), self.size, buffers)
 
 
 def no_strings() -> Strings:
-    """Make an empty sequence."""
+    """Make an empty sequence of strings."""
     return Strings(np.empty(0, np.uint8), np.zeros(1, np.int64))
 
 
 def type_name(type_: pa.DataType) -> str:
-    """Say what a column holds, as far as it matters to features: number, string, boolean, time, list or its own name."""
+    """Classify a column type: "number", "string", "boolean", "time", "list", "nothing", or else Arrow's own name."""
     if pa.types.is_dictionary(type_):
         return "string" if type_name(type_.value_type) in ("string", "number", "nothing") else str(type_)
     kinds = {
@@ -79,7 +79,7 @@ def frame_reader(frame: Any) -> pa.RecordBatchReader:
 
 
 def valid_of(array: pa.Array) -> np.ndarray:
-    """Tell which elements are not null; empty where all are."""
+    """Mark the elements that are not null; empty if there are no nulls."""
     if not array.null_count:
         return np.empty(0, np.bool_)
     bits = pc.is_valid(array)
@@ -88,7 +88,7 @@ def valid_of(array: pa.Array) -> np.ndarray:
 
 
 def numbers_of(array: pa.Array) -> np.ndarray:
-    """Numbers, not writable, in their own type; as float64 with NaN for null where there are nulls, and for decimals."""
+    """Return numbers, read-only, in their own type; with nulls, and for decimals, as float64 with NaN for null."""
     if pa.types.is_null(array.type):
         return np.full(len(array), np.nan)
     if pa.types.is_boolean(array.type):
@@ -103,7 +103,7 @@ def numbers_of(array: pa.Array) -> np.ndarray:
 
 
 def strings_of(array: pa.Array) -> tuple[Strings, np.ndarray]:
-    """Strings (of numbers, their texts; of null, the empty one), and which are not null as `valid_of` tells it."""
+    """Return strings (numbers are formatted; null becomes ""), and the elements that are not null, as `valid_of`."""
     valid = valid_of(array)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
@@ -118,7 +118,7 @@ def strings_of(array: pa.Array) -> tuple[Strings, np.ndarray]:
 
 
 def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray] | None:
-    """The values of a dictionary array, and the number of every element's, -1 for null; None of other arrays."""
+    """Return the values of a dictionary array and the index of each element, -1 for null; None for other arrays."""
     if not pa.types.is_dictionary(array.type):
         return None
     indices = pc.fill_null(array.indices.cast(pa.int64()), -1)
@@ -126,7 +126,7 @@ def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray] | None:
 
 
 def lists_of(array: pa.Array, name: str) -> tuple[np.ndarray, pa.Array]:
-    """Where each list starts and the last one stops, in the array of all their elements; ValueError of a null list."""
+    """Return the offsets of lists, shape (lists + 1,), and the array of all their elements; a null list is a ValueError."""
     if array.null_count:
         raise ValueError(f"column {name!r}: expected a list in every row, found a null; give an empty list")
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
@@ -136,12 +136,12 @@ def lists_of(array: pa.Array, name: str) -> tuple[np.ndarray, pa.Array]:
 
 
 def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
-    """Make an array of Arrow's of strings."""
+    """Make an Arrow array of strings."""
     return pa.array(list(texts), pa.large_string())
 
 
 def sorted_distinct_strings(parts: Iterable[Strings]) -> tuple[Strings, list[np.ndarray]]:
-    """Sort the distinct strings of some parts by their bytes; returns the place of each part's strings among them too."""
+    """Sort the distinct strings of `parts` by their bytes; also returns the ranks of each part's strings among them."""
     arrays = [part.to_arrow().cast(pa.large_binary()) for part in parts]
     distinct = pa.chunked_array(arrays, pa.large_binary()).unique()
     distinct = distinct.take(pc.sort_indices(distinct))
@@ -157,7 +157,7 @@ def sorted_distinct_strings(parts: Iterable[Strings]) -> tuple[Strings, list[np.
 
 
 def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray) -> None:
-    """Write a Parquet file of a column of strings and others."""
+    """Write a Parquet file with a column `name` of strings, and others of numbers."""
     fields = [pa.field(key, pa.from_numpy_dtype(column.dtype), False) for key, column in columns.items()]
     schema = pa.schema([*fields, pa.field(name, pa.large_string(), False)])
     with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:

@@ -1,8 +1,9 @@
-"""Chunked tables, which both layouts of a dataset are, open for reading: parts, chunks, checksums; and the row layout.
+"""Reading of chunked tables, the common form of both layouts of a dataset (parts, chunks, checksums), and the row layout.
 
-Entries lie in parts, each with a second table that counts them by row or by feature. A row group of a part's two files is a
-chunk, the unit of reading. ``chunks.parquet`` lists the chunks; ``manifest.json``, written last, lists all files with their
-bytes and checksums. The row layout has a row per sample in ``rows/``, and its non-zeros in ``entries/``, sorted by row.
+Entries are stored in parts, each with a second table that counts them by row or by feature. A row group of a part's two
+files is a chunk, the unit of reading. ``chunks.parquet`` lists the chunks; ``manifest.json``, written last, lists all files
+with their sizes and checksums. The row layout has a row per sample in ``rows/`` and its non-zeros, sorted by row, in
+``entries/``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .parquet import NO_CRC, OpenParts, file_checksum, read_table, reading
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64
-"""Footers kept open; where shards outnumber it the order of a pass visits them in groups (`read_order.chunk_order`)."""
+"""Parts whose footers are kept; if there are more shards, a pass visits them in groups (`stream.chunk_order`)."""
 
 _LISTED = {
     "chunks.parquet": "chunks",
@@ -48,7 +49,7 @@ class FileRecord(Structure):
 
 
 class ScalingRecord(Structure):
-    """Transformation of the source's values; see `scaling.Scaling`."""
+    """Description of a `scaling.Scaling`."""
 
     scale: str
     normalize: str
@@ -125,7 +126,7 @@ class ColumnsManifest(Structure):
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Digest of a manifest, the checksums of all parts included, but for where the data came from."""
+    """Compute the digest of a manifest, with the checksums of all parts, but without the origin of the data."""
     return content_digest(manifest, "fingerprint", "source")[:32]
 
 
@@ -154,12 +155,12 @@ COLUMN_LAYOUT = Kind(
 
 
 class ChunkedTable:
-    """A chunked table, open for reading. Not for use by several threads at a time."""
+    """A chunked table, open for reading. Not thread-safe."""
 
     KIND: ClassVar[Kind[Any]]
     """Kind of its manifest."""
     TABLES: ClassVar[Mapping[str, str]]
-    """Tables of a part, each with the first column that training reads."""
+    """First column that training reads, by table of a part."""
 
     def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
         self.path = path
@@ -169,9 +170,8 @@ class ChunkedTable:
         self.n_shards = len(manifest["parts"])
         self.index_dtype = np.dtype(manifest["index_dtype"])
         self.value_dtype = np.dtype(manifest["value_dtype"])
-        self.chunk_part = chunk_table["part"].astype(
-            np.int32
-        )  # the part, and the row group in it, of every chunk
+        # every chunk's part, and its row group in that part
+        self.chunk_part = chunk_table["part"].astype(np.int32)
         self.n_chunks = self.chunk_part.size
         first_of_part = np.searchsorted(self.chunk_part, np.arange(self.n_shards))
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
@@ -184,7 +184,7 @@ class ChunkedTable:
     def read_chunk_table(
         cls, path: Path, manifest: Mapping[str, Any], check_files: bool
     ) -> dict[str, np.ndarray]:
-        """Read ``chunks.parquet``; refuse it, or any file with `check_files`, where it is not as listed."""
+        """Read ``chunks.parquet``; raises `DatasetError` if it, or with `check_files` any file, is not as listed."""
         listed = [file for file in cls.listed_files(manifest) if check_files or file[0] == "chunks.parquet"]
         for _, problem in file_problems(path, listed):
             raise DatasetError(f"{problem}; {cls.KIND.remedy}")
@@ -206,7 +206,7 @@ class ChunkedTable:
 
     @classmethod
     def listed_files(cls, manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
-        """Name, bytes and checksum of every file that a manifest lists."""
+        """Iterate over the files that a manifest lists: name, bytes and checksum of each."""
         for name, key in _LISTED.items():
             if manifest.get(key) is not None:
                 yield name, manifest[key]["bytes"], manifest[key]["checksum"]
@@ -215,7 +215,7 @@ class ChunkedTable:
                 yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
 
     def _file(self, table: str, chunk: int) -> tuple[str, int]:
-        """Name of the file that holds a chunk of a table, and the row group in it."""
+        """Return the name of the file that holds a chunk of a table, and the row group in that file."""
         return self.manifest["parts"][self.chunk_part[chunk]][table], int(self.chunk_group[chunk])
 
     def _read(
@@ -237,21 +237,21 @@ class ChunkedTable:
         return self._read("entries", chunk, columns, n_entries, verify)
 
     def expect(self, chunk: int) -> None:
-        """Announce that a chunk's entries will be read for training, in the order of such calls."""
+        """Announce a read of a chunk's entries for training; reads must follow in the order announced."""
         self._parts.expect(*self._file("entries", chunk), self.TABLES["entries"])
 
     def another(self) -> Self:
-        """Return the same table with files of its own, to be read by another thread."""
+        """Return the same table with its own open files, for another thread."""
         other = copy.copy(self)
         other._parts = self._parts.another()
         return other
 
     def read_directly(self, ahead_bytes: int) -> None:
-        """From now until `close`, chunks that are expected are read past the page cache, so many bytes ahead."""
+        """Read expected chunks past the page cache, `ahead_bytes` ahead, from now until `close`."""
         self._parts.read_directly(ahead_bytes)
 
     def chunk_bytes(self, chunk: int) -> int:
-        """Bytes on disk that reading a chunk for training asks for."""
+        """Return the bytes on disk that training reads of a chunk."""
         if self._chunk_bytes[chunk] < 0:
             located = [(self._file(table, chunk), first) for table, first in self.TABLES.items()]
             extents = [self._parts.extent(name, group, first) for (name, group), first in located]
@@ -259,26 +259,26 @@ class ChunkedTable:
         return int(self._chunk_bytes[chunk])
 
     def place(self, chunk: int, table: str = "entries") -> str:
-        """Location of a chunk for messages: the file and the number of the chunk in it."""
+        """Describe where a chunk is, for messages: the file and the number of the chunk in it."""
         name, group = self._file(table, chunk)
         return f"{self.path / name}, chunk {group}"
 
     def bytes_on_disk(self) -> int:
-        """Bytes of all files but the manifest."""
+        """Return the size of all files except the manifest, in bytes."""
         return sum(n_bytes for _, n_bytes, _ in self.listed_files(self.manifest))
 
     def close(self) -> None:
-        """Close all files; the next read opens them again."""
+        """Close all files; the next read reopens them."""
         self._parts.close()
 
 
 def starts_of(counts: np.ndarray) -> np.ndarray:
-    """0 and the cumulative sums, int64: chunk ``c`` holds ``starts[c]:starts[c + 1]``."""
+    """Return 0 and the cumulative sums, int64: item ``i`` of `counts` spans ``starts[i]:starts[i + 1]``."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator[tuple[Path, str]]:
-    """Find files, given by name, bytes and checksum, that are missing or have other bytes; each with a line that says so."""
+    """Find files (name, bytes, checksum) that are missing or have another size; yields the path and a message for each."""
     for name, n_bytes, _ in files:
         try:
             status = os.stat(path / name)
@@ -314,12 +314,12 @@ class RowTable(ChunkedTable):
                 f"{path / 'manifest.json'}: damaged (n_rows is {self.n_rows}, the chunk table has {self.row_start[-1]}); "
                 f"{self.KIND.remedy}"
             )
-        # the items of this layout are rows, and every chunk travels by itself (see `plan.Table`)
+        # items are rows, and every chunk is a unit of its own (see `memory_plan.Table`)
         self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, check_files: bool = True) -> Self:
-        """Open the row layout in a directory; see `open`."""
+        """Open the row layout in a directory; see `open_dataset`."""
         path = Path(path)
         try:
             manifest, _ = read_metadata(path / "manifest.json", cls.KIND)
@@ -332,8 +332,8 @@ class RowTable(ChunkedTable):
     ) -> list[np.ndarray]:
         """Read columns of a chunk's rows: among ``row``, ``source``, ``label``, ``weight``, ``n_entries``.
 
-        The arrays may share memory that is freed with them and are not writable. `verify` checks checksums; a file that is
-        missing or damaged is named by a `DatasetError`.
+        The arrays are read-only. `verify` checks checksums; raises `DatasetError`, which names the file, if one is missing
+        or damaged.
         """
         n_rows = int(self.row_start[chunk + 1] - self.row_start[chunk])
         return self._read("rows", chunk, columns, n_rows, verify)
@@ -341,7 +341,7 @@ class RowTable(ChunkedTable):
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
-        """Read columns of the entries table of a chunk; as `read_rows`, with ``row``, ``feature``, ``value``."""
+        """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
         return self._read_entries(chunk, columns, verify)
 
     def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
@@ -355,7 +355,7 @@ class RowTable(ChunkedTable):
         )
 
     def select_parts(self, parts: Sequence[int]) -> Self:
-        """Select parts, ascending, as a dataset of its own for reading; chunks and rows are numbered anew."""
+        """Open some parts, ascending, as a dataset of their own; chunks and rows are renumbered from 0."""
         chunks = np.isin(self.chunk_part, parts)
         table = {
             "part": np.searchsorted(parts, self.chunk_part[chunks]),

@@ -1,9 +1,9 @@
 """The column layout of a dataset: a second copy of its entries, sorted by feature, beside the row layout.
 
 ``columns/part-NNNNN.parquet`` holds (feature, row, value), sorted by feature, then row; ``columns/index-NNNNN.parquet``
-lists the features of that part and the number of entries of each; its row groups are the same chunks. A chunk holds whole
-features; a feature with more entries than fit in one chunk has chunks to itself, its pieces. ``columns/manifest.json``
-records the fingerprint of the dataset, which making the layout does not change.
+lists the features of that part with their numbers of entries, in the same chunks. A chunk holds whole features; a feature
+with more entries than fit in one chunk has several chunks to itself, its pieces. ``columns/manifest.json`` records the
+fingerprint of the dataset, which the layout leaves unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGAIN = COLUMN_LAYOUT.remedy
 
 
 class Columns(ChunkedTable):
-    """The column layout of a dataset, open for reading; made by `open_columns`. Its items are the features that occur."""
+    """Column layout of a dataset, open for reading (see `open_columns`). Its items are the features that occur."""
 
     KIND = COLUMN_LAYOUT
     TABLES: ClassVar = FIRST_OF_COLUMNS
@@ -40,13 +40,13 @@ class Columns(ChunkedTable):
         self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
         self.first_feature, self.n_listed = chunk_table["first_feature"], chunk_table["n_features"]
         begins = chunk_table["piece"] == 0
-        # items item_start[c]:item_start[c + 1] begin in chunk c: none where the chunk continues a feature
+        # items item_start[c]:item_start[c + 1] begin in chunk c: none if the chunk continues a feature
         self.item_start = starts_of(np.where(begins, self.n_listed, 0))
         # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Read the features of a chunk, in ascending order, and how many of the chunk's entries each has."""
+        """Read the features of a chunk, ascending, and the number of entries of each in the chunk."""
         n_listed = int(self.n_listed[chunk])
         feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
         expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
@@ -63,7 +63,7 @@ class Columns(ChunkedTable):
         return self._read_entries(chunk, columns, verify)
 
     def find(self, feature: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the rows and values of one feature, ascending by row; empty where it does not occur."""
+        """Read the rows and values of one feature, ascending by row; empty if it does not occur."""
         rows, values = [np.empty(0, self.row_dtype)], [np.empty(0, self.value_dtype)]
         chunk = max(int(np.searchsorted(self.first_feature, feature, side="right")) - 1, 0)
         while chunk > 0 and self.first_feature[chunk - 1] == feature:
@@ -92,12 +92,12 @@ class Columns(ChunkedTable):
 
 
 def has_columns(dataset: RowTable) -> bool:
-    """Tell whether the dataset has a column layout."""
+    """Check if the dataset has a column layout."""
     return (dataset.path / FOLDER / "manifest.json").exists()
 
 
 def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
-    """Open the column layout of a dataset; raises `DatasetError` where it is missing, damaged or of another dataset."""
+    """Open the column layout of a dataset; raises `DatasetError` if it is missing, damaged or another dataset's."""
     path = dataset.path / FOLDER
     try:
         manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
@@ -131,13 +131,13 @@ def _miscounted(path: Path, key: str, manifest: Mapping[str, Any], other: str, f
 class ColumnsWriter:
     """Writer of a column layout: features in ascending order, cut into chunks by size alone.
 
-    The directory `path` is created if needed; the caller is meant to rename it at the end. A chunk holds up to `chunk_bytes`
-    of decoded entries; a part that has reached `shard_bytes` is followed by a new one. Given what an earlier writer's
-    `finished` returned, writing continues after those parts.
+    The directory `path` is created if needed; the caller renames it at the end. A chunk holds up to `chunk_bytes` of decoded
+    entries; a new part begins after `shard_bytes` of them. With the result of an earlier writer's `finished`, writing
+    continues after its parts.
     """
 
     FEATURE_BYTES = 16
-    """Added to the size of every feature when chunks are cut, so that a chunk of features with few entries stays bounded."""
+    """Added to the size of every feature when chunks are cut, to bound a chunk of many features with few entries."""
 
     def __init__(
         self,
@@ -156,13 +156,13 @@ class ColumnsWriter:
         self._parts: list[dict[str, Any]] = list(finished["parts"]) if finished else []
         self._table: list[list[int]] = [list(chunk) for chunk in finished["chunks"]] if finished else []
         self._files: PartFiles | None = None
-        # not yet a chunk: whole features, or the rest of a feature cut into pieces
+        # not written yet: whole features, or the start of a piece
         self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._pending_bytes = 0
         path.mkdir(parents=True, exist_ok=True)
 
     def finished(self) -> dict[str, Any] | None:
-        """Return the complete parts and the feature after them, for a later writer to continue from; None if none is."""
+        """Return the complete parts and the feature after them, for a later writer to continue from; None without parts."""
         n_parts = len(self._parts) - 1
         later = [chunk for chunk in self._table if chunk[0] == n_parts]
         if n_parts < 1 or not later:
@@ -202,13 +202,13 @@ class ColumnsWriter:
             start = stop
 
     def begin_feature(self, piece: int = 0) -> None:
-        """Write the pending chunk: a feature larger than a chunk follows, from its piece number `piece` on."""
+        """Write the pending chunk and begin a feature larger than a chunk, at its piece number `piece`."""
         self._flush()
         self._piece = piece
         self._held_entries = 0
 
     def add_pieces(self, feature: int, row: np.ndarray, value: np.ndarray) -> None:
-        """Append entries of the feature that was begun, in order of their rows."""
+        """Append entries of the feature that was begun, ascending by row."""
         start = 0
         while start < row.size:
             stop = min(start + self.piece_entries - self._held_entries, row.size)
@@ -225,7 +225,7 @@ class ColumnsWriter:
             self._flush_piece()
 
     def _hold(self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
-        # copied: the caller uses its memory again
+        # copied: the caller reuses its memory
         self._pending.append((feature.copy(), count.copy(), row.copy(), value.copy()))
 
     def _flush_piece(self) -> None:
@@ -271,7 +271,7 @@ class ColumnsWriter:
             self._files = None
 
     def close_parts(self) -> dict[str, Any]:
-        """Write what is pending; returns the parts and their chunks, for another writer to continue from."""
+        """Write the pending chunk; returns the parts and their chunks, for another writer to continue from."""
         self._flush()
         self._close_part()
         return {"parts": self._parts, "chunks": self._table}
@@ -295,21 +295,23 @@ class ColumnsWriter:
 
 
 class ColumnsOutline(ColumnsWriter):
-    """Dry run of `ColumnsWriter`: finds where the parts begin, from the numbers of entries alone; writes nothing."""
+    """Dry run of `ColumnsWriter`, which writes nothing: it finds where the parts begin, from numbers of entries alone."""
 
     def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
             dataset.path, dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
         )
-        self.starts: list[tuple[int, int]] = []  # of every part: its first feature, and the piece of it
+        self.starts: list[
+            tuple[int, int]
+        ] = []  # of every part: its first feature and that one's piece number
 
     def add_counts(self, feature: np.ndarray, n_entries: np.ndarray) -> None:
-        """Append whole features, ascending."""
+        """Append whole features, ascending, by their numbers of entries."""
         nothing = np.broadcast_to(np.int8(0), int(n_entries.sum()))  # takes no memory
         self.add(feature, n_entries, nothing, nothing)
 
     def close_parts(self) -> dict[str, Any]:
-        """Record the start of the last part, if there is one to come; nothing is written."""
+        """Record the start of the last part, if there is one more; nothing is written."""
         self._flush()
         return {}
 

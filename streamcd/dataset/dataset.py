@@ -1,4 +1,4 @@
-"""A dataset, open for reading: its rows, features, figures, verification; and some of its rows as a dataset."""
+"""A dataset, open for reading: rows, features, statistics and verification; and a selection of its rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .schema import row_dtype
 
 
 class Dataset(RowTable):
-    """A dataset directory, open for reading; made by `open`. Not for use by several threads at a time.
+    """A dataset directory, open for reading (see `open`). Not thread-safe.
 
     Attributes
     ----------
@@ -31,18 +31,18 @@ class Dataset(RowTable):
     n_rows, n_features, n_entries, n_chunks, n_shards : int
     index_dtype, value_dtype : dtype
     classes : ndarray of float64 or None
-        Distinct labels, ascending; None where there are more than 65,536.
+        Distinct labels, ascending; None if there are more than 65,536.
     class_counts : ndarray of int64 or None
     label_kind : {"integer", "decimal"}
     weighted : bool
         Whether rows carry weights other than 1.
     index_base : int
-        What the input's indices started at; features here start at 0.
+        First feature index of the source; features here start at 0.
     class_names : list of str or None
-        Names of the classes, which are then numbered from 0; None where labels are numbers.
+        Names of the classes, which are then numbered from 0; None if labels are numbers.
     fingerprint : str
     chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
-        The part and the row group in it that hold a chunk.
+        Part of each chunk, and row group in that part.
     row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
     held_bytes : int
@@ -68,12 +68,12 @@ class Dataset(RowTable):
         self.class_names: list[str] | None = manifest.get("class_names")
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self.n_rows
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and features."""
+        """Number of rows and of features."""
         return self.n_rows, self.n_features
 
     def __getitem__(self, rows: Any) -> Dataset:
@@ -129,7 +129,11 @@ class Dataset(RowTable):
         return labels(self, memory)
 
     def head(self, n_rows: int = 5) -> Any:
-        """Read the first rows as they are stored, which is shuffled unless converted without.
+        """Read the first rows as they are stored: shuffled, unless converted with ``shuffle=False``.
+
+        Parameters
+        ----------
+        n_rows : int
 
         Returns
         -------
@@ -137,14 +141,14 @@ class Dataset(RowTable):
             Columns ``source`` (0-based row of the source), ``label``, ``weight``, and lists ``feature`` (0-based) and
             ``value``.
         """
-        from .exchange import head  # here and below: only where it is asked for
+        from .exchange import head  # here and below: pyarrow's tables and SciPy only if they are asked for
 
         return head(self, n_rows)
 
     def to_arrow(self, memory: int | str | None = None) -> Any:
         """Read all rows, in the order of the source, as a ``pyarrow.Table`` with the columns of `head`.
 
-        `memory` and errors as in `to_scipy`.
+        Parameters and errors are those of `to_scipy`.
         """
         from .exchange import to_arrow
 
@@ -156,18 +160,18 @@ class Dataset(RowTable):
         Parameters
         ----------
         memory : int or str, optional
-            Bound on the process's memory; what is free on this machine by default.
+            Bound on the process's memory; by default what is free on this machine.
 
         Returns
         -------
-        X : scipy.sparse.csr_array, shape (rows, features)
-        y : ndarray, shape (rows,)
-            Labels.
+        X : scipy.sparse.csr_array, shape (n_rows, n_features)
+        y : ndarray, shape (n_rows,)
+            Labels as in the source.
 
         Raises
         ------
         UsageError
-            Where they do not fit.
+            If the rows do not fit in that memory.
         """
         from .exchange import to_scipy
 
@@ -185,27 +189,27 @@ class Dataset(RowTable):
         return as_html(self)
 
     def open_columns(self) -> Any:
-        """Open the column layout ; raises ``DatasetError`` where there is none, or it is damaged."""
-        from .column_layout import open_columns  # only where it is read
+        """Open the column layout; raises ``DatasetError`` if there is none, or it is damaged."""
+        from .column_layout import open_columns
 
         return open_columns(self)
 
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Read statistics of the features that occur, ascending, block by block from `first_group` on.
+        """Read columns of ``features.parquet``, statistics of the features that occur, ascending.
 
-        They are columns of ``features.parquet``, all by default.
+        By default all numeric columns; block by block, beginning with block `first_group`.
         """
         return read_groups(self.path / "features.parquet", columns, first_group=first_group)
 
     @property
     def scaling(self) -> Scaling:
-        """Transformation of the source's values, without the divisors (`read_scaling` reads them)."""
+        """Transformation of the source's values, without its divisors (see `read_scaling`)."""
         return Scaling.from_json(self.manifest.get("scaling"))
 
     def read_scaling(self) -> Scaling:
-        """Read the transformation of the source's values, with the divisors: 8 bytes a feature."""
+        """Read the transformation of the source's values with its divisors: 8 bytes per feature."""
         scaling = self.scaling
         if scaling.scale == "none":
             return scaling
@@ -216,7 +220,7 @@ class Dataset(RowTable):
         return replace(scaling, scales=scales)
 
     def info(self) -> dict[str, Any]:
-        """Summarise the dataset without reading the data; the contract's keys and some more."""
+        """Summarise the dataset in a dict, without reading the data."""
         cells = self.n_rows * self.n_features
         return {
             "n_rows": self.n_rows,
@@ -242,7 +246,7 @@ class Dataset(RowTable):
         }
 
     def _listed_classes(self) -> list[Any] | None:
-        """The classes as in the source: names, integers or decimal numbers."""
+        """Return the classes as in the source: names, integers or decimal numbers."""
         if self.classes is None or self.class_names is None:
             return None if self.classes is None else labels_as_numbers(self.classes, self.label_kind)
         return [self.class_names[int(number)] for number in self.classes]
@@ -250,7 +254,7 @@ class Dataset(RowTable):
     def verify(
         self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
     ) -> list[str]:
-        """Check every checksum and invariant, those of the column layout included where there is one.
+        """Check every checksum and invariant, including those of a column layout if there is one.
 
         Parameters
         ----------
@@ -263,14 +267,14 @@ class Dataset(RowTable):
         Returns
         -------
         list of str
-            Problems, a line each, naming the file; empty where all is well.
+            Problems found, one line each, which names the file; empty if there are none.
 
         Raises
         ------
         UsageError
-            Where `memory` is too small.
+            If `memory` is too small.
         """
-        from .verify import verify  # numba: only where it is needed
+        from .verify import verify  # here, because it imports numba
 
         return verify(self, listener, workers=workers, memory=memory)
 
@@ -302,23 +306,24 @@ class RowSelection(Dataset):
                 f"{whole.path}[rows]: expected every row at most once, found {rows.size} rows of which some are repeated; "
                 "give a row more weight instead"
             )
+        self._kept = np.zeros(whole.n_rows, np.bool_)  # rows as they are stored
         classes = whole.classes
         counts = np.zeros(0 if classes is None else classes.size, np.int64)
         n_rows, n_entries = np.zeros((2, whole.n_chunks), np.int64)
         for chunk in range(whole.n_chunks):
-            label, entries = whole.read_rows(chunk)
-            kept = self._kept(chunk)
+            label, entries, source = whole.read_rows(chunk, ("label", "n_entries", "source"))
+            kept = self._kept_of(chunk)
+            kept[:] = self._places(chunk, source) >= 0
             n_rows[chunk], n_entries[chunk] = kept.sum(), entries[kept].sum()
             if classes is not None:
                 counts += np.bincount(np.searchsorted(classes, label[kept]), minlength=counts.size)
-        self._chunks = (
-            np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
-        )  # an empty one, of no rows
+        # a chunk without rows stands for none
+        self._chunks = np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
+        digest = hashlib.sha256(whole.fingerprint.encode())
+        digest.update(self._place.data)
         manifest: dict[str, Any] = {
             **whole.manifest,
-            "fingerprint": hashlib.sha256(whole.fingerprint.encode() + self._place.tobytes()).hexdigest()[
-                :32
-            ],
+            "fingerprint": digest.hexdigest()[:32],
             "n_rows": rows.size,
             "n_entries": int(n_entries.sum()),
             "classes": None if classes is None else classes[counts > 0],
@@ -332,8 +337,8 @@ class RowSelection(Dataset):
             **checksums,
         }
         super().__init__(whole.path, manifest, {name: column[self._chunks] for name, column in table.items()})
-        # of a place in the selection, and of a row's number in the column layout
-        self.held_bytes = 2 * self._place.nbytes + whole.held_bytes
+        # a row's place in the selection, and its number in the column layout
+        self.held_bytes = 2 * self._place.nbytes + self._kept.nbytes + whole.held_bytes
 
     @property
     def whole(self) -> Dataset:
@@ -345,25 +350,26 @@ class RowSelection(Dataset):
     ) -> list[np.ndarray]:
         """Read columns of a chunk's rows; see `RowTable.read_rows`."""
         number = int(self._chunks[chunk])
-        names = [*columns, "source"]
-        arrays = dict(zip(names, self._whole.read_rows(number, names, verify=verify), strict=True))
-        places = self._places(number, arrays["source"])
-        kept = places >= 0
-        arrays["source"] = places.astype(np.int64)
-        return [arrays[name][kept] for name in columns]
+        kept = self._kept_of(number)
+        arrays = [array[kept] for array in self._whole.read_rows(number, columns, verify=verify)]
+        return [
+            self._places(number, array).astype(np.int64) if name == "source" else array
+            for name, array in zip(columns, arrays, strict=True)
+        ]
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: ``feature``, ``value``."""
         number = int(self._chunks[chunk])
-        source, n_entries = self._whole.read_rows(number, ("source", "n_entries"), verify=False)
-        kept = np.repeat(self._places(number, source) >= 0, n_entries)
+        (n_entries,) = self._whole.read_rows(number, ("n_entries",), verify=False)
+        kept = np.repeat(self._kept_of(number), n_entries)
         return [array[kept] for array in self._whole.read_entries(number, columns, verify=verify)]
 
-    def _kept(self, chunk: int) -> np.ndarray:
+    def _kept_of(self, chunk: int) -> np.ndarray:
         """Tell which rows of a chunk of the whole are selected."""
-        return self._places(chunk, self._whole.read_rows(chunk, ("source",), verify=False)[0]) >= 0
+        start, stop = self._whole.row_start[chunk : chunk + 2]
+        return self._kept[start:stop]
 
     def _places(self, chunk: int, source: np.ndarray) -> np.ndarray:
         """Return the place in the selection of rows of a chunk of the whole; -1 where they are left out."""
@@ -382,11 +388,7 @@ class RowSelection(Dataset):
         from .selection import SelectedColumns
 
         numbers = np.full(self._whole.n_rows, -1, self.row_dtype)
-        done = 0
-        for chunk, start in enumerate(self._whole.row_start[:-1].tolist()):
-            kept = start + np.flatnonzero(self._kept(chunk))
-            numbers[kept] = np.arange(done, done + kept.size)
-            done += kept.size
+        numbers[self._kept] = np.arange(self.n_rows)
         return SelectedColumns(self, self._whole.open_columns(), numbers)
 
     def another(self) -> Self:
@@ -429,7 +431,7 @@ class RowSelection(Dataset):
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:
-    """Labels as the source wrote them: integers without a point."""
+    """Convert labels to the numbers that the source wrote: ints if all labels are integers, else floats."""
     return [int(label) for label in labels] if label_kind == "integer" else [float(label) for label in labels]
 
 
@@ -440,12 +442,16 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     ----------
     path : path
     check_files : bool
-        Check that every file is there with its recorded size (one look at each file's entry, no reading).
+        Check that every file exists with its recorded size; no file is read.
+
+    Returns
+    -------
+    Dataset
 
     Raises
     ------
     DatasetError
-        Where it is not a dataset, or a file is missing, truncated or damaged; names the file.
+        If it is not a dataset, or a file is missing, truncated or damaged; the message names the file.
 
     Examples
     --------

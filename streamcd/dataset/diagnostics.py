@@ -1,17 +1,16 @@
-"""Diagnosis of badly scaled features and rows, with which coordinate descent converges slowly.
+"""Diagnosis of badly scaled features and rows, which slow down coordinate descent.
 
-A coordinate step of the dual divides by a row's squared norm, and moves by at most C: what decides the number of passes is
-C times the mean square of the row norms. Measured with C = 1 to a relative gap of 1e-3, passes for squared hinge / hinge /
-Crammer–Singer (``train DATASET RUN --loss …`` on the LIBSVM collection's sets):
+A coordinate step of the dual divides by a row's squared norm, and moves by at most C, so the number of passes grows with C
+times the mean square of the row norms. Passes to a relative gap of 1e-3 with C = 1, for squared hinge / hinge /
+Crammer–Singer (``train DATASET RUN --loss …`` on datasets of the LIBSVM collection):
 
     imdb tf-idf     1.0       5 /    8 /   10        a9a           13.9     110 /   148 /   709
     ijcnn1          1.5      17 /   27 /  100        mushrooms     21        60 /   167 /   206
     letter          3.1      40 /  126 /  156        dna           45.6     312 / >1000 / >1000
     heart           8.1      70 /  222 /  952        news20 raw   483       none in 1000 passes
 
-C counts as the norms do: under hinge letter takes 33, 123, 245, 958, >1000 passes at C = 0.3, 1, 3, 10, 30, and a9a 52, 147,
-548, >1000 at 0.3, 1, 3, 10.
-With rows of unit norm dna takes 9 / 33 / 57 passes, and news20 8 / 18 / 23.
+C has the same effect as the norms: with hinge, letter takes 33, 123, 245, 958, >1000 passes for C = 0.3, 1, 3, 10, 30, and
+a9a 52, 147, 548, >1000 for C = 0.3, 1, 3, 10. With rows of unit norm dna takes 9 / 33 / 57 passes, and news20 8 / 18 / 23.
 """
 
 from __future__ import annotations
@@ -24,24 +23,25 @@ import numpy as np
 from .dataset import Dataset
 
 BAD_MEAN_SQUARE = 30.0
-"""Bound on the mean square of row norms times C: between the sets above that converge in 1000 passes under every loss and
-those that do not."""
+"""Bound on C times the mean square of the row norms: it separates the datasets above that converge within 1000 passes for
+every loss from those that do not."""
 
 ACCELERATED_FACTOR = 100.0
-"""Multiple of that bound up to which acceleration still takes tens of passes (a9a with C = 100, 1390: 20 with squared hinge,
-46 with hinge; `docs/acceleration.md`)."""
+"""Multiple of that bound up to which accelerated training still takes tens of passes (a9a with C = 100, where it is 1390:
+20 with squared hinge, 46 with hinge; `docs/acceleration.md`)."""
 
 BAD_FEATURE_RATIO = 100.0
-"""Between root mean squares of two features' entries. Of the sets above news20's raw counts come nearest, with 22; kdd99
-(after logarithms) has 6.6, tf-idf 4.5. Features of single units, such as dollars and shares, differ by thousands."""
+"""Bound on the ratio of the root mean squares of two features' entries. Among the datasets above the raw counts of news20
+come closest, with 22; kdd99 (after logarithms) has 6.6, tf-idf 4.5. Features in different units, such as dollars and shares,
+differ by thousands."""
 
 COMMON_SHARE = 0.01
-"""Share of the rows in which a feature must occur to be compared: rare words differ by 600 in rows of unit norm, where
-nothing is amiss."""
+"""Share of the rows in which a feature must occur to be compared: in rows of unit norm rare words differ by a factor of 600,
+which is harmless."""
 
 
 def feature_rms(dataset: Dataset) -> dict[str, float] | None:
-    """Smallest and largest root mean square of a common feature's entries, zeros left out; None where there are none."""
+    """Find the smallest and largest root mean square of a common feature's nonzero entries; None if there is none."""
     least, greatest = np.inf, 0.0
     for piece in dataset.read_features():
         common = piece["n_entries"] >= COMMON_SHARE * dataset.n_rows
@@ -52,9 +52,9 @@ def feature_rms(dataset: Dataset) -> dict[str, float] | None:
 
 
 def advice(dataset: Dataset, C: float = 1.0, *, accelerated: bool = False, method: str = "dual") -> list[str]:
-    """Describe what is badly scaled for a training with `C`, with figures and the option that changes it, in a line each.
+    """Describe what is badly scaled for a training with `C`: a line each, with figures and the option that helps.
 
-    The bound on rows is that of dual methods; `accelerated` ones bear a larger one.
+    Rows matter to dual methods only; the bound is larger for `accelerated` ones.
     """
     if method not in ("auto", "dual"):
         return _about_features(dataset)

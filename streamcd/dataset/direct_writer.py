@@ -1,6 +1,6 @@
-"""Files written from one end to the other past the page cache (O_DIRECT), by a thread.
+"""Sequential writing of files past the page cache (O_DIRECT), by a thread.
 
-Through the page cache, data that is not soon read again costs the processor a copy into new pages, and pushes others out.
+In the page cache, data that will not be read again soon costs a copy into new pages, and evicts others.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from ..core.errors import file_named
 
 BUFFER_BYTES = 1 << 20
-"""A file has two buffers: one being filled, one being written. The disk got 2,100 MB/s in writes of this size."""
+"""Size of each of a file's two buffers, one being filled, one being written: with it the disk took 2,100 MB/s."""
 
 _BLOCK = 4096  # direct writes begin, end and come from multiples of it
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 
 class DirectWriter:
-    """A file being written, new or emptied first; once it is closed its bytes are there and durable."""
+    """A file being written, created or truncated first; durable once it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,7 +50,7 @@ class DirectWriter:
             return len(whole)
 
     def close(self) -> None:
-        """Write the rest and make all of it durable."""
+        """Write the rest and make the file durable."""
         if self.closed:
             return
         self.closed = True
@@ -89,7 +89,7 @@ class DirectWriter:
                         raise
 
     def _give_up_directness(self) -> bool:
-        """Go on through the page cache: for file systems that refuse direct writes, or write a part of a block."""
+        """Continue through the page cache, if the file system refuses direct writes or writes only part of a block."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
         return bool(flags & _DIRECT)

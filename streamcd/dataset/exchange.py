@@ -1,4 +1,4 @@
-"""A dataset as others see it: its rows as SciPy's and Arrow's objects, and its figures as text and HTML."""
+"""Export of a dataset in memory: its rows as SciPy and Arrow objects, a summary as text and HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .chunked_table import starts_of
 
 Dataset = Any  # `dataset.Dataset`, whose methods these are
 
-_COLUMN_BYTES = 40  # of a row beside its entries: source, label, weight, count, offset
+_ROW_BYTES = 40  # of a row besides its entries: source, label, weight, count, offset
 _LISTED_CLASSES = 10
 
 
@@ -26,7 +26,7 @@ def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarra
     shape = dataset.n_rows, dataset.n_features
     indptr = rows["indptr"]
     if rows["feature"].dtype == np.int32 and dataset.n_entries < 2**31:
-        indptr = indptr.astype(np.int32)  # both of one type, or SciPy converts the larger one
+        indptr = indptr.astype(np.int32)  # the type of the indices, or SciPy converts one of them
     return csr_array((rows["value"], rows["feature"], indptr), shape=shape), source_labels(
         dataset, rows["label"]
     )
@@ -66,7 +66,7 @@ def head(dataset: Dataset, n_rows: int) -> pa.Table:
 
 
 def summary(dataset: Dataset) -> dict[str, str]:
-    """Figures for a person, by name."""
+    """Return the main figures as text, by name."""
     info = dataset.info()
     classes = info["classes"]
     listed = "too many values to be classes"
@@ -85,7 +85,7 @@ def summary(dataset: Dataset) -> dict[str, str]:
 
 
 def as_html(dataset: Dataset) -> str:
-    """Table of `summary`, for notebooks."""
+    """Format `summary` as an HTML table, for notebooks."""
     figures = {"dataset": str(dataset.path), **summary(dataset)}
     rows = (
         f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
@@ -95,7 +95,7 @@ def as_html(dataset: Dataset) -> str:
 
 
 def _table_bytes(dataset: Dataset) -> int:
-    return int(dataset.n_entries * dataset.entry_bytes + dataset.n_rows * _COLUMN_BYTES)
+    return int(dataset.n_entries * dataset.entry_bytes + dataset.n_rows * _ROW_BYTES)
 
 
 def _require_room(dataset: Dataset, memory: int | str | None, what: str, n_bytes: int) -> None:
@@ -107,15 +107,15 @@ def _require_room(dataset: Dataset, memory: int | str | None, what: str, n_bytes
 
 
 def _rows_in_source_order(dataset: Dataset) -> dict[str, np.ndarray]:
-    """Read all rows; entries go to where they belong chunk by chunk, so that there is one copy of them."""
+    """Read all rows; entries are put in place chunk by chunk, so that only one copy of them is in memory."""
     columns = ("source", "label", "weight", "n_entries")
     parts = [dataset.read_rows(chunk, columns) for chunk in range(dataset.n_chunks)]
     found = {
         name: np.concatenate(arrays) for name, arrays in zip(columns, zip(*parts, strict=True), strict=True)
     }
     order = np.argsort(found["source"])
-    place = np.empty_like(order)
-    place[order] = np.arange(order.size)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(order.size)
     rows = {name: array[order] for name, array in found.items()}
     rows["indptr"] = starts_of(rows["n_entries"])
     rows["feature"] = np.empty(dataset.n_entries, dataset.index_dtype)
@@ -123,14 +123,14 @@ def _rows_in_source_order(dataset: Dataset) -> dict[str, np.ndarray]:
     for chunk, part in enumerate(parts):
         start, stop = dataset.row_start[chunk : chunk + 2]
         n_entries = part[-1].astype(np.int64)
-        shift = rows["indptr"][place[start:stop]] - starts_of(n_entries)[:-1]
+        shift = rows["indptr"][rank[start:stop]] - starts_of(n_entries)[:-1]
         target = np.arange(n_entries.sum()) + np.repeat(shift, n_entries)
         rows["feature"][target], rows["value"][target] = dataset.read_entries(chunk)
     return rows
 
 
 def _gather(dataset: Dataset, chunks: range) -> dict[str, np.ndarray]:
-    """Read some chunks as they lie."""
+    """Read chunks in the order in which they are stored."""
     parts = [dataset.read(chunk) for chunk in chunks]
     names = ("source", "label", "weight", "feature", "value")
     rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
@@ -139,7 +139,7 @@ def _gather(dataset: Dataset, chunks: range) -> dict[str, np.ndarray]:
 
 
 def source_labels(dataset: Dataset, label: np.ndarray) -> np.ndarray:
-    """Labels as in the source: names, integers or decimal numbers."""
+    """Convert labels to those of the source: names, integers or decimal numbers."""
     classes = dataset.info()["classes"]
     if dataset.classes is None:
         return label

@@ -1,7 +1,7 @@
-"""A dataset in memory: rows given as arrays, behind the same interface of chunks as one on disk.
+"""A dataset in memory: rows given as arrays, with the same interface of chunks as one on disk.
 
-Nothing is copied here but what has another type: chunks are views of the arrays. They are cut as on disk, so that windows
-mix the rows of more than one place where there is no room, or no need, for all of them in one window.
+Chunks are views of the arrays; only arrays of another type are copied. Chunks are cut as on disk, so that a window that does
+not hold all rows mixes rows from many places.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .dataset import Dataset
 from .parquet import NO_CRC, OpenParts
 
 CHUNK_BYTES = 1_000_000
-_ROW_BYTES = 32  # of a row beside its entries, when chunks are cut
+_ROW_BYTES = 32  # of a row besides its entries, when chunks are cut
 _FEATURE_BYTES = 16
 _INT32_MAX = 2**31 - 1
 _NOWHERE = Path("(arrays)")
@@ -30,8 +30,7 @@ _NOWHERE = Path("(arrays)")
 class ArrayParts(OpenParts):
     """Tables of a single part whose columns are arrays.
 
-    `tables` gives the columns of each table, and `starts`, for each table, its rows in every chunk:
-    ``starts[chunk]:starts[chunk + 1]``.
+    `tables` holds the columns of each table; rows ``starts[chunk]:starts[chunk + 1]`` of a table are those of a chunk.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class ArrayParts(OpenParts):
         """Do nothing: all is in memory."""
 
     def read_directly(self, ahead_bytes: int) -> None:
-        """Do nothing: there is no page cache between."""
+        """Do nothing: no page cache is involved."""
 
     def close(self) -> None:
         """Do nothing: no file is open."""
@@ -66,8 +65,8 @@ class InMemoryDataset(Dataset):
     Parameters
     ----------
     rows : tuple of ndarray
-        ``indptr`` (int64), ``feature`` (integer, 0-based, each once a row) and ``value`` (float32 or float64): row ``r`` has
-        the entries ``indptr[r]:indptr[r + 1]``. Kept, not copied.
+        ``indptr`` (int64), ``feature`` (integer, 0-based, each at most once in a row) and ``value`` (float32 or float64):
+        row ``r`` has the entries ``indptr[r]:indptr[r + 1]``. Not copied.
     n_features : int
     code : ndarray of integer, shape (rows,)
         Number of each row's class.
@@ -111,7 +110,7 @@ class InMemoryDataset(Dataset):
         self._parts = ArrayParts(tables, {"rows": row_start, "entries": entry_start})
 
     def open_columns(self) -> Columns:
-        """Return the column layout, which is made at the first call."""
+        """Return the column layout, which the first call makes."""
         return self._columns
 
     @cached_property
@@ -121,7 +120,7 @@ class InMemoryDataset(Dataset):
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Compute statistics of the features that occur: ``n_entries`` and ``mean_square``."""
+        """Compute ``n_entries`` and ``mean_square`` of the features that occur; other columns are not available."""
         _, feature, value = self.rows
         count = np.bincount(feature, minlength=self.n_features)
         squares = np.bincount(feature, np.square(value, dtype=np.float64), self.n_features)
@@ -131,7 +130,7 @@ class InMemoryDataset(Dataset):
 
 
 class _InMemoryColumns(Columns):
-    """The column layout of a dataset in memory; features are whole, each in one chunk."""
+    """Column layout of a dataset in memory; each feature is whole, in one chunk."""
 
     def __init__(self, dataset: InMemoryDataset) -> None:
         from scipy.sparse import csr_array
@@ -161,7 +160,7 @@ class _InMemoryColumns(Columns):
 
 
 def number_matrix(X: Any) -> Any:
-    """Return a SciPy sparse matrix as it is, and anything else as an array of numbers with two dimensions."""
+    """Return a SciPy sparse matrix unchanged, anything else as a two-dimensional array of numbers."""
     found = X if hasattr(X, "tocsr") else np.asarray(X)
     if found.ndim != 2 or found.dtype.kind not in "biuf":
         raise ModelError(
@@ -174,8 +173,8 @@ def number_matrix(X: Any) -> Any:
 def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return ``indptr``, ``feature`` and ``value`` of the rows of a dense or SciPy sparse matrix of numbers.
 
-    Of a CSR matrix without duplicates they are its own arrays where their types fit; float32 stays, other numbers become
-    float64, and features are int32 where that is wide enough.
+    The arrays of a CSR matrix without duplicates are returned themselves, not copied, if their types fit: float32 is kept,
+    other numbers become float64; features are int32 if that is wide enough.
     """
     if hasattr(X, "tocsr"):
         X = X.tocsr()
@@ -194,7 +193,7 @@ def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> dict[str, Any]:
-    """Return the manifest's ``row_norms``, summed up chunk by chunk."""
+    """Compute the manifest's ``row_norms``, chunk by chunk."""
     least, greatest, total, n_empty = np.inf, 0.0, 0.0, 0
     for start, stop in itertools.pairwise(row_start.tolist()):
         first = indptr[start]
@@ -217,13 +216,13 @@ def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> 
 
 
 def _cut(sizes: np.ndarray) -> np.ndarray:
-    """Cut items into chunks by `sizes`, the bytes up to each; returns the first item of each chunk, and their number."""
+    """Cut items into chunks by `sizes`, the bytes before each; returns the first item of each chunk, and the item count."""
     cuts = np.searchsorted(sizes, np.arange(CHUNK_BYTES, int(sizes[-1]), CHUNK_BYTES))
     return np.unique(np.concatenate([[0], cuts, [sizes.size - 1]]))
 
 
 def _manifest(n_rows: int, index: np.ndarray, value: np.ndarray) -> dict[str, Any]:
-    """Return the fields of a manifest that both layouts have; no files are listed."""
+    """Return the manifest fields common to both layouts; no files are listed."""
     names = {"rows": "rows", "entries": "entries", "index": "index"}
     return {
         "fingerprint": "",
@@ -236,7 +235,7 @@ def _manifest(n_rows: int, index: np.ndarray, value: np.ndarray) -> dict[str, An
 
 
 def _chunk_table(table: Any, n_items: np.ndarray, n_entries: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what ``chunks.parquet`` holds on disk; no checksums."""
+    """Return the columns that ``chunks.parquet`` has on disk; no checksums."""
     crc = {f"{name}_crc": np.full(n_entries.size, NO_CRC) for name in table.TABLES}
     return {
         "part": np.zeros(n_entries.size, dtype=np.int32),

@@ -1,4 +1,4 @@
-"""Parquet files read a row group at a time, and the checksums of files."""
+"""Reading of Parquet files, a row group at a time, and checksums of files."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ import pyarrow.parquet as pq
 from ..core.errors import DatasetError, EnvironmentFailure
 from .read_ahead import ReadAhead
 
-# Arrow's own choice, mimalloc, keeps what chunks of unequal sizes leave behind: reading the 916 chunks of a column layout at
-# random it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s where mimalloc did 200.
+# Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
+# random order it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s, mimalloc 200.
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ and "jemalloc" in pa.supported_memory_backends():
     pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 NO_CRC = -1
-"""In place of a checksum where none was recorded."""
+"""In place of a checksum if none was recorded."""
 
 _COPY_BYTES = 1 << 22
 
 _ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES)
-"""Failures that say nothing of the file's content."""
+"""Errors that do not mean that the file's content is damaged."""
 
 
 def file_checksum(path: Path) -> str:
-    """SHA-256 of a file as ``"sha256:<hex>"``."""
+    """Compute the SHA-256 of a file, as ``"sha256:<hex>"``."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(_COPY_BYTES):
@@ -45,7 +45,7 @@ def file_checksum(path: Path) -> str:
 
 @contextlib.contextmanager
 def reading(path: Path, where: str = "") -> Iterator[None]:
-    """Turn the errors that pyarrow raises over a damaged file into one line that names the file."""
+    """Turn the errors that pyarrow raises for a damaged file into a `DatasetError` that names the file, in one line."""
     location = f"{path}, {where}" if where else str(path)
     try:
         yield
@@ -61,9 +61,9 @@ def reading(path: Path, where: str = "") -> Iterator[None]:
 
 
 def column_values(column: pa.ChunkedArray) -> np.ndarray:
-    """The numbers of a column without nulls, not writable.
+    """Return the numbers of a column without nulls; the array is read-only.
 
-    Arrow's own `to_numpy` loads pandas where it is installed, which would cost a training 30 MB of its budget.
+    Arrow's own `to_numpy` imports pandas if it is installed, which would cost a training 30 MB of its budget.
     """
     dtype = np.dtype(column.type.to_pandas_dtype())
     arrays = [
@@ -77,14 +77,14 @@ def column_values(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:
-    """Read all columns of a small file, its checksums verified."""
+    """Read all columns of a small file, verifying its checksums."""
     with reading(path):
         table = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
         return {name: column_values(table.column(name)) for name in table.column_names}
 
 
 def make_table(columns: Mapping[str, list[Any]]) -> pa.Table:
-    """Make a table in memory of numbers, texts, lists of numbers, and lists of (text, number); None for nothing."""
+    """Make an in-memory table of numbers, strings, lists of numbers or lists of (string, number); None is null."""
     arrays = {}
     for name, values in columns.items():
         first = next((value for value in values if value is not None), 0.0)
@@ -96,7 +96,7 @@ def make_table(columns: Mapping[str, list[Any]]) -> pa.Table:
 
 
 def has_column(path: Path, name: str) -> bool:
-    """Tell whether this is a Parquet file with such a column."""
+    """Check if a path is a Parquet file with a given column."""
     try:
         return path.is_file() and name in pq.read_schema(path).names
     except (OSError, pa.ArrowException):
@@ -106,8 +106,8 @@ def has_column(path: Path, name: str) -> bool:
 def read_groups(
     path: Path, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Read columns (of numbers all, by default) of a file's row groups, one after another; checksums are verified or not."""
-    # without pre-buffering, a copy less of what is in the page cache
+    """Read columns (by default all numeric ones) of a file, one row group at a time, from `first_group` on."""
+    # pre-buffering would copy once more what is in the page cache
     with reading(path), pq.ParquetFile(path, page_checksum_verification=verify, pre_buffer=False) as reader:
         if columns is None:
             columns = [field.name for field in reader.schema_arrow if pa.types.is_primitive(field.type)]
@@ -117,14 +117,14 @@ def read_groups(
 
 
 class _Source:
-    """A file as Arrow reads it, some of whose bytes may have been read already."""
+    """File object for Arrow; some of its bytes may have been read ahead."""
 
     closed = False
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._offset = descriptor, 0
         self._size = os.fstat(descriptor).st_size
-        self.ahead: tuple[int, memoryview] | None = None  # offset, and bytes handed out without a copy
+        self.ahead: tuple[int, memoryview] | None = None  # offset and bytes; served without a copy
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
@@ -148,7 +148,7 @@ class _Source:
 
 
 def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple[int, int]:
-    """Offset and length in the file of a row group's columns from `first_column` on."""
+    """Return offset and length in the file of a row group's columns from `first_column` on."""
     row_group = metadata.row_group(group)
     start = row_group.column(first_column).data_page_offset
     last = row_group.column(row_group.num_columns - 1)
@@ -156,7 +156,7 @@ def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple
 
 
 class PartReader:
-    """One open Parquet file: its footer, a descriptor for hints to the kernel, and reads that verify checksums or not."""
+    """One open Parquet file of a part, for reads of row groups with or without verification, and hints to the kernel."""
 
     def __init__(self, path: Path, footer: pq.FileMetaData | None = None) -> None:
         self.path = path
@@ -170,11 +170,11 @@ class PartReader:
 
     @property
     def footer(self) -> pq.FileMetaData:
-        """The footer, which may be shared."""
+        """Footer, which several readers can share."""
         return self._reader.metadata
 
     def read(self, group: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
-        """Columns of a row group; with `hand_in`, valid until the bytes handed in change."""
+        """Read columns of a row group; after `set_read_ahead`, valid only as long as the bytes given there."""
         reader = self._reader
         if verify:
             if self._verifying is None:
@@ -184,15 +184,15 @@ class PartReader:
         return [column_values(table.column(name)) for name in columns]
 
     def _open(self, **options: Any) -> pq.ParquetFile:
-        # pre_buffer would have threads of Arrow's call `_bytes`: one still at it when Python ends aborts the process
+        # with pre_buffer, Arrow's threads would call `_bytes`: one still running when Python ends aborts the process
         return pq.ParquetFile(self._source, pre_buffer=False, **options)
 
-    def hand_in(self, ahead: tuple[int, memoryview] | None) -> None:
-        """Bytes of the file that were read already, and their offset; None to forget them."""
+    def set_read_ahead(self, ahead: tuple[int, memoryview] | None) -> None:
+        """Set the bytes of the file that were read ahead, with their offset; None for none."""
         self._bytes.ahead = ahead
 
     def extent(self, group: int, first_column: str) -> tuple[int, int]:
-        """See `extent_of`."""
+        """Return offset and length of a row group's columns from `first_column` on, see `extent_of`."""
         number = self._index[first_column]
         extent = self._extents.get((group, number))
         if extent is None:
@@ -200,15 +200,15 @@ class PartReader:
         return extent
 
     def begins_before(self, columns: Sequence[str]) -> bool:
-        """True where the file holds a column before the first one of these."""
+        """Check if one of these columns lies before the first one of them in the file."""
         return min(self._index[name] for name in columns) < self._index[columns[0]]
 
     def fetch(self, offset: int, n_bytes: int) -> bytes:
-        """Read bytes of the file as they are."""
+        """Read raw bytes of the file."""
         return os.pread(self._descriptor, n_bytes, offset)
 
     def expect(self, offset: int, n_bytes: int) -> None:
-        """Have the kernel read ahead; a footer so damaged that it objects is named by the read to come."""
+        """Have the kernel read ahead; if the footer is too damaged for that, the read that follows reports it."""
         if hasattr(os, "posix_fadvise"):  # not on macOS
             with contextlib.suppress(OSError, OverflowError):
                 os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
@@ -219,7 +219,7 @@ class PartReader:
 
 
 class OpenParts:
-    """Open parts of a directory, the latest ones used: at most `limit`, whose footers are in memory."""
+    """Least-recently-used cache of the open parts of a directory, at most `limit`, with their footers in memory."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self._path, self._limit = path, limit
@@ -232,13 +232,13 @@ class OpenParts:
         return OpenParts, (self._path, self._limit)
 
     def another(self) -> OpenParts:
-        """Return another one for the same parts, to be used by another thread; footers are in memory once."""
+        """Return a second cache of the same parts for another thread; the footers are shared."""
         other = OpenParts(self._path, self._limit)
         other._footers = self._footers
         return other
 
     def read_directly(self, ahead_bytes: int) -> None:
-        """From now until `close`, what is expected is read past the page cache, where the file system can do so."""
+        """Read expected ranges past the page cache, if the file system supports it, from now until `close`."""
         if self._ahead is None:
             self._ahead = ReadAhead(ahead_bytes)
 
@@ -256,10 +256,10 @@ class OpenParts:
     def read(
         self, name: str, group: int, columns: Sequence[str], verify: bool, crc: int = NO_CRC
     ) -> list[np.ndarray]:
-        """Columns of a row group of a part; `DatasetError` names the part where it is damaged.
+        """Read columns of a row group of a part; raises `DatasetError`, which names the part, if it is damaged.
 
-        With `crc`, that of the bytes from the first of these columns to the end of the row group, `verify` compares this one
-        instead of the pages' own: a part that was replaced by another is as sound as this one was.
+        If given, `crc` is the checksum of the bytes from the first of these columns to the end of the row group, and
+        `verify` checks it in place of the pages' own checksums, which would not notice a part replaced by another.
         """
         part = self[name]
         with reading(part.path, f"chunk {group}"):
@@ -270,20 +270,20 @@ class OpenParts:
                 if zlib.crc32(data) != crc:
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")
                 verify = part.begins_before(columns)
-            part.hand_in(None if data is None else (offset, memoryview(data)))
+            part.set_read_ahead(None if data is None else (offset, memoryview(data)))
             try:
                 return part.read(group, columns, verify)
             finally:
-                part.hand_in(None)
+                part.set_read_ahead(None)
 
     def extent(self, name: str, group: int, first_column: str) -> tuple[int, int]:
-        """Offset and length in a part's file of a row group's columns from `first_column` on."""
+        """Return offset and length in a part's file of a row group's columns from `first_column` on."""
         part = self[name]
         with reading(part.path, f"chunk {group}"):
             return part.extent(group, first_column)
 
     def expect(self, name: str, group: int, first_column: str) -> None:
-        """Announce that a row group's columns from `first_column` on will be read, in the order of such calls."""
+        """Announce a read of a row group's columns from `first_column` on; reads must follow in the order announced."""
         offset, n_bytes = self.extent(name, group, first_column)
         if self._ahead is None or not self._ahead.possible:
             self[name].expect(offset, n_bytes)
@@ -291,7 +291,7 @@ class OpenParts:
             self._ahead.expect(self._path / name, offset, n_bytes)
 
     def close(self) -> None:
-        """Close all; the next use opens them again."""
+        """Close all files; they are reopened when needed."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None

@@ -1,7 +1,7 @@
-"""Ranges of files read ahead past the page cache (O_DIRECT), by threads, into a bounded number of bytes.
+"""Read-ahead of file ranges past the page cache (O_DIRECT), by threads, into bounded memory.
 
-For data that the page cache cannot hold: there every page read through it must first push another one out and is copied
-once more, on the processor that trains.
+For data larger than the page cache: every page read through the cache evicts another one, and costs one more copy on the
+processor that trains.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AHEAD_BYTES = 6_000_000
-"""Bytes read ahead at most, unless a single range is larger: a chunk of the usual megabyte a thread, one being decoded."""
+"""Largest number of bytes read ahead, unless a single range is larger: a 1 MB chunk for each thread, one being decoded."""
 
 SHARED_AHEAD_BYTES = AHEAD_BYTES // 2
-"""The same for each of several readers, which decode while others wait for the disk."""
+"""The same for each of several readers, some of which decode while others wait for the disk."""
 
 _THREADS = 4
-"""One alone got 770 to 900 MB/s of the disk, four up to 1,030, eight no more (random pieces of a megabyte)."""
+"""One thread got 770 to 900 MB/s from the disk, four up to 1,030, eight no more (random ranges of a megabyte)."""
 
 _BLOCK = 4096  # direct reads begin, end and land on multiples of it
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
@@ -33,7 +33,7 @@ class _Range:
     offset: int
     length: int
     buffer: mmap.mmap | None = None
-    complete: Future[bool] | None = None  # once it is being read
+    complete: Future[bool] | None = None  # None until reading begins
 
     @property
     def key(self) -> tuple[Path, int]:
@@ -51,18 +51,18 @@ class _Range:
 
 
 class ReadAhead:
-    """Reader of ranges in the order in which they are announced; they are taken in that order.
+    """Reader of announced ranges, in the order in which they were announced and will be taken.
 
-    A range that cannot be read in this way (a file system without direct reads, a file that is too short or gone) is
-    left to the caller's own reading, which says what is wrong.
+    A range that cannot be read in this way (no direct reads on this file system, file too short or missing) is left to the
+    caller, whose own read reports the error.
     """
 
     def __init__(self, ahead_bytes: int = AHEAD_BYTES) -> None:
         self._limit = ahead_bytes
         self.possible = bool(_DIRECT)  # false once the file system has refused a direct read
-        self._coming: deque[_Range] = deque()  # announced, and not taken yet
-        self._announced: Counter[tuple[Path, int]] = Counter()  # their keys
-        self._waiting: deque[_Range] = deque()  # of these, the last ones, not begun
+        self._coming: deque[_Range] = deque()  # announced and not taken yet
+        self._announced: Counter[tuple[Path, int]] = Counter()  # keys of `_coming`
+        self._waiting: deque[_Range] = deque()  # the end of `_coming`: not being read yet
         self._held = 0
         self._free: list[mmap.mmap] = []
         self._taken: _Range | None = None
@@ -77,9 +77,9 @@ class ReadAhead:
         self._begin()
 
     def take(self, path: Path, offset: int) -> memoryview | None:
-        """Take the bytes of an announced range, valid until the next is taken; None where they must be read in another way.
+        """Return the bytes of an announced range, valid until the next call; None if the caller has to read them itself.
 
-        Ranges announced before it and not taken are given up.
+        Ranges announced earlier and not taken are dropped.
         """
         if self._taken is not None:
             self._release(self._taken)
@@ -91,7 +91,7 @@ class ReadAhead:
             self._release(wanted)
         self._begin()
         self._taken = wanted
-        assert wanted.complete is not None, "nothing before it holds memory"
+        assert wanted.complete is not None, "no earlier range holds memory, so this one is being read"
         if not wanted.complete.result() or wanted.buffer is None:
             return None
         shift = wanted.offset - wanted.start
@@ -109,7 +109,7 @@ class ReadAhead:
         return wanted
 
     def _begin(self) -> None:
-        """Have the next ranges read, as far as there is memory for them."""
+        """Start reading the next ranges, as many as memory allows."""
         while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= self._limit):
             wanted = self._waiting.popleft()
             wanted.buffer = self._buffer(wanted.size)
@@ -118,7 +118,7 @@ class ReadAhead:
 
     def _release(self, wanted: _Range) -> None:
         if wanted.complete is None or wanted.buffer is None:
-            self._waiting.popleft()  # itself: all before it are gone
+            self._waiting.popleft()  # this range: all before it are gone
             return
         wanted.complete.result()
         self._held -= len(wanted.buffer)
@@ -128,13 +128,13 @@ class ReadAhead:
     def _read(self, wanted: _Range) -> bool:
         try:
             return _read(wanted)
-        except OSError as error:  # the caller's own reading says what is wrong
+        except OSError as error:  # the caller's own read reports it
             if error.errno == errno.EINVAL:
                 self.possible = False
             return False
 
     def _buffer(self, size: int) -> mmap.mmap:
-        """Memory for a range; buffers are used again, since new ones cost a page fault every 4 kB."""
+        """Return memory for a range; buffers are reused, since new ones cost a page fault every 4 kB."""
         for number, buffer in enumerate(self._free):
             if len(buffer) >= size and (self._held == 0 or self._held + len(buffer) <= self._limit):
                 return self._free.pop(number)
@@ -144,7 +144,7 @@ class ReadAhead:
 
 
 def _read(wanted: _Range) -> bool:
-    """Read the blocks of a range; true where all of the range is there."""
+    """Read the blocks of a range; false if the file ends before the range does."""
     buffer = wanted.buffer
     assert buffer is not None
     descriptor = os.open(wanted.path, os.O_RDONLY | _DIRECT)

@@ -1,8 +1,8 @@
-"""The transformation of a source's values before they are stored: features divided by scales, rows by their norms.
+"""Scaling of a source's values before they are stored: features divided by scales, rows by their norms.
 
-Both keep zeros, and so the data sparse. Centring does not: it would fill every row. Nor could the bias stand in for it,
-``w·(x - mu) + b = w·x + (b - w·mu)``, since the bias is penalised as the weights are: to train with the other bias is
-another problem with another optimum. So ``standard`` divides by the standard deviation and leaves the mean where it is.
+Both keep zeros, so the data stays sparse. Centring would fill every row. Nor can the bias replace it, although
+``w·(x - mu) + b = w·x + (b - w·mu)``: the bias is penalised like the weights, so training with the shifted bias is another
+problem with another optimum. So ``standard`` divides by the standard deviation and does not subtract the mean.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from ..core.errors import UsageError
 SCALES = ("none", "maxabs", "standard")
 NORMALIZATIONS = ("none", "l2")
 
-_DIGEST_FEATURES = 1 << 16  # at a time; a constant, since the digest depends on it
+_DIGEST_FEATURES = 1 << 16  # hashed at a time; the digest depends on it
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A transformation of rows, features first. Two are equal where they do the same to every row."""
+    """A transformation of rows, features first. Two are equal if they transform every row alike."""
 
-    scale: str = (
-        "none"  # each value is divided by its feature's greatest magnitude, or by its standard deviation
-    )
-    normalize: str = "none"  # each row is then divided by its Euclidean norm
-    scales: np.ndarray | None = field(
-        default=None, compare=False
-    )  # the divisors, where there are some and they were read
-    digest: str = (
-        ""  # of the divisors, made from them by default; stands for them where scalings are compared
-    )
+    # each value is divided by its feature's largest magnitude, or by its standard deviation
+    scale: str = "none"
+    # each row is then divided by its Euclidean norm
+    normalize: str = "none"
+    # the divisors; None if there are none, or they were not read
+    scales: np.ndarray | None = field(default=None, compare=False)
+    # of the divisors, which it represents in comparisons; by default computed from them
+    digest: str = ""
 
     @property
     def changes_values(self) -> bool:
-        """True unless all values stay as they are."""
+        """Check if any value may change."""
         return self.scale != "none" or self.normalize != "none"
 
     def __post_init__(self) -> None:
@@ -47,7 +45,7 @@ class Scaling:
             object.__setattr__(self, "digest", scales_digest(self.scales))
 
     def options(self) -> str:
-        """The options of ``convert`` that ask for it."""
+        """Return the options of ``convert`` that request it."""
         given = [f"--scale {self.scale}"] if self.scale != "none" else []
         given += [f"--normalize {self.normalize}"] if self.normalize != "none" else []
         return " ".join(given) or "no scaling"
@@ -55,8 +53,8 @@ class Scaling:
     def apply(
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, n_features: int
     ) -> np.ndarray:
-        """Transform the values of a block of sparse rows, as float64; those of features from `n_features` on become 0."""
-        from ..kernels.rows import scale_rows  # numba: only where rows are met
+        """Transform the values of a block of sparse rows, to float64; those of features from `n_features` on become 0."""
+        from ..kernels.rows import scale_rows  # here, because it imports numba
 
         scales = np.empty(0) if self.scales is None else self.scales
         out = np.empty(feature.size)
@@ -64,7 +62,7 @@ class Scaling:
         return out
 
     def to_json(self) -> dict[str, str]:
-        """Describe it for manifests and models, the divisors aside."""
+        """Describe it for manifests and models, without the divisors."""
         return {"scale": self.scale, "normalize": self.normalize, "digest": self.digest}
 
     @classmethod
@@ -76,7 +74,7 @@ class Scaling:
 
 
 def checked_names(scale: str, normalize: str) -> tuple[str, str]:
-    """Refuse unknown names."""
+    """Return the names of a transformation, or refuse unknown ones."""
     if scale not in SCALES:
         raise UsageError(f"expected --scale {', '.join(SCALES)}, found {scale!r}")
     if normalize not in NORMALIZATIONS:
@@ -85,18 +83,18 @@ def checked_names(scale: str, normalize: str) -> tuple[str, str]:
 
 
 def scales_digest(scales: np.ndarray) -> str:
-    """Digest of divisors; those equal to 1 do not count, so neither does the number of features."""
+    """Compute the digest of divisors; those equal to 1 do not count, so the number of features does not either."""
     digest = hashlib.sha256()
     for start in range(0, scales.size, _DIGEST_FEATURES):
         block = scales[start : start + _DIGEST_FEATURES]
-        places = np.flatnonzero(block != 1.0)
-        digest.update((places + start).astype("<i8").tobytes())
-        digest.update(block[places].astype("<f8").tobytes())
+        scaled = np.flatnonzero(block != 1.0)
+        digest.update((scaled + start).astype("<i8").tobytes())
+        digest.update(block[scaled].astype("<f8").tobytes())
     return digest.hexdigest()[:32]
 
 
 def max_abs_scales(pieces: Iterable[Mapping[str, np.ndarray]], n_features: int) -> np.ndarray:
-    """Greatest magnitude of every feature, from its statistics; 1 for features without a value other than 0."""
+    """Compute the largest magnitude of every feature from its statistics; 1 for features that are all zero."""
     scales = np.ones(n_features)
     for piece in pieces:
         largest = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
@@ -105,7 +103,7 @@ def max_abs_scales(pieces: Iterable[Mapping[str, np.ndarray]], n_features: int) 
 
 
 def feature_means(pieces: Iterable[Mapping[str, np.ndarray]], n_features: int) -> np.ndarray:
-    """Mean of every feature; not a number for features with but one value, which have no deviation to divide by."""
+    """Compute the mean of every feature; NaN for features with a single value, whose deviation is 0."""
     means = np.zeros(n_features)
     for piece in pieces:
         means[piece["feature"]] = np.where(piece["min"] < piece["max"], piece["mean"], np.nan)
@@ -115,15 +113,15 @@ def feature_means(pieces: Iterable[Mapping[str, np.ndarray]], n_features: int) -
 def standard_scales(
     deviations: Iterable[Mapping[str, np.ndarray]], means: np.ndarray, n_rows: int
 ) -> np.ndarray:
-    """Standard deviation of every feature over all rows, absent entries as zeros; 1 for features with but one value.
+    """Compute the standard deviation of every feature over all rows, absent entries as zeros; 1 for a single value.
 
-    `deviations` are statistics of the entries less their features' `means` (see `feature_means`; not used any more when this
-    returns). The difference of mean square and squared mean would lose all digits where the mean is large.
+    `deviations` are statistics of the entries minus the `means` of their features (see `feature_means`). The difference of
+    mean square and squared mean would lose all digits if the mean is large.
     """
     scales = np.ones(means.size)
     for piece in deviations:
         feature = piece["feature"]
         absent = 1.0 - piece["n_entries"] / n_rows
         deviation = np.sqrt(piece["mean_square"] + absent * means[feature] ** 2)
-        scales[feature] = np.where(deviation > 0, deviation, 1.0)  # false also where it is not a number
+        scales[feature] = np.where(deviation > 0, deviation, 1.0)  # false for NaN too
     return scales

@@ -1,4 +1,4 @@
-"""The columns of a dataset's tables, and a chunk of rows, decoded."""
+"""Columns of a dataset's tables, and a decoded chunk of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import Schema as Schema  # re-exported, so that others need not import pyarrow
 
 MAX_CLASSES = 65_536
-"""Largest number of distinct labels that are taken as classes; beyond it the manifest lists none."""
+"""Largest number of distinct labels treated as classes; with more, the manifest lists none."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -20,12 +20,12 @@ class ChunkData:
     """A chunk of rows, decoded."""
 
     row0: int  # number of its first row in the dataset
-    source: np.ndarray  # int64, 0-based number of each row in the input
-    label: np.ndarray  # float64
-    weight: np.ndarray  # float64
-    indptr: np.ndarray  # int64; row r has the entries indptr[r]:indptr[r + 1]
-    feature: np.ndarray  # int32 or int64, 0-based
-    value: np.ndarray  # float32 or float64
+    source: np.ndarray  # (rows,) int64: 0-based number of each row in the source
+    label: np.ndarray  # (rows,) float64
+    weight: np.ndarray  # (rows,) float64
+    indptr: np.ndarray  # (rows + 1,) int64: row r has the entries indptr[r]:indptr[r + 1]
+    feature: np.ndarray  # (entries,) int32 or int64, 0-based
+    value: np.ndarray  # (entries,) float32 or float64
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ class ChunkData:
 
 
 def schema(**columns: Any) -> Schema:
-    """Describe columns without nulls by their names and numpy types, or `str`."""
+    """Describe columns without nulls, given by name as numpy types or `str`."""
     return pa.schema(
         [
             pa.field(name, pa.string() if dtype is str else pa.from_numpy_dtype(dtype), nullable=False)
@@ -43,13 +43,13 @@ def schema(**columns: Any) -> Schema:
 
 
 def row_dtype(n_rows: int) -> np.dtype:
-    """Return the integer type that numbers `n_rows` rows."""
+    """Return the integer type for the numbers of `n_rows` rows."""
     return np.dtype(np.int32 if n_rows <= _INT32_MAX else np.int64)
 
 
 def row_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.dtype) -> dict[str, Schema]:
     """Describe a part of the row layout: ``rows/`` and ``entries/``."""
-    # `row` comes first: training skips it, and the two other columns are then one contiguous read
+    # `row` comes first: training skips it, and the two other columns are one contiguous read
     return {
         "rows": schema(
             row=row_dtype, source=np.int64, label=np.float64, weight=np.float64, n_entries=index_dtype
@@ -69,9 +69,10 @@ def column_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.d
 
 FIRST_OF_ROWS = {"rows": "label", "entries": "feature"}
 FIRST_OF_COLUMNS = {"entries": "row", "index": "feature"}
-"""The first column that training reads, for each table of a part."""
+"""The first column that training reads from each table of a part."""
 
-# `<table>_crc`: checksum of a chunk's bytes in that table, from the first column that training reads on; see `table_writer`
+
+# `<table>_crc`: checksum of a chunk's bytes in that table, starting at the first column that training reads
 ROW_CHUNKS = schema(
     part=np.int32, n_rows=np.int64, n_entries=np.int64, rows_crc=np.int64, entries_crc=np.int64
 )
@@ -98,4 +99,4 @@ FEATURES = pa.schema(
         pa.field("name", pa.large_string()),
     ]
 )
-"""Columns of ``features.parquet``: `index` is as in the source, `name` null where features have none."""
+"""Columns of ``features.parquet``: `index` is the source's, `name` is null if features have no names."""

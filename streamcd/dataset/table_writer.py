@@ -1,4 +1,4 @@
-"""Parquet tables written with checksums: single files, the files of a part, and what closes a chunked table."""
+"""Writing of Parquet tables with checksums: single files, the files of a part, chunk table and manifest."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .schema import Schema
 
 _PAGE_BYTES = 1 << 20
 
-_POLYNOMIAL = 0xEDB88320  # of CRC-32, x⁰ being the highest bit
+_POLYNOMIAL = 0xEDB88320  # of CRC-32; x⁰ is the highest bit
 
 
 class ChecksumFile(DirectWriter):
-    """A file being written, with the checksum of its bytes; what pyarrow asks of a file."""
+    """A file being written, with a checksum of its bytes and the methods that pyarrow needs."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._digest = hashlib.sha256()
         self._crc = 0
-        self._writes = array("q", (0, 0))  # bytes, and their CRC-32, after each
+        self._writes = array("q", (0, 0))  # bytes so far and their CRC-32, after each write
 
     def write(self, data: Any) -> int:
         self._digest.update(data)
@@ -42,7 +42,7 @@ class ChecksumFile(DirectWriter):
         return written
 
     def crcs(self, extents: Iterable[tuple[int, int]]) -> list[int]:
-        """CRC-32 of ranges of bytes, given as offset and length; none of a range that is not of whole writes."""
+        """Compute the CRC-32 of byte ranges (offset, length); `NO_CRC` for a range that does not consist of whole writes."""
         ends, crcs = np.array(self._writes).reshape(-1, 2).T
         found = []
         for offset, n_bytes in extents:
@@ -64,10 +64,10 @@ class ChecksumFile(DirectWriter):
 
 
 class TableWriter:
-    """One Parquet file being written, a row group a call.
+    """One Parquet file being written, a row group per call.
 
-    Of every row group the CRC-32 of the bytes from `first_column` on is recorded, where one is named: of the bytes that one
-    read for training takes, so that it can be compared before they are decoded.
+    If `first_column` is given, the CRC-32 of each row group's bytes from that column on is recorded: those are the bytes
+    that training reads at once, which can so be verified before they are decoded.
     """
 
     def __init__(self, path: Path, schema: Schema, compression: str, first_column: str = "") -> None:
@@ -101,7 +101,7 @@ class TableWriter:
 
 
 class PartFiles:
-    """The files of one part being written, named by table: a row group each for a chunk."""
+    """The files of one part being written, by table: a row group in each for every chunk."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class PartFiles:
         }
 
     def write(self, table: str, **columns: np.ndarray) -> None:
-        """Write the chunk's row group of one table."""
+        """Write a chunk's row group of one table."""
         self._writers[table].write(**columns)
 
     def close(self) -> dict[str, Any]:
-        """End the files; returns their bytes and checksums by the manifest's keys, and their chunks' as ``…_crcs``."""
+        """Close the files; returns bytes and checksums by the manifest's keys, and the CRCs of the chunks as ``…_crcs``."""
         figures = {table: writer.close() for table, writer in self._writers.items()}
         return {f"{table}_{key}": value for table, found in figures.items() for key, value in found.items()}
 
@@ -132,7 +132,7 @@ def chunk_records(
 ) -> dict[str, Any]:
     """Write ``chunks.parquet``, a row per chunk; returns the manifest's ``parts`` and ``chunks``.
 
-    The first columns are those of `table`, the others the chunks' checksums, which the records of the parts hold until here.
+    The first columns are those of `table`; the others are the chunks' checksums, which are moved here out of `parts`.
     """
     columns = dict(zip(schema.names, table.T, strict=False))
     for name in schema.names[table.shape[1] :]:
@@ -153,12 +153,12 @@ def write_manifest(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The CRC-32 of bytes joined, from those of their halves: crc(a ‖ b) = crc(a) x^(8 |b|) + crc(b) modulo the polynomial, as
-# in zlib's crc32_combine, which Python does not export; so crc(b) follows from those of a and of both
+# CRC-32 of concatenated bytes: crc(a ‖ b) = crc(a) x^(8 |b|) + crc(b) modulo the polynomial, as in zlib's crc32_combine,
+# which Python does not export; so crc(b) follows from crc(a) and crc(a ‖ b)
 
 
 def _multiply(a: int, b: int) -> int:
-    """Product of two polynomials over GF(2), reduced."""
+    """Multiply two polynomials over GF(2), modulo the polynomial."""
     product = 0
     while a:
         if a & 0x80000000:
@@ -169,7 +169,7 @@ def _multiply(a: int, b: int) -> int:
 
 
 def _power(n_bytes: int) -> int:
-    """``x`` to the power of eight times `n_bytes`, reduced."""
+    """Compute ``x^(8 n_bytes)`` modulo the polynomial."""
     power = 0x80000000
     for k in range(n_bytes.bit_length()):
         if n_bytes >> k & 1:

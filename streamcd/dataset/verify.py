@@ -1,4 +1,4 @@
-"""Verification of a dataset: every file that its manifests list, and what is in every chunk, by one process or several."""
+"""Verification of a dataset by one or several processes: the files that its manifests list, and the content of chunks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .column_layout import AGAIN, FOLDER, Columns, open_columns
 from .parquet import file_checksum, read_groups
 from .schema import ChunkData
 
-_CHECK_BYTES, _CHUNK_TABLE_BYTES = 120, 200
-"""Of an entry or an item of a chunk (24 decoded, as many compressed, their copies, differences and hashes); of a chunk."""
-
-_SHARES = 1000
-"""Ranges of chunks after each of which a single process tells how far it is."""
+_CHECK_BYTES = (
+    120  # of an entry or item of a chunk: 24 decoded, as many compressed, copies, differences, hashes
+)
+_CHUNK_TABLE_BYTES = 200  # of a chunk, in the chunk tables
+_SHARES = 1000  # ranges of chunks, after each of which a single process reports progress
 
 Found = TypeVar("Found")
 Table = TypeVar("Table", RowTable, Columns)
@@ -46,10 +46,10 @@ def verify(
     workers: int = 1,
     memory: int | str | None = None,
 ) -> list[str]:
-    """Check a dataset and, where there is one, its column layout against it; see `Dataset.verify`.
+    """Check a dataset and, if there is one, its column layout against it; see `Dataset.verify`.
 
-    The entries of both layouts are compared by sums of a hash of (row, feature, value) over all of them: equal for the
-    same entries in any order, and for others with a chance of 2⁻¹²⁸ only.
+    The two layouts are compared by the sum of a hash of (row, feature, value) over all entries: equal for the same entries
+    in any order, and for different ones with probability 2⁻¹²⁸.
     """
     budget = None if memory is None else parse_size(memory)
     _require_memory(dataset, budget, checked_workers(workers))
@@ -62,11 +62,12 @@ def verify(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The long readings
+
+# Checks that read all data
 
 
 def _require_memory(table: RowTable | Columns, budget: int | None, workers: int) -> None:
-    """Refuse a budget that does not hold the largest chunk, decoded, beside what its checks make of it."""
+    """Refuse a budget too small for the largest chunk, decoded, with the temporary arrays of its checks."""
     size = np.diff(table.entry_start) + np.diff(table.item_start)
     needs = {
         "the largest chunk": _CHECK_BYTES * int(size.max(initial=0)),
@@ -79,7 +80,7 @@ def _require_memory(table: RowTable | Columns, budget: int | None, workers: int)
 
 
 class _Tasks:
-    """Runner of the long readings in a pool."""
+    """Runner of the checks that read all data, in a pool."""
 
     def __init__(self, pool: Pool, budget: int | None) -> None:
         self._pool, self._budget = pool, budget
@@ -87,7 +88,7 @@ class _Tasks:
     def changed_files(
         self, path: Path, files: Sequence[tuple[str, int, str]], phase: str
     ) -> Iterator[tuple[Path, str]]:
-        """Find files, given with bytes and checksums, that have another checksum; each with a line that says so."""
+        """Find files (name, bytes, checksum) with another checksum; yields the path and a message for each."""
         tasks = [(path / name, checksum) for name, _, checksum in files]
         sizes = [n_bytes for _, n_bytes, _ in files]
         for (file, _), changed in zip(tasks, self._run(_is_changed, tasks, phase, "B", sizes), strict=True):
@@ -103,9 +104,9 @@ class _Tasks:
         starts: np.ndarray,
         unit: str = "entries",
     ) -> Iterable[Found]:
-        """Run ``check(table, start, stop)`` over ranges of chunks that cover all, in their order.
+        """Run ``check(table, start, stop)`` over ranges of chunks that cover the table, in order.
 
-        Workers open the table by `reopen`. Before chunk ``c``, ``starts[c]`` of `unit` are done.
+        Workers open the table by `reopen`. Progress is counted in `unit`, of which ``starts[c]`` precede chunk ``c``.
         """
         _require_memory(table, self._budget, self._pool.n_workers)
         alone = isinstance(self._pool, InProcess)
@@ -141,7 +142,7 @@ def _check_reopened(
 
 
 def _changed_files(table: ChunkedTable, tasks: _Tasks, phase: str) -> dict[Path, str]:
-    """Find files of a table that are not as its manifest lists them, with a line each."""
+    """Find files of a table that differ from its manifest; a message for each."""
     listed = list(table.listed_files(table.manifest))
     problems = dict(file_problems(table.path, listed))
     whole = [file for file in listed if table.path / file[0] not in problems]
@@ -154,7 +155,7 @@ def _changed_files(table: ChunkedTable, tasks: _Tasks, phase: str) -> dict[Path,
 
 @dataclass
 class _RowFindings:
-    """Findings in some chunks of rows, to be joined with those of others."""
+    """Findings in some chunks of rows, which can be joined with those in others."""
 
     problems: list[str] = field(default_factory=list)
     counts: dict[float, int] = field(default_factory=dict)
@@ -275,7 +276,7 @@ def _feature_problems(dataset: RowTable) -> Iterator[str]:
 
 
 def _hash_sum(numbers: np.ndarray) -> int:
-    """Sum of a 64-bit hash: two sets of as many numbers have the same one by a chance of 2⁻⁶⁴."""
+    """Compute the sum of a 64-bit hash of numbers: two different sets of the same size agree with probability 2⁻⁶⁴."""
     mixed = numbers.astype(np.uint64)
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -288,17 +289,17 @@ def _hash_sum(numbers: np.ndarray) -> int:
 
 @dataclass
 class _ColumnFindings:
-    """Findings in consecutive chunks of columns, up to the first thing wrong."""
+    """Findings in consecutive chunks of columns, up to the first problem."""
 
     problem: str = ""
-    # feature and row of the first and of the last entry, as one number; None where they could not be told
+    # feature and row of the first and of the last entry, as one number; None if unknown
     first: int | None = None
     last: int | None = None
-    place: str = ""  # of the first chunk
+    place: str = ""  # of the first chunk, for messages
     sums: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.uint64))  # of the entries' hashes
 
     def join(self, later: _ColumnFindings) -> None:
-        """Take in the findings in the chunks that follow."""
+        """Add the findings in the chunks that follow."""
         if self.problem:
             return
         if self.last is not None and later.first is not None and later.first <= self.last:
@@ -312,7 +313,7 @@ class _ColumnFindings:
 
 
 def _column_problems(dataset: RowTable, tasks: _Tasks, *, compare: bool) -> Iterator[str]:
-    """Find problems step by step; after a step that found some the next is left out: it would fail for that reason."""
+    """Find problems step by step, and stop after a step that found some: the next would fail for the same reason."""
     try:
         columns = open_columns(dataset, check_files=False)
     except DatasetError as error:

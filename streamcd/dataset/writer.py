@@ -19,11 +19,11 @@ from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, row_schemas
 from .table_writer import PartFiles, TableWriter, chunk_records, write_manifest
 
 _SCALES_GROUP = 1 << 16
-"""Features to a row group of ``scaling.parquet``."""
+"""Features in a row group of ``scaling.parquet``."""
 
 
 class PartWriter:
-    """Writer of part `number` of a dataset, after `row0` rows: a row group a chunk; the rest as for `DatasetWriter`."""
+    """Writer of part `number` of a dataset, whose first row is `row0`: a row group per chunk (see `DatasetWriter`)."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PartWriter:
         self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
         self.n_rows = self.n_entries = 0
         self.row_norms = _no_norms()
-        # part, rows, entries of each chunk; a list would take ten times the memory
+        # part, rows and entries of each chunk; a list would take ten times the memory
         self.chunk_table = array("q")
 
     def write_chunk(
@@ -55,8 +55,8 @@ class PartWriter:
         feature: np.ndarray,
         value: np.ndarray,
     ) -> None:
-        """Append a chunk, as `DatasetWriter.write_chunk`."""
-        from ..kernels.rows import add_row_norms  # numba: only where rows are written
+        """Append a chunk; see `DatasetWriter.write_chunk`."""
+        from ..kernels.rows import add_row_norms  # here, because it imports numba
 
         value = np.ascontiguousarray(value, dtype=self._value_dtype)
         add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self.row_norms)
@@ -73,7 +73,7 @@ class PartWriter:
         self.chunk_table.extend((self._number, label.size, feature.size))
 
     def close(self) -> dict[str, Any]:
-        """End the files; returns the manifest's record of the part."""
+        """Close the files; returns the manifest's record of the part."""
         return {
             **self._files.names,
             "n_rows": self.n_rows,
@@ -86,8 +86,8 @@ class PartWriter:
 class DatasetWriter:
     """Writer of a dataset's files into a directory, chunk by chunk, the manifest last.
 
-    The directory is made where it is not there; it is meant to be a temporary one that is renamed at the end. A new part is
-    begun after `shard_bytes` of decoded entries. `weighted`: the rows carry weights of their own.
+    The directory is created if needed; the caller renames it at the end. A new part begins after `shard_bytes` of decoded
+    entries. `weighted` records that rows have weights other than 1.
     """
 
     def __init__(
@@ -127,16 +127,16 @@ class DatasetWriter:
         feature: np.ndarray,
         value: np.ndarray,
     ) -> None:
-        """Append a chunk; rows come in their final order and are numbered here, features ascend within a row.
+        """Append a chunk of rows, in their final order, features ascending within a row; rows are numbered here.
 
-        `source` is int64, `label` and `weight` (None for all ones) float64, `indptr` int64 of shape (rows + 1,).
+        Shapes are those of `ChunkData`: `source` int64, `label` and `weight` (None for all ones) float64, `indptr` int64.
         """
         self._current_part().write_chunk(source, label, weight, indptr, feature, value)
         self.n_rows += label.size
         self.n_entries += feature.size
 
     def add_part(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        """Take in the next part, which a `PartWriter` of its own has written."""
+        """Add the next part, written by a separate `PartWriter`."""
         self._take_in(part, chunk_table, row_norms)
         self.n_rows += part["n_rows"]
         self.n_entries += part["n_entries"]
@@ -148,7 +148,7 @@ class DatasetWriter:
     ) -> None:
         """Write ``features.parquet`` from blocks of columns, ascending by feature (see `Dataset.read_features`).
 
-        `names` gives the names of features.
+        `names` maps an array of features to their names.
         """
         writer = TableWriter(self.path / "features.parquet", FEATURES, self._compression)
         for block in blocks:
@@ -159,7 +159,7 @@ class DatasetWriter:
         self._features = writer.close()
 
     def write_encoding(self, encoding: Any) -> None:
-        """Record how the columns of a table became features (a `models.encoding.Encoding`), and write its categories."""
+        """Record the encoding of a table (a `models.encoding.Encoding`), and write its categories."""
         self._encoding["encoding"] = encoding.record()
         if encoding.has_categories:
             path = self.path / "categories.parquet"
@@ -167,9 +167,9 @@ class DatasetWriter:
             self._encoding["categories"] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
     def write_scaling(self, scaling: Scaling) -> None:
-        """Record the transformation of the source's values, and write ``scaling.parquet`` where features were scaled.
+        """Record the transformation of the source's values, and write ``scaling.parquet`` if features were scaled.
 
-        It holds ``feature`` and ``scale``, the divisor; features that are not in it kept their values.
+        It holds ``feature`` and ``scale``, the divisor, of all features whose divisor is not 1.
         """
         if scaling.scales is not None:
             writer = TableWriter(self.path / "scaling.parquet", SCALES, self._compression)
@@ -183,11 +183,11 @@ class DatasetWriter:
 
     @property
     def n_parts(self) -> int:
-        """Parts so far, the one being written included."""
+        """Number of parts so far, including the one being written."""
         return len(self._parts) + (self._part is not None)
 
     def finish_parts(self) -> None:
-        """Close the part being written; afterwards all parts can be read."""
+        """Close the part being written, so that all parts can be read."""
         if self._part is not None:
             self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
             self._part = None
@@ -195,12 +195,12 @@ class DatasetWriter:
     def close(self, **manifest: Any) -> dict[str, Any]:
         """Write the chunk table and, last, the manifest, which is returned.
 
-        Its further keys are given: ``n_features``, ``index_base``, ``classes``, ``class_counts``, ``label_kind``, ``seed``,
-        ``source`` and what else is worth keeping.
+        Further keys of the manifest are arguments: ``n_features``, ``index_base``, ``classes``, ``class_counts``,
+        ``label_kind``, ``seed``, ``source`` and others.
         """
         self.finish_parts()
         if self._features is None:
-            raise AssertionError("write_features comes before close")
+            raise AssertionError("write_features must be called before close")
         table = np.frombuffer(self._chunk_table, dtype=np.int64).reshape(-1, 3)
         fields = {
             "n_rows": self.n_rows,
@@ -219,7 +219,7 @@ class DatasetWriter:
         return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
 
     def _norms(self) -> dict[str, Any]:
-        """The manifest's ``row_norms``: of rows as they are stored, the mean over all of them."""
+        """Return the manifest's ``row_norms``, of rows as they are stored."""
         least, greatest, squares, n_empty = self._row_norms.tolist()
         mean_square = squares / max(self.n_rows, 1)
         return {
@@ -244,23 +244,23 @@ class DatasetWriter:
             part | {f"{table}_crcs": array("q", part[f"{table}_crcs"]) for table in FIRST_OF_ROWS}
         )
         self._chunk_table.extend(chunk_table)
-        # sums of parts are added in their order, whoever made them
+        # parts are added in their order, so that the sum does not depend on who wrote them
         least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
         self._row_norms += row_norms
         self._row_norms[:2] = least, greatest
 
 
 def _no_norms() -> np.ndarray:
-    """Norms of no rows: least, greatest, sum of squares, number of empty rows."""
+    """Return the norms of no rows: smallest, largest, sum of squares, number of empty rows."""
     return np.array([np.inf, 0.0, 0.0, 0.0])
 
 
 def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
-    """Check if the next chunk begins a new shard, after `n_bytes` of decoded entries in this one."""
+    """Check if a new shard begins after `n_bytes` of decoded entries in this one."""
     return n_bytes >= shard_bytes
 
 
 def data_digest(parts: Iterable[Mapping[str, Any]]) -> str:
-    """Digest of the tables of rows and entries alone: the same for the same data, whatever it came from."""
+    """Compute the digest of the tables of rows and entries alone: equal for equal data, whatever its origin."""
     checksums = [[part["rows_checksum"], part["entries_checksum"]] for part in parts]
     return content_digest({"parts": checksums})[:32]

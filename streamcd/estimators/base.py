@@ -1,7 +1,7 @@
-"""The common part of the estimators: what they are fitted to, how they are trained, and what they predict.
+"""Base of the estimators: fitting to arrays or a dataset, training, and prediction.
 
-Arrays are trained in memory and never touch the disk; a dataset on disk is trained in a run directory. Either way it is
-`runs.train` that trains; kernels are loaded at the first fit.
+Training on arrays is in memory and never touches the disk; training on a dataset has a run directory. Both are by
+`runs.train`; kernels are loaded at the first fit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class NotConverged(ConvergenceWarning, TheirConvergenceWarning):
-    """A training ended before its rule of stopping was met; caught as streamcd's warning and as scikit-learn's."""
+    """Warning of a training that ended before its stopping rule was met; both streamcd's and scikit-learn's."""
 
 
 class _Silent(Listener):
@@ -53,20 +53,20 @@ class _Silent(Listener):
         """Drop it."""
 
     def warning(self, text: str) -> None:
-        """Drop it: an estimator warns of its own."""
+        """Drop it: the estimators issue warnings of their own."""
 
 
 class LinearClassifier(ClassifierMixin, BaseEstimator):
     """Base of the estimators.
 
     A subclass has the parameters ``C, tol, fit_intercept, class_weight, random_state, max_iter, verbose, method, memory,
-    workdir`` and says what they mean to `runs.train`.
+    workdir`` and translates them into options of `runs.train`.
     """
 
     feature_names_in_: np.ndarray
 
     def _problem(self) -> dict[str, Any]:
-        """Return loss, method and bias, and what else differs from the options' defaults; refuse what is not offered."""
+        """Return loss, method, bias, and other options that differ from their defaults; refuse unsupported parameters."""
         raise NotImplementedError
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -89,11 +89,11 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         ValueError
-            Where X or y is not what scikit-learn takes, or there is a single class.
+            If scikit-learn's validation rejects X or y, or there is a single class.
         UsageError
-            Where a parameter is not offered, or `memory` is too small.
+            If a parameter's value is not supported, or `memory` is too small.
         """
-        asked = self._problem()  # refused before anything is read
+        asked = self._problem()  # refuses before anything is read
         if isinstance(X, str | os.PathLike | Dataset):
             dataset = X if isinstance(X, Dataset) else open_dataset(X)
             if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
@@ -120,7 +120,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
                 X, code, weight = X[kept], code[kept], weight[kept]
         dataset = InMemoryDataset(sparse_rows(X), X.shape[1], code, self.classes_.size, weight)
         class_weight = dict(enumerate(factors)) if self.class_weight is not None else None
-        return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}))
+        n_threads = self._n_threads()
+        threads = Threads(1 if n_threads is None else n_threads)
+        return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}, threads))
 
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
         if isinstance(self.class_weight, Mapping):
@@ -131,9 +133,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if asked["method"] in ("primal", "online"):
             self._make_columns(dataset.whole)
         if dataset is not dataset.whole:
-            result, model = self._train_in_memory(
-                dataset, asked
-            )  # a run could not be resumed without these rows
+            # a run on disk could not be resumed without these rows
+            result, model = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
         elif self.workdir is None:
             with tempfile.TemporaryDirectory(prefix="streamcd-") as folder:
                 result = self._train_in_directory(dataset, Path(folder), asked)
@@ -148,7 +149,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
     def _name_features(self, model: Model) -> None:
         """Take over the names of the features of a table; those that hashes and indices number have none."""
         if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_  # of an earlier fit
+            del self.feature_names_in_  # from an earlier fit
         encoding = model.encoding
         if encoding is not None and encoding.sparse is None and not encoding.bits:
             self.feature_names_in_ = np.array(
@@ -163,7 +164,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if not has_columns(dataset):
             make_columns(dataset, memory=self.memory, listener=self._listener())
 
-    def _train_in_memory(self, dataset: Dataset, asked: dict[str, Any]) -> tuple[Result, Model]:
+    def _train_in_memory(
+        self, dataset: Dataset, asked: dict[str, Any], threads: Threads
+    ) -> tuple[Result, Model]:
         from ..runs.carry_out import train_in_memory
         from ..runs.config import ProblemOptions, TrainOptions, make_rule, settle_acceleration
         from ..training.loop import Session
@@ -174,15 +177,13 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             None,
             listener,
         )
-        rule, n_threads = make_rule(self.tol, None, self.max_iter), self._n_threads()
+        rule = make_rule(self.tol, None, self.max_iter)
         options = TrainOptions(problem, parse_size(self.memory), float("inf"), rule, in_memory=True)
-        result, (model,) = train_in_memory(
-            dataset, options, Session(listener, None, threads=Threads(1 if n_threads is None else n_threads))
-        )
+        result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
         return result, model
 
     def _train_in_directory(self, dataset: Dataset, workdir: Path, asked: dict[str, Any]) -> Result:
-        """Train in a directory named by what is trained; go on with, or take, what an earlier fit has left there."""
+        """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there."""
         from ..runs.resume import resume
         from ..runs.train import train
 
@@ -198,7 +199,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             return train(dataset, run, memory=self.memory, **rule, **options)
 
     def _shared(self) -> dict[str, Any]:
-        """Return the options that do not depend on the estimator."""
+        """Return the options that are the same for all estimators."""
         seed = 0
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -213,7 +214,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         return Listener() if self.verbose else _Silent()
 
     def _adopt(self, result: Result, model: Model) -> Self:
-        """Take over what was trained, and warn where it has not converged."""
+        """Set the fitted attributes, and warn if training has not converged."""
         self.model_, self.dual_gap_ = model, result.gap
         self.n_iter_ = self._count_passes(result)
         if not result.converged:
@@ -242,7 +243,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         return self.model_.intercept
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Compute the decisions about rows.
+        """Compute the decision values of rows.
 
         Parameters
         ----------
@@ -252,7 +253,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray of float64, shape (rows,) for two classes, else (rows, classes)
-            Positive, or largest, for the class that is predicted. Of a dataset, in the order of its source.
+            Positive, or largest, for the predicted class. For a dataset, in the order of its source.
         """
         decisions = self._decisions(X)
         scores = self.model_.scores(decisions)
@@ -266,7 +267,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[self.model_.places(decisions)]
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the share of rows whose labels are predicted rightly; a dataset brings labels and weights itself."""
+        """Return the accuracy; a dataset has its own labels and weights."""
         if not isinstance(X, str | os.PathLike | Dataset):
             return float(super().score(X, y, sample_weight))
         dataset = X if isinstance(X, Dataset) else open_dataset(X)
@@ -293,7 +294,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
 
 
 def refuse(estimator: object, **parameters: tuple[Any, tuple[Any, ...], str]) -> None:
-    """Refuse parameters by name: each with its value, the values that are taken, and what to do instead."""
+    """Refuse parameters by name: each is given with its value, the supported values, and advice."""
     for name, (value, taken, advice) in parameters.items():
         if not any(value is one or value == one for one in taken):
             offered = " or ".join(repr(one) for one in taken)
@@ -308,7 +309,7 @@ def _digest(options: Mapping[str, Any]) -> str:
 
 
 def _dataset_decisions(model: Model, dataset: Dataset) -> np.ndarray:
-    """Decisions about a dataset's rows, chunk by chunk, in the order of the source."""
+    """Compute the decisions on a dataset's rows, chunk by chunk, in the order of the source."""
     if dataset.scaling != model.scaling:
         raise UsageError(
             f"{dataset.path} was converted with {dataset.scaling.options()}, the model was trained with "

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LinearSVC(LinearClassifier):
-    """Linear support vector classifier: ``½‖w‖² + C Σ loss``, the intercept penalised as scikit-learn's own.
+    """Linear support vector classifier: ``½‖w‖² + C Σ loss``, with the intercept penalised as in scikit-learn's.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class LinearSVC(LinearClassifier):
 
     @property
     def _is_difference(self) -> bool:
-        """True where two classes have a vector each, of which scikit-learn knows the difference."""
+        """True where two classes have a vector each, whose difference is scikit-learn's ``coef_``."""
         return bool(self.model_.n_vectors == self.model_.n_classes == 2)
 
 
@@ -147,7 +147,7 @@ class LogisticRegression(LinearClassifier):
     random_state : int, RandomState or None
         Of the order of visits; None is 0.
     solver : {"lbfgs"}
-        Taken, and of no effect: `method` says what is done.
+        Accepted without effect: `method` chooses the algorithm.
     max_iter : int
         Passes over the data, at most.
     verbose : int
@@ -249,12 +249,12 @@ class LogisticRegression(LinearClassifier):
         return self.model_.log_probabilities(decisions)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Compute the classes' probabilities; of several classes each one's ``σ(h)`` is divided by their sum."""
+        """Compute the classes' probabilities; with several classes each one's ``σ(h)``, divided by their sum."""
         return np.exp(self.predict_log_proba(X))
 
 
 class TwinSVC(LinearClassifier):
-    """Twin support vector classifier: a plane for each class, near to its rows and away from the others'.
+    """Twin support vector classifier: a plane for each class, close to its own rows and away from the others'.
 
     ``r/2 ‖w‖² + ½ Σ_own (w·x)² + C Σ_others slack(w·x)`` for each class; a row is of the class whose plane is nearest.
 
@@ -288,7 +288,7 @@ class TwinSVC(LinearClassifier):
     Attributes
     ----------
     coef_ : ndarray of float64, shape (n_classes, n_features)
-        The planes, of two classes too.
+        The planes, one for each class, also with two classes.
     intercept_ : ndarray of float64, shape (n_classes,)
     classes_ : ndarray, shape (n_classes,)
     n_iter_ : int

@@ -1,8 +1,8 @@
-"""The encoding of a table: how its columns become features, made by a conversion and applied to tables to be predicted.
+"""Encoding of a table: the mapping of its columns to features, made by a conversion and applied to tables at prediction.
 
-A column of numbers is a feature; one of strings has a feature for every category, ascending by their bytes; with the missing
-values told apart, each column has one more. All hashed columns share 2^bits buckets, which come after; a pair of lists
-(indices, values) comes last, its features numbered by its indices.
+A column of numbers is one feature; a column of strings has a feature per category, sorted by bytes; with indicators of
+missing values, each of these columns has one feature more. Then come the 2^bits buckets that all hashed columns share, and
+last the features of a pair of lists (indices, values), numbered by the indices.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ..dataset.arrow_columns import Strings
 
 CATEGORIES_FILE = "categories.parquet"
-"""Name of the file of the categories, in a dataset and in a model."""
+"""File of the categories, in a dataset and in a model."""
 
 MISSING = ("error", "zero", "indicator")
 
 
 class Column(Structure):
-    """A column that becomes features; a sparse one has its numbers in another, `values`."""
+    """A column that becomes features; a sparse column has its indices in `name` and its numbers in the column `values`."""
 
     name: str
     kind: Literal["number", "category", "hashed", "sparse"]
@@ -36,7 +36,7 @@ class Column(Structure):
 
 
 class EncodingRecord(Structure):
-    """An encoding in a manifest or in a model's description, but for the categories."""
+    """An encoding as stored in a manifest or a model's description, without the categories."""
 
     columns: list[Column]
     missing: Literal["error", "zero", "indicator"]
@@ -47,20 +47,20 @@ class EncodingRecord(Structure):
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the columns of a table become features.
+    """Mapping of the columns of a table to features.
 
     Attributes
     ----------
     columns : tuple of Column
         In the order of their features.
     missing : {"error", "zero", "indicator"}
-        A missing value is refused, has no entry, or has an entry 1 of a feature of its own.
+        Treatment of a missing value: an error, no entry, or an entry 1 in a feature of its own.
     bits : int
-        Hashed strings have 2^bits buckets; 0 where there are none.
+        Hashed strings share 2^bits buckets; 0 if there are none.
     label, weight : str
-        Columns of labels and of weights of rows; empty for none.
+        Columns of the rows' labels and weights; empty for none.
     categories : Strings or None
-        Of all columns, in the order of their features; None until they are known.
+        Categories of all columns, in the order of their features; None until they are known.
     """
 
     columns: tuple[Column, ...]
@@ -72,13 +72,13 @@ class Encoding:
 
     @classmethod
     def from_record(cls, record: EncodingRecord, categories: Strings | None) -> Encoding:
-        """Make an encoding of what is stored of it."""
+        """Make an encoding from its stored form."""
         return cls(
             tuple(record.columns), record.missing, record.bits, record.label, record.weight, categories
         )
 
     def record(self) -> dict[str, Any]:
-        """What is stored of it in JSON."""
+        """Return its stored form, for JSON."""
         columns = [
             {name: getattr(column, name) for name in Column.__struct_fields__} for column in self.columns
         ]
@@ -97,16 +97,16 @@ class Encoding:
 
     @property
     def sparse(self) -> Column | None:
-        """The pair of lists, if there is one."""
+        """Sparse column, if there is one."""
         return next((column for column in self.columns if column.kind == "sparse"), None)
 
     @property
     def has_categories(self) -> bool:
-        """True where there are columns of categories."""
+        """Check if there are columns of categories."""
         return any(column.kind == "category" for column in self.columns)
 
     def widths(self) -> list[int]:
-        """Features of every column, those of missing values included; of hashed and sparse columns none of their own."""
+        """Count the features of every column, with the indicators of missing values; 0 for hashed and sparse columns."""
         own = {"number": 1, "category": 0, "hashed": 0, "sparse": 0}
         indicated = int(self.missing == "indicator")
         return [
@@ -117,21 +117,21 @@ class Encoding:
         ]
 
     def first_features(self) -> np.ndarray:
-        """The first feature of every column, and where those of all of them end; shape (columns + 1,)."""
+        """Return the first feature of every column, and the end of the last one's; shape (columns + 1,)."""
         return np.cumsum([0, *self.widths()])
 
     @property
     def n_buckets(self) -> int:
-        """Buckets of hashed strings."""
+        """Number of buckets of hashed strings."""
         return 1 << self.bits if self.bits else 0
 
     @property
     def sparse_start(self) -> int:
-        """The feature of index 0 of a sparse column; the number of features where there is none."""
+        """Feature of index 0 of the sparse column; the number of features if there is none."""
         return int(self.first_features()[-1]) + self.n_buckets
 
     def without_counts(self) -> Encoding:
-        """The encoding before categories are known."""
+        """Return the encoding as it was before categories were known."""
         columns = tuple(Column(column.name, column.kind, column.values) for column in self.columns)
         return replace(self, columns=columns, categories=None)
 
@@ -147,21 +147,21 @@ class Encoding:
             else:
                 yield f"{self.sparse.name if self.sparse else ''}[{feature - self.sparse_start}]"
 
-    def _name(self, number: int, place: int, n_before: int) -> str:
-        """Name of a feature of a column, by its place among them."""
+    def _name(self, number: int, offset: int, n_before: int) -> str:
+        """Name the feature of a column at `offset` from the column's first."""
         column = self.columns[number]
-        if column.kind == "number" and not place:
+        if column.kind == "number" and not offset:
             return column.name
-        if column.kind == "number" or place == column.n_categories:
+        if column.kind == "number" or offset == column.n_categories:
             return f"{column.name} is missing"
         assert self.categories is not None
-        return f"{column.name}={self.categories.text(n_before + place)}"
+        return f"{column.name}={self.categories.text(n_before + offset)}"
 
     def _categories_before(self) -> list[int]:
         return np.cumsum([0, *(column.n_categories for column in self.columns)]).tolist()
 
     def category_features(self) -> np.ndarray:
-        """The feature of every category, in their order."""
+        """Return the feature of every category, in order."""
         starts, n_before = self.first_features(), self._categories_before()
         features = np.arange(n_before[-1])
         for number, column in enumerate(self.columns):
@@ -170,13 +170,13 @@ class Encoding:
         return features
 
     def category_columns(self) -> np.ndarray:
-        """The number of every category's column."""
+        """Return the column number of every category."""
         counts = [column.n_categories for column in self.columns]
         return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the categories, and of the table by which they are looked up."""
+        """Bytes of the categories and of their hash table."""
         return 0 if self.categories is None else 2 * self.categories.nbytes + 44 * self.categories.size
 
     def save(self, path: Path) -> None:
@@ -188,7 +188,7 @@ class Encoding:
 
 
 def read_encoding(directory: Path, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
-    """Read the encoding in the directory of a dataset or a model; None where its data came from no table."""
+    """Read the encoding in the directory of a dataset or a model; None if its data did not come from a table."""
     from ..dataset.arrow_columns import no_strings, read_strings
 
     if record is None:
@@ -214,7 +214,7 @@ def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, 
 
 
 def first_feature_names(dataset: Any, most: int) -> list[str] | None:
-    """The names of a dataset's first features; None where its data came from no table."""
+    """Return the names of a dataset's first features; None if its data did not come from a table."""
     encoding = read_encoding(dataset.path, dataset.manifest.get("encoding"))
     if encoding is None:
         return None

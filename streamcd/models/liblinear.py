@@ -1,4 +1,4 @@
-"""LIBLINEAR's text format of models, written and read."""
+"""Reading and writing of models in LIBLINEAR's text format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIBLINEAR_SOLVERS: dict[str, tuple[str, str]] = {
     "MCSVM_CS": ("crammer_singer", "dual"),
     "L2R_LR_DUAL": ("log_loss", "dual"),
 }
-"""LIBLINEAR's names of the problems solved here, as (loss, method)."""
+"""Loss and method, by LIBLINEAR's name of the problem."""
 
 _EXPORT_BLOCK = 1 << 16  # weights written or read at a time: a few MB of text
 
@@ -32,18 +32,30 @@ _EXPORT_BLOCK = 1 << 16  # weights written or read at a time: a few MB of text
 def export_liblinear(
     model: Model, path: str | os.PathLike[str], listener: Listener | None = None, *, force: bool = False
 ) -> None:
-    """Write a model as LIBLINEAR's text, 17 digits a weight; LIBLINEAR then predicts the same.
+    """Write a model in LIBLINEAR's text format, with 17 digits per weight; LIBLINEAR then predicts the same labels.
 
-    Of two classes the positive one comes first on the ``label`` line. Codes other than one-vs-rest are folded into
-    one vector per class. The file is written block by block, and is there whole or not at all; `force` replaces an
-    existing one of this kind.
+    With two classes, the positive one comes first on the ``label`` line. Code matrices other than one-vs-rest are converted
+    to one vector per class. Weights are divided by the features' scales, so that the model applies to the source's values.
+    Calibrated probabilities are left out, with a warning.
 
-    Weights are divided by the features' scales, so that the text is right for values as they are in the source. Of rows
-    of unit norm the text can hold nothing: without a bias a row's norm does not change its label, but its decision values;
-    with one it may change the label.
+    The format cannot express that rows are scaled to unit norm. Without a bias a row's norm changes its decision values, not
+    its label, and a warning says so; with a bias it may change the label, which is an error.
 
-    Calibrated probabilities are left out, with a warning. `ModelError` where LIBLINEAR cannot hold the model: labels that
-    are no integers, rows of unit norm with a bias, twins.
+    Parameters
+    ----------
+    model : Model
+    path : path
+        The file, which appears whole or not at all.
+    listener : Listener, optional
+    force : bool
+        Replace an existing model file of LIBLINEAR's.
+
+    Raises
+    ------
+    ModelError
+        If the format cannot hold the model: labels that are not integers, rows of unit norm with a bias, twin planes.
+    UsageError
+        If `path` exists, without `force` or as another kind of file.
     """
     is_kind = partial(begins_with, pattern=b"solver_type ")
     check_output(Path(path), "a model of LIBLINEAR's", is_kind, force=force)
@@ -85,11 +97,11 @@ def _check_export_of_unit_rows(model: Model, listener: Listener | None) -> None:
 def _write_liblinear(model: Model, file: TextIO) -> None:
     assert model.tie_order is not None
     names = {problem: name for name, problem in LIBLINEAR_SOLVERS.items()}
-    # Trained by another method, the model still solves the problem that LIBLINEAR's dual solver is named after.
+    # a model trained by another method still solves the problem of LIBLINEAR's dual solver
     name = names.get((model.loss, model.method)) or names.get((model.loss, "dual"))
     if name is None:
         raise ModelError(f"LIBLINEAR has no problem with the loss {model.loss}")
-    # Of two classes LIBLINEAR predicts the first label where the decision is positive, the second one at zero.
+    # with two classes LIBLINEAR predicts the first label if the decision is positive, the second at zero
     order = model.tie_order[::-1] if model.n_classes == 2 else model.tie_order
     columns = model.score_code()[:, order]
     if model.is_binary and name != "MCSVM_CS":
@@ -114,9 +126,20 @@ def _write_weights(file: TextIO, weights: np.ndarray, columns: np.ndarray) -> No
 
 
 def import_liblinear(path: str | os.PathLike[str]) -> Model:
-    """Read a model from LIBLINEAR's text; it then predicts the same as in LIBLINEAR.
+    """Read a model in LIBLINEAR's text format; it predicts the same labels as in LIBLINEAR.
 
-    `ModelError` where the text is malformed, or the problem is none of `LIBLINEAR_SOLVERS`.
+    Parameters
+    ----------
+    path : path
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    ModelError
+        If the text is malformed, or the model is not of one of the problems solved here (`LIBLINEAR_SOLVERS`).
     """
     try:
         with open(path, encoding="ascii") as file:
@@ -142,7 +165,7 @@ class _Header(NamedTuple):
 
     @property
     def n_columns(self) -> int:
-        """Weights to a line."""
+        """Number of weights on a line."""
         n_classes = len(self.labels)
         return 1 if n_classes == 2 and self.loss != "crammer_singer" else n_classes
 

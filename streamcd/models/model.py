@@ -1,9 +1,9 @@
-"""A trained linear model: what it predicts, and how it is kept on disk.
+"""A trained linear model: prediction and storage.
 
-A model decides by ``h(x) = x W + intercept``, one column of ``W`` per vector (lane). A code matrix ``M`` (classes × vectors,
-entries −1, 0, +1) says what the vectors tell apart: of two classes there is one vector, positive for the larger class; of
-several, the class with the largest ``h(x)·M_r`` is predicted. A twin model has a plane per class, and predicts the class
-whose plane is nearest: the smallest ``|h_r(x)| / ‖w_r‖``, the norm without the bias's entry.
+Decisions are ``h(x) = x W + intercept``, with a column of ``W`` per vector (lane). The code matrix ``M`` (classes ×
+vectors, entries −1, 0, +1) holds the sign of each class for each vector. With two classes there is one vector, positive for
+the larger label; with more, the class with the largest ``h(x)·M_r`` is predicted. A twin model has a plane per class, and
+predicts the class of the nearest plane: the smallest ``|h_r(x)| / ‖w_r‖``, the norm without the bias's entry.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .encoding import CATEGORIES_FILE, Encoding, read_encoding
 from .model_file import MODEL, STORED_FIELDS, ModelFile
 
 UNKNOWN_CLASS = "(unknown)"
-"""In place of the name of a class that the model does not know."""
+"""Name of a class that the model does not know."""
 
-_LOGISTIC = np.array([[-1.0], [0.0]])  # the sigmoid of log-odds
+_LOGISTIC = np.array([[-1.0], [0.0]])  # Platt's a and b for the plain logistic function
 
 
 @dataclass
@@ -49,13 +49,13 @@ class Model:
         Entries −1, 0, +1; ``[[-1], [1]]`` for two classes, the identity for Crammer–Singer.
     loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
     C : float or None
-        None where it is not known (LIBLINEAR's text does not hold it).
+        None if unknown (LIBLINEAR's format does not hold it).
     method : str
-        How the model was trained; it does not change what the model is.
+        Method of training; it has no influence on predictions.
     bias : float
         Value of the constant feature; negative for none.
     index_base : int
-        What the indices of the training text started at.
+        First feature index of the source.
     label_kind : {"integer", "decimal"}
     class_weight : dict of float to float
         Factors on the cost of a label's rows.
@@ -133,7 +133,7 @@ class Model:
 
     @property
     def n_features(self) -> int:
-        """Width of the model."""
+        """Number of features."""
         return int(self.weights.shape[0])
 
     @property
@@ -148,26 +148,26 @@ class Model:
 
     @property
     def is_binary(self) -> bool:
-        """True where one vector tells two classes apart."""
+        """Check if the model is a single vector for two classes."""
         return self.n_classes == 2 and self.n_vectors == 1
 
     @property
     def bias_weight(self) -> np.ndarray:
-        """Weights of the constant feature, shape (n_vectors,); zero where there is none."""
+        """Weights of the constant feature, shape (n_vectors,); zero if there is none."""
         return self.intercept / self.bias if self.bias > 0 else np.zeros(self.n_vectors)
 
     def squared_norm(self) -> np.ndarray:
-        """``‖w‖²`` of every vector, the constant feature's weight included; shape (n_vectors,)."""
+        """Compute ``‖w‖²`` of every vector, with the bias's weight unless it was not penalised; shape (n_vectors,)."""
         return np.einsum("ij,ij->j", self.weights, self.weights) + (
             0.0 if self.free_bias else self.bias_weight**2
         )
 
     def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
-        """Compute ``h(x)`` of sparse rows, shape (rows, n_vectors), and count the entries of features beyond the width.
+        """Compute ``h(x)`` of sparse rows, shape (rows, n_vectors), and count the entries of unknown features, ignored.
 
-        Rows are given by `indptr`, 0-based `feature` and `value`: row ``r`` has the entries ``indptr[r]:indptr[r + 1]``.
+        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`.
         """
-        from ..kernels.rows import margins  # numba: only where rows are met
+        from ..kernels.rows import margins  # here, because it imports numba
 
         out = np.empty((indptr.size - 1, self.n_vectors))
         n_ignored = int(margins(indptr, feature, value, self.weights, out))
@@ -206,19 +206,19 @@ class Model:
         Parameters
         ----------
         X : array or SciPy sparse matrix, shape (rows, n_features), or a frame
-            Column ``j`` holds feature ``j``, counted from 0. Of a model that was trained on a table, a frame (anything with
-            ``__arrow_c_stream__``) has the table's columns, by their names; categories never seen are ignored.
-            What was done to the values that the model was trained on (`scaling`) is done to these.
+            Column ``j`` holds feature ``j``, counted from 0. For a model trained on a table, a frame (anything with
+            ``__arrow_c_stream__``) has the table's columns, by name; unknown categories are ignored. Values are transformed
+            like those of the training data (see `scaling`).
 
         Returns
         -------
         ndarray of float64, shape (rows,) for two classes, else (rows, n_classes)
-            Positive, or largest, for the class that is predicted; of twin planes, minus the distance to each.
+            Positive, or largest, for the predicted class; for twin planes, minus the distance to each plane.
 
         Raises
         ------
         ModelError
-            Where there are more or fewer columns than features, or what is in them is no number.
+            If the number of columns differs from that of features, or a column does not hold numbers.
         DataError
             Where a frame lacks one of the table's columns.
         """
@@ -232,21 +232,21 @@ class Model:
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute the classes' probabilities, shape (rows, n_classes); `X` and errors as in `decision_function`.
 
-        For logistic regression; of several classes each one's ``σ(h)`` is divided by their sum.
+        For logistic regression and calibrated models; with several classes each ``σ(h)`` is divided by their sum.
         """
         return np.exp(self.log_probabilities(self.matrix_decisions(X)))
 
     def scores(self, decisions: np.ndarray) -> np.ndarray:
-        """``h(x)·M_r`` of every class ``r``, up to a constant that is the same for all; shape (rows, n_classes).
+        """Compute ``h(x)·M_r`` of every class ``r``, up to a constant common to all classes; shape (rows, n_classes).
 
-        Of twin planes, minus the distance to each class's plane.
+        For twin planes, minus the distance to each class's plane.
         """
         if self.loss == "twin":
             return -plane_distances(decisions, self._plane_norms)
         return decisions if self._one_vector_per_class else decisions @ self.score_code()
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
-        """The predicted classes, as places in `classes`; shape (rows,)."""
+        """Return the predicted classes, as indices into `classes`; shape (rows,)."""
         assert self.tie_order is not None
         if self.is_binary:
             positive = decisions[:, 0] >= 0 if self.tie_order[0] == 1 else decisions[:, 0] > 0
@@ -254,7 +254,7 @@ class Model:
         return self.tie_order[self.scores(decisions)[:, self.tie_order].argmax(axis=1)]
 
     def labels(self, decisions: np.ndarray) -> np.ndarray:
-        """The predicted labels, float64; shape (rows,)."""
+        """Return the predicted labels, float64; shape (rows,)."""
         return self.classes[self.places(decisions)]
 
     @cached_property
@@ -263,15 +263,15 @@ class Model:
 
     @property
     def has_probabilities(self) -> bool:
-        """True for logistic regression and calibrated models, with one vector per class, or one for two classes."""
+        """Check if the model has probabilities: logistic or calibrated, with a vector per class or one for two classes."""
         one_each = self.is_binary or self._one_vector_per_class
         return one_each and (self.loss == "log_loss" or self.sigmoids is not None)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
-        """Logarithms of the classes' probabilities; shape (rows, n_classes).
+        """Compute the logarithms of the classes' probabilities; shape (rows, n_classes).
 
-        Of several classes each one's sigmoid is divided by their sum, as LIBLINEAR does for logistic regression.
-        ``ModelError`` where the model has none.
+        With several classes each one's sigmoid is divided by their sum, as LIBLINEAR does for logistic regression. Raises
+        `ModelError` if the model has no probabilities.
         """
         if self.loss != "log_loss" and self.sigmoids is None:
             raise ModelError(
@@ -288,7 +288,7 @@ class Model:
         return log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True)
 
     def label_text(self, label: float) -> str:
-        """A label as in the source: a name, or a number, integers without a point."""
+        """Format a label as in the source: a name or a number, integers without a decimal point."""
         if self.class_names is not None:
             return self.class_names[int(label)] if label < len(self.class_names) else UNKNOWN_CLASS
         return self._number_text(label)
@@ -297,11 +297,11 @@ class Model:
         return str(int(label)) if self.label_kind == "integer" else repr(float(label))
 
     def label_texts(self) -> list[str]:
-        """All labels, ascending, as in the source."""
+        """Format all labels, ascending, as in the source."""
         return [self.label_text(label) for label in self.classes]
 
     def label_numbers(self) -> list[int] | list[float] | list[str]:
-        """All labels, ascending; integers where the source had integers, names where it had names."""
+        """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
         if self.class_names is not None:
             return self.label_texts()
         return (
@@ -309,23 +309,28 @@ class Model:
         )
 
     def feature_name(self, feature: int) -> str:
-        """The name of a 0-based feature; where there is none, "feature" and the index that it has in the source."""
+        """Name a 0-based feature; without names, "feature" and its index in the source."""
         if self.encoding is None:
             return f"feature {feature + self.index_base}"
         return next(iter(self.encoding.feature_names(np.array([feature]))))
 
     def class_costs(self) -> np.ndarray:
-        """``C`` times the class weight, shape (n_classes,); ``ModelError`` where C is not known."""
+        """Compute ``C`` times the class weights, shape (n_classes,); raises `ModelError` if C is unknown."""
         if self.C is None:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
 
     def save(self, path: str | os.PathLike[str], rows: Iterable[np.ndarray] | None = None) -> None:
-        """Write the model into a directory: ``weights.npy``, and ``model.json`` last; each is there whole or not at all.
+        """Write the model into a directory: its arrays, and ``model.json`` last, each whole or not at all.
 
-        `rows` gives the rows of `weights` in blocks where they are too many for the memory; `weights` then gives the shape.
+        Parameters
+        ----------
+        path : path
+            Created if needed; a model in it is replaced.
+        rows : iterable of ndarray, optional
+            Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
         """
-        from ..dataset.parquet import file_checksum  # pyarrow: not for a bare import
+        from ..dataset.parquet import file_checksum  # here, because it imports pyarrow
 
         directory = Path(path)
         directory.mkdir(parents=True, exist_ok=True)
@@ -343,9 +348,9 @@ class Model:
                 categories = files.enter_context(replacing(directory / CATEGORIES_FILE))
                 self.encoding.save(categories)
                 description["categories_checksum"] = file_checksum(categories)
-            # A kill between the files must leave no model rather than one whose halves do not belong together.
+            # a kill between the files must leave no model rather than files of two models
             (directory / "model.json").unlink(missing_ok=True)
-        # of a model that was here before
+        # files of the model that was here before
         if self.scaling.scales is None:
             (directory / "scaling.npy").unlink(missing_ok=True)
         if not description["categories_checksum"]:
@@ -370,16 +375,16 @@ class Model:
 
     @property
     def score_code_bytes(self) -> int:
-        """Bytes of `score_code`, where scores are made with it."""
+        """Bytes of `score_code`; 0 if scores do not need it."""
         is_needed = not (self.loss == "twin" or self.is_binary or self._one_vector_per_class)
         return 8 * self.code.size if is_needed else 0
 
     def score_code(self) -> np.ndarray:
-        """Make the matrix that turns decisions into scores, shape (n_vectors, n_classes)."""
+        """Make the matrix that maps decisions to scores, shape (n_vectors, n_classes)."""
         if self.is_binary:
             return np.array([[-1.0, 1.0]])
-        # Adding a constant to a vector's column adds the same to every class's score. (M + 1)/2 makes the one-vs-rest code
-        # the identity, and its scores the decisions themselves, to the last bit.
+        # adding a constant to a vector's column adds the same to every class's score; (M + 1)/2 turns the one-vs-rest code
+        # into the identity, so that scores are the decisions themselves, to the last bit
         code = self.code if (self.code == 0).any() else (self.code + 1) // 2
         return code.T.astype(np.float64)
 
@@ -389,13 +394,13 @@ class Model:
 
     @property
     def _has_default_code(self) -> bool:
-        """True for the code that `default_code` makes; of many classes it would be most of the file."""
+        """Check if the code is that of `default_code`, which is not stored: with many classes it would fill the file."""
         default = default_code(self.loss, self.n_classes)
         return self.n_classes > 2 and self._one_vector_per_class and self.code[0, -1] == default[0, -1]
 
 
 def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
-    """Write a ``.npy`` file of float64, block of rows by block."""
+    """Write a ``.npy`` file of float64 from blocks of rows."""
     with open(path, "wb") as file:
         header = {"descr": "<f8", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -404,18 +409,18 @@ def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray
 
 
 def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    """``|h_k| / ‖w_k‖`` of rows and planes; a plane with ``‖w‖ = 0`` is infinitely far."""
+    """Compute ``|h_k| / ‖w_k‖`` of rows and planes; infinite for a plane with ``‖w‖ = 0``."""
     distances = np.full(h.shape, np.inf)
     return np.divide(np.abs(h), norms, out=distances, where=norms > 0)
 
 
 def path_directory(model_path: Path, C: float) -> Path:
-    """Directory of the model of one C of a path, inside a run's ``model``."""
+    """Return the directory, in a run's ``model``, of the model for one C of a path."""
     return model_path / f"C={C!r}"
 
 
 def models_of_path(path: str | os.PathLike[str]) -> dict[float, Path]:
-    """The models of a path over C, by C ascending; empty where a run or model has but one."""
+    """Find the models of a path over C, by C ascending; empty for a run or model without a path."""
     found = {}
     for inside in (Path(path) / "model", Path(path)):
         for directory in inside.glob("C=*"):
@@ -434,9 +439,9 @@ def load_model(
     path : path
         A directory with ``model.json``, or a run.
     C : float, optional
-        Which model of a path over C; needed where the run has several and no best one.
+        C of the wanted model of a path; required if the run has several models and no best one.
     memory : int or str, optional
-        Bound on the process's resident memory, which the weights have to respect.
+        Bound on the process's resident memory.
 
     Returns
     -------
@@ -445,9 +450,9 @@ def load_model(
     Raises
     ------
     ModelError
-        Where there is none, or it is damaged.
+        If there is no model, or it is damaged.
     UsageError
-        Where it does not fit in `memory`.
+        If it does not fit in `memory`.
 
     Examples
     --------
@@ -486,16 +491,16 @@ def is_model(path: str | os.PathLike[str]) -> bool:
 
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:
-    """Tell a directory that is empty, or has nothing but what a killed `Model.save` may leave."""
+    """Check if a directory is empty but for files that a killed `Model.save` may leave."""
     arrays = {"weights.npy", "scaling.npy", CATEGORIES_FILE}
     left = arrays | {f"{name}.partial" for name in (*arrays, "model.json")}
     return os.path.isdir(path) and left.issuperset(os.listdir(path))
 
 
 def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
-    """Check the model in a directory, or those of a path over C; problems are named in a line each.
+    """Check the model in a directory, or those of a path over C; returns the problems, one line each.
 
-    A sound model that an earlier version wrote without a digest is given one.
+    A digest is added to sound models that an earlier version wrote without one.
     """
     problems = []
     for directory in models_of_path(path).values() or [_model_directory(path)]:
@@ -512,7 +517,7 @@ def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = Non
 
 
 def stored_certificate(path: Path) -> dict[str, Any] | None:
-    """Read the certificate of the model in a directory; None where there is no whole model."""
+    """Read the certificate of the model in a directory; None if there is no complete model."""
     try:
         _, description = read_metadata(path / "model.json", MODEL)
     except (OSError, ModelError):
@@ -582,7 +587,7 @@ def _read_encoding(directory: Path, description: ModelFile) -> Encoding | None:
 def _model_from(
     description: ModelFile, weights: np.ndarray, scaling: Scaling, encoding: Encoding | None
 ) -> Model:
-    # every field of the same name, as it is or as the array that `Model` makes of it
+    # fields of the same name in both; `Model` makes the arrays
     same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
     code = default_code(description.loss, len(description.classes))
     if description.code is not None:

@@ -1,4 +1,4 @@
-"""The description of a model on disk: ``model.json``."""
+"""Structure of ``model.json``, the description of a model on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .encoding import EncodingRecord
 
 
 class ModelScaling(Structure):
-    """Transformation of the values that the model was trained on; the checksum is that of ``scaling.npy``."""
+    """Transformation of the values that the model was trained on; `checksum` is that of ``scaling.npy``."""
 
     scale: str
     normalize: str
@@ -19,7 +19,7 @@ class ModelScaling(Structure):
 
 
 class ModelFile(Structure, kw_only=True):
-    """``model.json``; fields as those of `Model`."""
+    """Content of ``model.json``; the fields are those of `Model`."""
 
     loss: str
     method: str

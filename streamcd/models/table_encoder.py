@@ -1,4 +1,4 @@
-"""Tables encoded: batches of Arrow columns to rows of entries, as an encoding says."""
+"""Encoding of tables: from batches of Arrow columns to sparse rows, as an `Encoding` describes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ..kernels import tables as kernels
 from .encoding import Column, Encoding, check_columns
 
 BLOCK_CELLS = 1 << 17
-"""Cells of a table that are encoded at a time: their numbers and entries stay in a processor's cache."""
+"""Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
 
-_MOST_SLOTS = 1 << 31
+_MAX_SLOTS = 1 << 31
 _KINDS = {"number": kernels.NUMBER, "category": kernels.CATEGORY, "hashed": kernels.HASHED}
 
 
 class StringTable:
-    """Strings of several columns, numbered in the order in which they came; `memory_bytes` bounds it."""
+    """Hash table of the strings of several columns, numbered in order of appearance, within `memory_bytes`."""
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory_bytes = memory_bytes
@@ -42,11 +42,11 @@ class StringTable:
 
     @property
     def size(self) -> int:
-        """Strings so far."""
+        """Number of strings so far."""
         return int(self._state[0])
 
     def number(self, column: int, strings: Strings, valid: np.ndarray, add: bool, name: str) -> np.ndarray:
-        """Number strings of a column; see `kernels.tables.number_strings`. `name` is the column's in messages."""
+        """Number strings of a column; see `kernels.tables.number_strings`. `name` is the column's name in messages."""
         out = np.empty(strings.size, np.int64)
         done = 0
         while True:
@@ -62,7 +62,7 @@ class StringTable:
             self._hashes, self._columns = (_enlarged(array, 2 * n) for array in (self._hashes, self._columns))
             self._ends = _enlarged(self._ends, 2 * n + 1)
         if 2 * (n + 1) > self._slots.size:
-            self._slots = np.full(min(2 * self._slots.size, _MOST_SLOTS), -1, np.int32)
+            self._slots = np.full(min(2 * self._slots.size, _MAX_SLOTS), -1, np.int32)
             kernels.fill_slots(self._hashes, n, self._slots)
         if n_bytes + length > self._arena.size:
             self._arena = _enlarged(self._arena, 2 * (n_bytes + length))
@@ -75,17 +75,17 @@ class StringTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the table while it grows: an array is there twice when it is enlarged."""
+        """Bytes of the table while it grows: an array exists twice when it is enlarged."""
         arrays = (self._slots, self._hashes, self._columns, self._ends, self._arena)
         return int(1.5 * sum(array.nbytes for array in arrays))
 
     def strings(self) -> Strings:
-        """All strings, by their numbers."""
+        """Return all strings, by number."""
         n, n_bytes = self._state.tolist()
         return Strings(self._arena[:n_bytes], self._ends[: n + 1])
 
     def columns(self) -> np.ndarray:
-        """The column of every string, by their numbers."""
+        """Return the column of every string, by number."""
         return self._columns[: self.size]
 
 
@@ -96,7 +96,7 @@ def _enlarged(array: np.ndarray, size: int) -> np.ndarray:
 
 
 class EncodedRows(NamedTuple):
-    """Consecutive rows of a batch, from row `start` of it on; the arrays are filled anew when the next ones are taken."""
+    """Consecutive rows of a batch, from its row `start` on, in compressed sparse rows."""
 
     start: int
     indptr: np.ndarray
@@ -105,7 +105,7 @@ class EncodedRows(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Columns as `kernels.tables.table_rows` takes them, the hashed ones last."""
+    """Columns as arguments of `kernels.tables.table_rows`, the hashed ones last."""
 
     columns: list[tuple[int, Column]]
     kinds: np.ndarray
@@ -115,11 +115,12 @@ class _Layout(NamedTuple):
 
 
 class TableEncoder:
-    """Encodes batches of a table one after the other.
+    """Encoder of batches of a table.
 
-    With `table`, categories are numbered by it as they come, after the codes of numbers and indicators; else they are those
-    of the encoding, codes are features, and categories that are not among them are counted in ``state[UNSEEN]``.
-    Indices of a sparse column are from `sparse_least` on, below `sparse_end`; those beyond are counted, or refused.
+    With `table`, which numbers categories in order of appearance, codes are provisional: those of numbers and indicators
+    come first, then the categories. Without it categories are those of the encoding, codes are features, and unknown
+    categories are counted in ``state[UNSEEN]``. Indices of a sparse column must be in ``sparse_least:sparse_end``; larger
+    ones are counted if `ignore_beyond`, else refused.
     """
 
     def __init__(
@@ -156,12 +157,12 @@ class TableEncoder:
 
     @property
     def n_static(self) -> int:
-        """Codes of numbers and indicators, while categories are numbered as they come."""
+        """Number of codes of numbers and indicators, while categories are provisional."""
         return int(self.encoding.without_counts().first_features()[-1])
 
     @property
     def n_codes(self) -> int:
-        """Codes in use so far, those of a sparse column left out."""
+        """Number of codes so far, without those of a sparse column."""
         return (
             self.n_static + self.encoding.n_buckets + self._table.size
             if self._grows
@@ -199,7 +200,7 @@ class TableEncoder:
         return _Layout(chosen, *numbers)
 
     def encode(self, batch: Any) -> Iterator[EncodedRows]:
-        """Encode a record batch of Arrow's, which has the encoding's columns, a block of rows at a time."""
+        """Encode an Arrow record batch that has the encoding's columns, a block of rows at a time."""
         for start in range(0, batch.num_rows, self._block_rows):
             yield self._encode(batch.slice(start, self._block_rows), start)
 
@@ -260,12 +261,12 @@ class TableEncoder:
         found = dictionary_of(array)
         if found is None:
             return self._string_codes(number, column, *strings_of(array))
-        values, places = found
+        values, indices = found
         codes = self._dictionary_codes(number, column, values)
-        return codes[places]  # the last code is that of null
+        return codes[indices]  # -1, of null, takes the last code
 
     def _dictionary_codes(self, number: int, column: Column, values: Any) -> np.ndarray:
-        """Codes of a dictionary's values and, last, of null; kept while the dictionary stays the same."""
+        """Return the codes of a dictionary's values and, last, of null; cached while the dictionary stays the same."""
         known = self._dictionaries.get(column.name)
         if known is None or not (known[0] is values or known[0].equals(values)):
             null = np.array([self._missing_code(column)])
@@ -345,7 +346,7 @@ class TableEncoder:
 
 
 def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same rows, ``starts[r]:starts[r + 1]``, with ascending indices."""
+    """Sort the entries of rows ``starts[r]:starts[r + 1]`` by index."""
     if kernels.are_sorted(starts, index):
         return index, value
     row = np.repeat(np.arange(starts.size - 1), np.diff(starts))
@@ -354,7 +355,7 @@ def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tup
 
 
 def describe_refusal(status: int, found: Any, value_dtype: np.dtype, least: int = 0, end: int = 0) -> str:
-    """Say what a kernel of `kernels.tables` refused, and what to do."""
+    """Describe a refusal by a kernel of `kernels.tables`, with advice."""
     smaller = value_dtype == np.float32
     advice = "convert with --dtype float64" if smaller else "rescale it"
     complaints = {
@@ -395,17 +396,17 @@ def encode_frame(
 
 
 class Collisions:
-    """Buckets of hashed strings that hold more than one distinct string, as far as 32 bits tell them apart."""
+    """Buckets that hold more than one distinct hashed string, as far as 32-bit hashes distinguish them."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
         self.seen, self.collided = np.full(1 << bits, -1, np.int64), np.zeros(1 << bits, np.bool_)
 
     def add(self, hashes: np.ndarray) -> None:
-        """Take in hashes."""
+        """Add hashes."""
         kernels.mark_collisions(hashes, self._bits, self.seen, self.collided)
 
     def merge(self, other: Collisions) -> None:
-        """Take in those of other rows."""
+        """Add those of other rows."""
         self.add(other.seen)
         self.collided |= other.collided

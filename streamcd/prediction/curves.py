@@ -15,11 +15,11 @@ N_BINS = 1 << 16
 
 CALIBRATION_BINS = 20
 MAX_CLASSES = 128
-"""Number of classes above which there are no curves: a table for 128 takes 134 MB."""
+"""Largest number of classes with curves: a table for 128 takes 134 MB."""
 
 
 class Calibration(NamedTuple):
-    """Rows by predicted probability, in equal bins of it; all arrays have shape (CALIBRATION_BINS,)."""
+    """Rows in equal bins of predicted probability; all arrays have shape (CALIBRATION_BINS,)."""
 
     n_rows: np.ndarray
     predicted: np.ndarray  # sum of the probabilities
@@ -42,7 +42,7 @@ class ScoreCurves:
 
     @staticmethod
     def table_bytes(model: Model) -> int:
-        """Memory that the tables take."""
+        """Return the memory of the tables."""
         return (1 if model.n_classes == 2 else model.n_classes) * 2 * N_BINS * 8
 
     def add(self, rows: DecidedRows) -> None:
@@ -72,7 +72,7 @@ class ScoreCurves:
             total += np.bincount(cell, weights, CALIBRATION_BINS)
 
     def roc(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """False and true positive rates of the class `number` of `classes`, from (0, 0) to (1, 1)."""
+        """Return false and true positive rates of the class `number` of `classes`, from (0, 0) to (1, 1)."""
         above = self.counts[number][:, ::-1].cumsum(axis=1)
         changed = np.flatnonzero(np.diff(above.sum(axis=0), prepend=0))
         rates = above[:, changed] / np.maximum(above[:, -1:], 1)
@@ -80,7 +80,7 @@ class ScoreCurves:
         return false, true
 
     def histogram(self, number: int, n_bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
-        """Edges, and shares of the rows of others and of the class between them; all but the outermost 1 % of rows."""
+        """Return edges, and shares of the rows of the others and of the class between them, without the outermost 1 %."""
         counts = self.counts[number]
         values = _bin_values()
         share = counts.sum(axis=0).cumsum() / max(counts.sum(), 1)
@@ -99,9 +99,9 @@ def _bins(scores: np.ndarray) -> np.ndarray:
 
 
 def _bin_values() -> np.ndarray:
-    """Scores in the middle of every bin; infinite ones at the ends, which no finite score reaches."""
+    """Return the score in the middle of every bin; infinite at the ends, which no finite score reaches."""
     ordered = ((np.arange(N_BINS) - N_BINS // 2).astype(np.int32) << 16) + (1 << 15)
-    with np.errstate(invalid="ignore"):  # there are bins of what is not a number
+    with np.errstate(invalid="ignore"):  # some bins are for NaN
         values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32).astype(np.float64)
     largest = float(np.finfo(np.float32).max)
     return np.nan_to_num(values, nan=largest, posinf=largest, neginf=-largest)

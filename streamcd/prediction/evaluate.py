@@ -1,4 +1,4 @@
-"""Comparison of a model's predictions with the labels of the data, streamed as predictions are."""
+"""Comparison of a model's predictions with the labels of the data, streamed like predictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .roc_auc import RocArea
 from .sums import ExactSum
 
 MAX_CONFUSION_LABELS = 1000
-"""Number of labels above which there is no confusion matrix."""
+"""Largest number of labels with a confusion matrix."""
 
 
 class _Evaluation:
@@ -30,7 +30,7 @@ class _Evaluation:
     def __init__(self, model: Model, roc: RocArea) -> None:
         self.model, self.roc = model, roc
         self.n_rows = self.n_correct = self.n_unknown = 0
-        # exact, so that they do not depend on the blocks in which rows come
+        # exact, so that they do not depend on the blocks of rows
         self.loss, self.log_loss, self.brier = ExactSum(), ExactSum(), ExactSum()
         self.costs = None if model.C is None else model.class_costs()
         k = model.n_classes
@@ -111,14 +111,14 @@ class _Evaluation:
 
 
 def _listed_label(model: Model, label: float) -> int | float | str:
-    """A label as results list it, known to the model or not."""
+    """Return a label as listed in results, known to the model or not."""
     if model.class_names is not None:
         return model.label_text(label)
     return int(label) if model.label_kind == "integer" and label == int(label) else label
 
 
 def _per_class(labels: list[Any], table: np.ndarray) -> list[dict[str, Any]]:
-    """Precision, recall and F1 of every label, from the confusion matrix; None where there is nothing to divide by."""
+    """Compute precision, recall and F1 of every label from the confusion matrix; None where the divisor is 0."""
     hits, n_true, n_predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)
     return [
         {
@@ -133,7 +133,7 @@ def _per_class(labels: list[Any], table: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _brier_terms(probabilities: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Squared distance of a row's probabilities from its class; of two classes, of the larger one's alone."""
+    """Return the squared distance of a row's probabilities from its class; with two classes, of the larger one's alone."""
     if probabilities.shape[1] == 2:
         terms: np.ndarray = (probabilities[:, 1] - (place == 1)) ** 2
         return terms
@@ -154,7 +154,7 @@ def require_labels(rows: DecidedRows) -> None:
 def row_terms(
     model: Model | Problem, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
-    """``cost_i loss_i`` of every row, over its vectors; `place` is each row's class."""
+    """Return ``cost_i loss_i`` of every row, over its vectors; `place` is each row's class index."""
     if model.loss == "twin":
         return twin_losses(decisions, place, cost, weight, model.slack)
     if model.loss == "crammer_singer":
@@ -183,17 +183,17 @@ def evaluate(
     model : Model or path
         A path names a model or a run.
     C : float, optional
-        Which model of a run that was trained with several.
+        The model with this C, of a run that was trained with several.
     memory : int or str
         Bound on the process's resident memory; with several workers, on the sum of all.
     workers : int
-        Processes that decide. The result does not depend on their number.
+        Processes that compute decisions. The result does not depend on their number.
     listener : Listener, optional
 
     Returns
     -------
     dict
-        ``n_rows``, ``accuracy``, ``primal_objective`` (the model's own problem on this data; None where the model does not
+        ``n_rows``, ``accuracy``, ``primal_objective`` (of the model's own problem on this data; None if the model does not
         know its C, or not all labels); for two classes ``auc`` and ``average_precision`` (of the larger label); for the
         logistic loss ``log_loss`` and ``brier_score`` (means over the rows; of two classes the squared error of the larger
         label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
@@ -222,7 +222,7 @@ def evaluate_with_curves(
     workers: int = 1,
     listener: Listener | None = None,
 ) -> tuple[dict[str, Any], ScoreCurves | None]:
-    """Compute what `evaluate` returns, and the distributions of scores for curves; None for more than `MAX_CLASSES`."""
+    """Return the result of `evaluate`, and the distributions of scores for curves; None for more than `MAX_CLASSES`."""
     budget = parse_size(memory)
     curves = None
     if model.n_classes <= MAX_CLASSES:

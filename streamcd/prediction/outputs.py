@@ -1,4 +1,4 @@
-"""Predictions as they are written: columns of a Parquet file or of CSV, or lines of text."""
+"""Output of predictions: columns of a Parquet file or of CSV, or lines of text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFUSED = (".tsv", ".json", ".jsonl", ".arrow", ".feather", ".gz", ".xz", ".zst
 
 
 def output_format(out: Output) -> str:
-    """Tell ``"parquet"``, ``"csv"`` or ``"text"`` by the name of a file; streams get text."""
+    """Return ``"parquet"``, ``"csv"`` or ``"text"`` by the name of a file; streams get text."""
     if not isinstance(out, str | os.PathLike):
         return "text"
     name = os.fspath(out).lower()
@@ -42,7 +42,7 @@ def kind_of_output(form: str) -> str:
 
 
 def is_output(path: Path, form: str) -> bool:
-    """Tell whether a file has the kind of a format."""
+    """Return whether a file is of a format's kind."""
     if form == "parquet":
         return has_column(path, "prediction")
     return begins_with(
@@ -86,7 +86,7 @@ class PredictionColumns:
 
 
 class LinesOfPredictions:
-    """Writer of CSV (a header, then all columns), or of text: the label, and with it the numbers that were asked for.
+    """Writer of CSV (a header, then all columns), or of text: the label, and the numbers asked for.
 
     Text with probabilities begins with a line ``labels …`` in the order of the columns, as LIBLINEAR's ``predict -b 1``.
     """
@@ -121,15 +121,15 @@ def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> A
 
 
 def _csv_cell(text: str) -> str:
-    """Quote a text where CSV wants it."""
+    """Quote a text if CSV requires it."""
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 
 def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
-    """Of two classes, by how much the larger one is preferred."""
+    """Return the preference for the larger of two classes."""
     if decisions.shape[1] == 1:
         return decisions[:, 0]
     scores = model.scores(decisions)
-    both_infinite = np.isinf(scores).all(axis=1)  # two twin planes without weights: neither is nearer
+    both_infinite = np.isinf(scores).all(axis=1)  # of two twin planes with zero weights neither is nearer
     with np.errstate(invalid="ignore"):
         return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])

@@ -42,18 +42,18 @@ from .source_order import SourceOrder
 
 _LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # decided at a time
 _FOOTER_BYTES = (
-    900  # that pyarrow keeps of a column of a row group until the file is closed; measured: 860 to 890
+    900  # that pyarrow keeps for each column of a row group until the file is closed; measured: 860 to 890
 )
 _LEAST_LINE_BYTES = 2  # a label and the end of the line
-_LEAST_DECODER_BYTES = 10 << 20  # what xz -6 takes
+_LEAST_DECODER_BYTES = 10 << 20  # memory of xz -6
 _TEXT_BLOCK = 4 << 20
-_TEXT_BLOCKS_HELD = 14  # what the parser says it takes, our copy of the indices, and scaled values
-_CHUNKS_AHEAD = 8  # chunks the kernel is told to read while one is decided: about 8 MB
+_TEXT_BLOCKS_HELD = 14  # the parser's own figure, a copy of the indices, and scaled values
+_CHUNKS_AHEAD = 8  # chunks that the kernel is told to read in advance: about 8 MB
 
 
 @dataclass(frozen=True)
 class DecidedRows:
-    """Some rows, features numbered as the model does; arrays are good until the next ones are taken."""
+    """Some rows, with the model's feature numbers; arrays are valid until the next rows are taken."""
 
     source: np.ndarray
     label: np.ndarray
@@ -64,10 +64,10 @@ class DecidedRows:
 class Decisions:
     """One reading of the data: rows with the model's decisions, and the count of ignored entries.
 
-    The budget is for the sum of the processes that decide, and then for this one that has what they found; of it, `left`
-    remains for the caller; `least_bytes` are needed beside the interpreter. Files of theirs go to `scratch`. Of a Parquet
-    file of `n_columns` columns that the caller writes, in row groups of `block_rows` rows, the footer is counted;
-    `most_groups` is what there is room for.
+    The budget is for the sum of the processes that decide, and then for this one, which reads their results; `left` of it
+    remains for the caller; `least_bytes` are needed beside the interpreter. Their files go to `scratch`. The footer of the Parquet file that the caller writes, of
+    `n_columns` columns in row groups of `block_rows` rows, is counted; `most_groups` is the number of groups there is room
+    for.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Decisions:
         model_bytes += 0 if model.encoding is None else model.encoding.nbytes
         needs = {
             "the model": model_bytes + 2 * model.score_code_bytes
-        }  # it has its own of one byte, and one in between
-        # decisions, scores, probabilities and what is made of them
+        }  # the model's own copy of one byte, and an intermediate one
+        # decisions, scores, probabilities, and the arrays made from them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
         if isinstance(data, Dataset) or is_dataset(data):
@@ -130,7 +130,7 @@ class Decisions:
         self.most_groups = room // max(_FOOTER_BYTES * n_columns, 1)
 
     def _is_plain_text(self) -> bool:
-        """Tell regular files without compression."""
+        """Return whether all files are regular and uncompressed."""
         return total_bytes(self._paths) is not None and not any(is_compressed(path) for path in self._paths)
 
     def _source(self, block_bytes: int, decoder_bytes: int) -> Source:
@@ -152,10 +152,10 @@ class Decisions:
         return open_source(self._paths, self._roots, "auto", reading, TableOptions())
 
     def _rows_of_a_group(self, needs: dict[str, int], row_bytes: int, footer_bytes: int) -> int:
-        """Rows of a group with which groups and footers together take the least; adds both to `needs`.
+        """Return the rows of a group that minimise the memory of group and footers; adds both to `needs`.
 
-        `footer_bytes` are of a group. Text is counted where the rows that its bytes could be do not fit. Of what can be
-        read but once the number of rows is not known: as many as half of the memory can hold.
+        `footer_bytes` is for one group. Rows of text are counted if the most rows that its bytes can hold do not fit. For
+        sources that can be read only once the number of rows is unknown: as many as half of the memory can hold.
         """
         if not footer_bytes:
             return _LEAST_ROWS
@@ -175,7 +175,7 @@ class Decisions:
         return rows
 
     def blocks(self, phase: str) -> Iterator[DecidedRows]:
-        """All rows; those of text in order, those of a dataset shuffled."""
+        """Yield all rows; those of text in order, those of a dataset shuffled."""
         if self._workers > 1:
             yield from self._shared_rows(phase)
         elif self.dataset is not None:
@@ -192,7 +192,7 @@ class Decisions:
             )
 
     def dataset_rows(self, phase: str, chunks: range) -> Iterator[DecidedRows]:
-        """The rows of some chunks."""
+        """Yield the rows of some chunks."""
         dataset = self.dataset
         assert dataset is not None
         for chunk in chunks:
@@ -205,7 +205,7 @@ class Decisions:
             self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
     def text_rows(self, phase: str, part: ByteRange | None = None, *start: int) -> Iterator[DecidedRows]:
-        """The rows of all files, or of a piece of them that starts at the given row and line."""
+        """Yield the rows of all files, or of a part of one that starts at the given row and line."""
         source = self._source(self._text_block, self._decoder_bytes)
         counts = Counts()
         pieces, first = (source.whole(), (0, 0)) if part is None else ([part], start)
@@ -222,7 +222,7 @@ class Decisions:
         self.n_unseen += counts.n_unseen
 
     def _shared_rows(self, phase: str) -> Iterator[DecidedRows]:
-        """All rows, decided by several processes; theirs come in files, in the order of one process's."""
+        """Yield all rows, decided by several processes, from whose files they are read in the order of a single process."""
         with scratch_directory(self.scratch, "decisions") as directory:
             self.model.save(directory / "model")
             with Workers(self._workers, self.listener, __name__) as workers:
@@ -238,7 +238,7 @@ class Decisions:
                 path.unlink()
 
     def _tasks(self, workers: Workers) -> tuple[list[tuple[Any, ...]], list[int], str]:
-        """The tasks' arguments, their sizes, and the unit of these."""
+        """Return the tasks' arguments, their sizes, and the unit of the sizes."""
         n_tasks = TASKS_PER_WORKER * self._workers
         dataset = self.dataset
         if dataset is not None:
@@ -254,7 +254,7 @@ class Decisions:
         return [(piece, *start) for piece, start in zip(pieces, starts, strict=True)], sizes, "B"
 
     def _read_rows(self, path: Path) -> Iterator[DecidedRows]:
-        """Rows from a worker's file, as many at a time as are decided at a time here."""
+        """Yield rows from a worker's file, in blocks of the size used here."""
         n_columns = 3 + self.model.n_vectors
         with open(path, "rb") as file:
             while (records := np.fromfile(file, count=self.block_rows * n_columns)).size:
@@ -284,7 +284,7 @@ def _shared_model(directory: str) -> Model:
 def _decide_share(
     data: str | Path, directory: str, budget: int, out: Path, part: range | ByteRange, *start: int
 ) -> tuple[int, int]:
-    """Write the rows of some chunks or of a piece of files with their decisions; returns entries and categories ignored."""
+    """Write the rows of some chunks or of a part of a file, with their decisions; returns ignored entries and categories."""
     model = _shared_model(directory)
     decisions = Decisions(data, model, budget, Listener())
     rows = (
@@ -300,7 +300,7 @@ def _decide_share(
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
-    """Recognise a dataset; other directories are read as text files, like a glob."""
+    """Return whether a path is a dataset; files in other directories are read like a glob."""
     return (Path(data) / "manifest.json").exists()
 
 
@@ -312,14 +312,14 @@ def reads_once(data: Dataset | str | os.PathLike[str]) -> bool:
 
 
 def _chunk_bytes(dataset: Dataset, *, scaled: bool) -> int:
-    """Memory of reading the largest chunk: as stored, decoded, and once more with 64-bit features or scaled values."""
+    """Return the memory to read the largest chunk: as stored, decoded, and again with 64-bit features or scaled values."""
     n_entries = int(np.diff(dataset.entry_start).max(initial=0))
     n_rows = int(np.diff(dataset.row_start).max(initial=0))
     return n_entries * (2 * dataset.entry_bytes + (16 if scaled else 8)) + n_rows * 2 * 8 * 6
 
 
 def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
-    """The scaling that a dataset's values still need for the model; None where they are as those it was trained on."""
+    """Return the scaling that a dataset's values still need for the model; None if scaled like its training data."""
     if dataset.scaling == model.scaling:
         return None
     if dataset.scaling.changes_values:
@@ -327,13 +327,13 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
         raise ModelError(
             f"{dataset.path}: converted with {dataset.scaling.options()}, the model was trained on data with "
             f"{model.scaling.options()}{', by other scales' if same_options else ''}; "
-            "convert it with --like MODEL, or without scaling, which is then done in passing"
+            "convert it with --like MODEL, or without scaling, which predictions then apply"
         )
     return model.scaling
 
 
 def _feature_shift(dataset: Dataset, model: Model) -> int:
-    """The number to add to the dataset's features so that the same index in the text means the same feature."""
+    """Return the number to add to the dataset's features so that the same index in the text means the same feature."""
     shift = dataset.index_base - model.index_base
     if shift < 0:
         raise ModelError(
@@ -349,7 +349,7 @@ def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listen
         return 1
     if checked_workers(workers) == 1 or not reads_once(data):
         return workers
-    listener.warning("standard input and pipes are read by one process: going on with --workers 1")
+    listener.warning("standard input and pipes are read by one process: continuing with --workers 1")
     return 1
 
 
@@ -373,26 +373,27 @@ def predict(
     ----------
     data : Dataset or path
         A dataset, or whatever `convert` reads (files, directories, globs). Files and unscaled datasets are scaled as the
-        model's training data was; of a table, columns are those of its data. Rows need no label.
+        model's training data was; a table needs the training table's columns. Rows need no label.
     model : Model or path
         A path names a model or a run.
     out : path or text file
         A Parquet file with the columns ``source`` (0-based row of the source, as in a dataset's table of rows),
-        ``prediction``, ``decision`` (of several classes, ``decision_<label>``) and with `proba` ``probability_<label>``; a
-        name in ``.csv`` gets CSV with the same columns, one in ``.txt``, or a stream, a line with the label for each row.
+        ``prediction``, ``decision`` (with several classes ``decision_<label>``) and with `proba` ``probability_<label>``; a
+        name ending in ``.csv`` gets CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label
+        for each row.
     decision : bool
         Write the decisions into CSV and text too, after the label.
     proba : bool
-        Add probabilities, last; for models trained with the logistic loss. Text then begins with a line ``labels …`` that
-        names their order.
+        Add probabilities, last; for models trained with the logistic loss, or calibrated. Text then begins with a line
+        ``labels …`` that gives their order.
     C : float, optional
-        Which model of a run that was trained with several.
+        The model with this C, of a run that was trained with several.
     memory : int or str
         Bound on the process's resident memory; with several workers, on the sum of all.
     workers : int
-        Processes that decide. The result does not depend on their number.
+        Processes that compute decisions. The result does not depend on their number.
     force : bool
-        Replace an existing file of predictions; any other is refused.
+        Replace an existing file of predictions; other files are never replaced.
     listener : Listener, optional
 
     Returns
@@ -420,7 +421,7 @@ def predict(
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     if proba:
-        model.log_probabilities(np.empty((0, model.n_vectors)))  # refuses before any work
+        model.log_probabilities(np.empty((0, model.n_vectors)))  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
     columns = PredictionColumns(model, decision or form == "parquet", proba)
     n_columns = len(columns.types()) if form == "parquet" else 0
@@ -448,7 +449,7 @@ def _write_lines(file: TextIO, columns: PredictionColumns, form: str, decisions:
 
 
 def _write_parquet(path: Path, columns: PredictionColumns, decisions: Decisions, budget: int) -> int:
-    """Write all rows to a Parquet file; returns their number. Refused where its footer does not fit in `budget`."""
+    """Write all rows to a Parquet file; returns their number. Refused if its footer does not fit in `budget`."""
     types, n_rows = columns.types(), 0
     writer = TableWriter(path, schema(**types), "zstd")
     for number, block in enumerate(_row_groups(_in_source_order(decisions), decisions)):
@@ -465,7 +466,7 @@ def _write_parquet(path: Path, columns: PredictionColumns, decisions: Decisions,
 
 
 def _row_groups(blocks: Iterable[tuple[int, np.ndarray]], decisions: Decisions) -> Iterator[np.ndarray]:
-    """Blocks joined, so that all but the last have `block_rows` rows; each is good until the next one is taken."""
+    """Join blocks, so that all but the last have `block_rows` rows; each is valid until the next one is taken."""
     joined, filled = np.empty((decisions.block_rows, decisions.model.n_vectors)), 0
     for _, block in blocks:
         start = 0
@@ -481,7 +482,7 @@ def _row_groups(blocks: Iterable[tuple[int, np.ndarray]], decisions: Decisions) 
 
 
 def _in_source_order(decisions: Decisions) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of decisions in the order of the source, with the source row of their first one."""
+    """Yield blocks of decisions in the order of the source, each with the source row of its first."""
     dataset = decisions.dataset
     if dataset is None:
         for rows in decisions.blocks("predict"):

@@ -1,4 +1,4 @@
-"""The exact areas under the ROC and precision-recall curves of more scores than fit in memory: ranges of scores on disk."""
+"""Exact areas under the ROC and precision-recall curves for more scores than fit in memory, by ranges of scores on disk."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .sums import ExactSum
 
 _LAYOUT = Layout((np.dtype(np.float64), np.dtype(np.bool_)))
 _BYTES_PER_SCORE = 67
-"""At the worst moment: scores and classes as taken, joined and sorted, their order, four numbers for each group of ties."""
+"""Peak memory of a row: score and class as taken, joined and sorted, their order, four numbers for each group of ties."""
 _N_BOUNDS = 127
 _LEAST_SCORES = 1024
 
 
 class RocArea:
-    """Receiver of scores in any order and any number of blocks; a context, which removes what is on disk.
+    """Receiver of scores in any order and any number of blocks; a context manager, which removes its files.
 
-    Scores beyond the memory are dealt out by bounds that are scores themselves: a bucket for each bound and one for what
-    lies between two of them. A bound's own are ties, and only counted; what lies between is sorted, or where it does not fit
-    dealt out again, by bounds of its own.
+    Scores beyond the memory are partitioned by bounds that are scores themselves: a bucket for each bound, and one for the
+    scores between two of them. Scores equal to a bound are ties, and only counted; those between two bounds are sorted, or,
+    if they do not fit, partitioned again by bounds of their own.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -46,7 +46,7 @@ class RocArea:
         """Take rows: their scores, and flags of those of the positive class."""
         for start in range(0, score.size, self._capacity):
             stop = min(start + self._capacity, score.size)
-            # descending, and -0 a tie with 0; copied, since the caller uses its memory again
+            # descending, and -0 a tie with 0; copied, since the caller reuses its memory
             block = Records((0.0 - score[start:stop], positive[start:stop].astype(np.bool_)))
             if self._scratch is None and self._n_held + block.size > self._capacity:
                 self._spill()
@@ -57,7 +57,7 @@ class RocArea:
                 self._writer.append(_number(block, self._bounds), block)
 
     def _spill(self) -> None:
-        """Deal out what is held, from now on by its quantiles."""
+        """Partition the scores held, and later ones, by the quantiles of those held."""
         self._scratch = self._opened.enter_context(scratch_directory(Path(tempfile.gettempdir()), "scores"))
         held, self._held = _join(self._held), []
         self._bounds = _quantiles(held.fields[0])
@@ -71,11 +71,11 @@ class RocArea:
     def areas(self) -> tuple[float, float] | None:
         """Compute the areas under the ROC and the precision-recall curve; None for one class.
 
-        The first is the chance that a positive row scores above a negative one, ties counted half. The second is the
+        The first is the probability that a positive row scores above a negative one, ties counted half. The second is the
         average precision: the mean over the positive rows of the precision among the rows that score as high or higher.
         """
         doubled = 0
-        precisions = ExactSum()  # of the positive rows; does not depend on how scores come in blocks
+        precisions = ExactSum()  # of the positive rows; does not depend on the blocks
         n_above_positive = n_above_negative = 0
         for positives, negatives in self._ties():
             # scores come in descending order
@@ -91,7 +91,7 @@ class RocArea:
         return doubled / (2 * n_positive * n_negative), precisions.value() / n_positive
 
     def _ties(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Positives and negatives of every score, descending by score, many scores at a time."""
+        """Yield positives and negatives of every score, descending by score, many scores at a time."""
         if self._scratch is None:
             if self._held:
                 yield _count_ties(_join(self._held))
@@ -127,7 +127,7 @@ def _join(blocks: list[Records]) -> Records:
 
 
 def _quantiles(score: np.ndarray) -> np.ndarray:
-    """Distinct scores that cut all into parts of about the same size."""
+    """Return distinct scores that cut all scores into parts of about the same size."""
     return np.unique(np.sort(score)[np.linspace(0, score.size - 1, _N_BOUNDS).astype(np.int64)])
 
 
@@ -139,7 +139,7 @@ def _number(scores: Records, bounds: np.ndarray) -> np.ndarray:
 
 
 def _count_ties(scores: Records) -> tuple[np.ndarray, np.ndarray]:
-    """Positives and negatives of every distinct score, ascending."""
+    """Count positives and negatives of every distinct score, ascending."""
     order = np.argsort(scores.fields[0])
     score, positive = (take(field, order) for field in scores.fields)
     group = np.flatnonzero(np.concatenate([[True], score[1:] != score[:-1]]))

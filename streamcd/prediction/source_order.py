@@ -1,4 +1,4 @@
-"""Rows that come shuffled, given back in the order of their source, in bounded memory."""
+"""Shuffled rows restored to the order of their source, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Records
 
 LEAST_ROWS = 1024
-"""Rows to a bucket, and rows that wait to be written, however little memory there is."""
+"""Least rows in a bucket, and least rows buffered for writing, whatever the memory."""
 
 
 class SourceOrder:
-    """Takes a record of floats per row with the row's number in the source, and gives all records back in that order.
+    """Sorter of records, one of floats per row, by the row's number in the source.
 
-    What does not fit in memory is dealt out to buckets, one per range of source rows, that fit one at a time.
+    Records that do not fit in memory are partitioned into buckets, one per range of source rows, each of which fits.
     Source rows are 0 … n_rows − 1, each of them once; `scratch` is an empty directory, for the buckets.
     """
 
@@ -25,7 +25,7 @@ class SourceOrder:
         self, n_rows: int, n_columns: int, memory_bytes: int, scratch: str | os.PathLike[str]
     ) -> None:
         self._layout = Layout((np.dtype(np.int64), np.dtype((np.float64, (n_columns,)))))
-        # a bucket is put in order while blocks of a quarter of its size are read
+        # a bucket is sorted while blocks of a quarter of its size are read
         fitting = memory_bytes // (16 * (1 + n_columns))
         self._bucket_rows = max(LEAST_ROWS, fitting, n_rows // (MAX_BUCKETS - 1))
         self._n_rows, self._n_columns, self._path = n_rows, n_columns, Path(scratch) / "run"
@@ -46,7 +46,7 @@ class SourceOrder:
             self._writer.append(bucket, Records((source_row, records)))
 
     def blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """All records in order, at most `rows` at a time, each block with its first source row."""
+        """Yield all records in order, at most `rows` at a time, each block with its first source row."""
         for start, ordered in self._buckets():
             for row in range(0, len(ordered), rows):
                 yield start + row, ordered[row : row + rows]

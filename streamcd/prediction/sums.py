@@ -1,4 +1,4 @@
-"""Sums that depend neither on the order of the numbers nor on how they come in blocks."""
+"""Sums that depend neither on the order of the numbers nor on their division into blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BLOCK = 1 << 20  # halves of 27 bits, which add up exactly in float64
 
 
 class ExactSum:
-    """The sum of float64 numbers, rounded once at the end."""
+    """Sum of float64 numbers, rounded once at the end."""
 
     def __init__(self) -> None:
         self._total = Fraction(0)
@@ -28,11 +28,11 @@ class ExactSum:
             self._add(numbers[start : start + _BLOCK])
 
     def value(self) -> float:
-        """The sum."""
+        """Return the sum."""
         return float(self._total) + self._special
 
     def _add(self, numbers: np.ndarray) -> None:
-        # a number is an integer of 53 bits times a power of two; integers of a power are added in halves, exactly
+        # a number is a 53-bit integer times a power of two; the integers of each power are added in halves, exactly
         fraction, exponent = np.frexp(numbers)
         whole = np.ldexp(fraction, 53).astype(np.int64)
         power = exponent.astype(np.int64) + _EXPONENTS // 2

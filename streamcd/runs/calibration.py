@@ -1,7 +1,7 @@
-"""Calibration of a run: sigmoids fitted to the decisions about rows of folds that were left out.
+"""Calibration of a run: sigmoids fitted to decisions on rows of held-out folds.
 
-All folds of all C are trained in the same reads, in a directory of their own inside the run; one more read decides about the
-rows, and each C's decisions go to a file there, over which the fit goes again and again.
+All folds of all C are trained in the same reads, in a directory of their own inside the run. One more read makes the
+decisions; each C's go to a file there, which the fit reads in every iteration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BLOCK_BYTES = 1 << 22
 
 
 def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
-    """Refuse what has no decisions to calibrate, or probabilities of its own."""
+    """Refuse problems without decisions to calibrate, or with probabilities of their own."""
     if options.loss not in ("hinge", "squared_hinge") or options.code is not None:
         found = "a code matrix" if options.code is not None else options.loss
         raise UsageError(f"calibrate: expected the loss hinge or squared_hinge, one-vs-rest, found {found}")
@@ -45,9 +45,10 @@ def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
 def fit_calibration(
     directory: checkpoint.Run, run: ResolvedRun, session: Session, train_groups: Callable[..., Any]
 ) -> dict[float, np.ndarray] | None:
-    """Return a and b of every vector, shape (2, n_vectors), by C; trained (by `carry_out.train_groups`) and fitted once.
+    """Return a and b of every vector, shape (2, n_vectors), by C; trains the folds (by `carry_out.train_groups`) if
+    necessary.
 
-    None where the session's time was up before the folds had ended.
+    None where the session's time ran out before the folds had ended.
     """
     part = directory.part(FOLDER)
     fitted = part.path / _FITTED
@@ -92,7 +93,7 @@ def _fit(path: Path, folds: ResolvedRun, listener: Listener) -> dict[float, np.n
             outputs = {C: stack.enter_context(open(file, "wb")) for C, file in files.items()}
             for rows in held_out_rows(path, folds, listener, "decide about the folds"):
                 _records(rows).tofile(outputs[rows.C])
-        listener.message(f"calibration: sigmoids of {n_vectors * len(files)} vectors are fitted")
+        listener.message(f"calibration: fitting the sigmoids of {n_vectors * len(files)} vectors")
         return {C: fit_sigmoids(partial(_blocks, file, n_vectors), n_vectors) for C, file in files.items()}
     finally:
         for file in files.values():
@@ -100,12 +101,12 @@ def _fit(path: Path, folds: ResolvedRun, listener: Listener) -> dict[float, np.n
 
 
 def _records(rows: HeldOut) -> np.ndarray:
-    """Put the class beside a row's decisions."""
+    """Join a row's class to its decisions."""
     return np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
 
 
 def _blocks(file: Path, n_vectors: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Read decisions, and which vectors are positive on a row: its class's; one vector is that of the larger class."""
+    """Read decisions, and flags of each row's positive vector: its class's; a single vector is the larger class's."""
     with open(file, "rb") as stream:
         count = max(1, _BLOCK_BYTES // (8 * (n_vectors + 1))) * (n_vectors + 1)
         while (records := np.fromfile(stream, count=count)).size:

@@ -1,4 +1,4 @@
-"""Carrying out a run: groups of lanes, one after another, and the models at the end."""
+"""Execution of a run: groups of lanes, one after another, and the models at the end."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def train_groups(
     Parameters
     ----------
     shown_as : str, optional
-        The run directory in messages, where it is not `directory`.
+        The run directory named in messages, if it is not `directory`.
     stage : str
-        Put before the phase in progress.
+        Prefix of the phase in progress.
     """
     outcomes = []
     for group in run.groups:
@@ -117,7 +117,7 @@ def carry_out(
     *,
     model_path: Path | None = None,
 ) -> Result:
-    """Train, write the models (into the run, or to `model_path`), and say how it ended."""
+    """Train, write the models (into the run, or to `model_path`), and return the result."""
     before = _trained_passes(directory.path, run)
     outcome = train_groups(directory, run, previous, session)
     dataset, listener = run.dataset, session.listener
@@ -125,10 +125,10 @@ def carry_out(
     if run.options.omega == "auto":
         _tell_omegas(result, listener)
     if result.stop_reason == "time":
-        return result  # there is no model of weights that were not certified
+        return result  # weights that were not certified make no model
     sigmoids: dict[float, np.ndarray] | None = {}
     if run.config.calibrate:
-        from .calibration import fit_calibration  # with the kernels of decisions
+        from .calibration import fit_calibration  # loads the kernels of decisions
 
         sigmoids = fit_calibration(directory, run, session, train_groups)
     if sigmoids is None:
@@ -150,7 +150,7 @@ def carry_out(
 
 
 def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
-    """Train on a dataset without a run directory; returns the model of every C as well. Nothing can be resumed."""
+    """Train on a dataset without a run directory, and without resuming; also returns the model of every C."""
     run = resolve(dataset, asked, session.listener)
     directory = checkpoint.MemoryRun()
     outcome = train_groups(directory, run, None, session)
@@ -171,7 +171,7 @@ def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> 
 
 
 def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Tell which omega the lanes of each C were trained with, and of a lane alone why."""
+    """Report the omega of the lanes of each C, and for a single lane the reason."""
     for C in dict.fromkeys(lane["C"] for lane in result.lanes):
         lanes = [lane for lane in result.lanes if lane["C"] == C]
         counts = Counter(lane["omega"] for lane in lanes)
@@ -185,7 +185,7 @@ def _tell_omegas(result: Result, listener: Listener) -> None:
 
 
 def _trained_passes(path: Path, run: ResolvedRun) -> list[int] | None:
-    """Passes of every lane at the last checkpoint; None where a group has none."""
+    """Return the passes of every lane at the last checkpoint; None if a group has no checkpoint."""
     passes: list[int] = []
     for group in run.groups:
         arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("lane_passes", "lane_phase"))

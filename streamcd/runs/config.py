@@ -1,4 +1,4 @@
-"""Options of a training, checked when made; the record of a run, ``config.json``; and the run that follows from it."""
+"""Options of a training, checked when made; the record of a run, ``config.json``; and the resolved run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ClassWeight = str | tuple[tuple[float | str, float], ...] | None
 def _weights_by_number(
     weights: tuple[tuple[float | str, float], ...], dataset: Dataset
 ) -> dict[float, float]:
-    """Factors of classes by their numbers; `UsageError` of a name that the data does not have, or has no names."""
+    """Return the factors of classes by number; raises `UsageError` for a label that the data does not have."""
     names = dataset.class_names
     texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
     found = {}
@@ -69,7 +69,7 @@ class ProblemOptions:
     ridge: float = 1.0
     slack: str = "hinge"
     unpenalized_bias: bool = False
-    acceleration: float | str = "none"  # a fixed kappa, or auto; runs begun before there was any have none
+    acceleration: float | str = "none"  # a fixed kappa, or auto; none for runs from before acceleration
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "omega", check_omega(self.omega, self.loss, self.method))
@@ -96,7 +96,7 @@ class ProblemOptions:
         slack: str | None,
         **others: Any,
     ) -> ProblemOptions:
-        """Take the options of `train.train` as they come; others stay as they are."""
+        """Make options from those of `train.train`."""
         loss = LOSS_ALIASES.get(loss, loss)
         if loss != "twin" and (ridge is not None or slack is not None):
             raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
@@ -122,7 +122,7 @@ class ProblemOptions:
         )
 
     def make_problem(self, dataset: Dataset, memory: int | None = None) -> Problem:
-        """Lay out all lanes that the options ask for; refused where they do not fit in `memory`, the budget."""
+        """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
         if dataset.classes is None or dataset.class_counts is None:
             raise UsageError(
                 f"{dataset.path}: the labels take too many values to be classes; nothing to train on"
@@ -151,7 +151,7 @@ class ProblemOptions:
 
 
 def settle_acceleration(options: ProblemOptions, eps: float | None, listener: Listener) -> ProblemOptions:
-    """Train plainly where acceleration does not apply: said where it was left to us, refused where a kappa was asked for."""
+    """Turn acceleration off where it does not apply: with a message for auto, refused for a given kappa."""
     reason, solver = None, find_solver(options.loss, options.method)
     if not solver.accelerates:
         reason = f"{options.loss} by method {options.method} has none"
@@ -176,7 +176,7 @@ def settle_acceleration(options: ProblemOptions, eps: float | None, listener: Li
 class SharedRounds:
     """Options of a training in rounds on workers, the ``rounds`` of ``config.json``."""
 
-    local_passes: int | None  # None lets the shape of the data decide
+    local_passes: int | None  # None: by the shape of the data
     worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
     shared_memory: Positive | None = None  # bytes that workers of this machine share with this process
 
@@ -188,20 +188,20 @@ class SharedRounds:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of a run as a person asks for them; `lane_groups.resolve` makes a run of them."""
+    """Options of a run as given by the user; `lane_groups.resolve` makes a run of them."""
 
     problem: ProblemOptions
     memory: int  # bytes; bounds this process, or each worker, or all together where there are `local_workers`
     checkpoint_every: float  # seconds
     rule: StopRule
-    plan: Plan | None = None  # None lets `memory` decide
+    plan: Plan | None = None  # None: by `memory`
     rounds: SharedRounds | None = None
     local_workers: int = 0
     start_from: str | None = None
     search: bool = False  # for the best C, by cross-validation
     calibrate: bool = False
     validation: str | None = None
-    in_memory: bool = False  # no directory: what is kept of rows stays in memory
+    in_memory: bool = False  # no directory: the rows' state stays in memory
 
 
 def check_positive(**numbers: float) -> None:
@@ -212,7 +212,7 @@ def check_positive(**numbers: float) -> None:
 
 
 def make_rule(tol: float | None, eps: float | None, max_passes: int, *, early_stop: bool = False) -> StopRule:
-    """Make the rule of stopping: a relative gap of 1e-3 where neither rule is given."""
+    """Make the stopping rule: a relative gap of 1e-3 if neither rule is given."""
     if tol is None and eps is None:
         tol = 1e-3
     gap, violation = (None if number is None else float(number) for number in (tol, eps))
@@ -232,7 +232,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The content of ``config.json``: everything that decides a run's bits, and the memory plan."""
+    """Content of ``config.json``: everything that determines a run's bits, and the memory plan."""
 
     dataset: str  # its path
     fingerprint: str
@@ -244,7 +244,7 @@ class RunConfig:
     checkpoint_every: float
     versions: dict[str, str]
     rounds: SharedRounds | None = None
-    columns: str | None = None  # fingerprint of the column layout, where that is read
+    columns: str | None = None  # fingerprint of the column layout, if it is read
     start_from: str | None = None
     tune: Search | None = None
     calibrate: bool = False
@@ -264,7 +264,7 @@ class RunConfig:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read the configuration of a run directory; refuse what is not one, or is damaged."""
+    """Read the configuration of a run directory; refused if it is not one, or damaged."""
     try:
         return msgspec.convert(checkpoint.read_config(path), RunConfig)
     except (msgspec.ValidationError, UnicodeError, UsageError) as error:
@@ -292,13 +292,13 @@ class Group:
 
 
 def lanes_together(problem: Problem, *, validated: bool) -> int:
-    """Lanes that no group may part: those of a fold, or of a C that is validated, are scored together."""
+    """Return the number of lanes that must stay in one group: those of a fold, or of a validated C, are scored together."""
     return problem.block_lanes if problem.n_folds or validated else 1
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run's configuration with what follows from it, made once and passed down."""
+    """A run's configuration, and the dataset and problem that follow from it; made once and passed down."""
 
     config: RunConfig
     dataset: Dataset
@@ -310,7 +310,7 @@ class ResolvedRun:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Groups of lanes that are trained one after another."""
+        """Return the groups of lanes that are trained one after another."""
         n_groups, n_lanes = self.config.n_groups, self.problem.n_lanes
         if n_groups == 1:
             return [Group("", range(n_lanes))]
@@ -336,9 +336,9 @@ class ResolvedRun:
 
 
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
-    """Make the run that the configuration of a directory records; refused where it is none on this dataset."""
+    """Make the run that the configuration of a directory records; refused if it does not fit the dataset."""
     try:
-        memory = config.memory if config.rounds is None else None  # else it is a worker's
+        memory = config.memory if config.rounds is None else None  # with workers it is each worker's
         run = ResolvedRun(config, dataset, config.options.make_problem(dataset, memory))
         if config.n_groups > run.most_groups:
             raise UsageError(f"n_groups: expected at most {run.most_groups}, found {config.n_groups}")
@@ -352,7 +352,7 @@ _BLAS_THREADS = "blas_threads"
 
 
 def versions() -> dict[str, str]:
-    """Versions and processor, on which the last digits depend."""
+    """Return versions and processor, on which the last digits depend."""
     import llvmlite
     import numba
     import pyarrow
@@ -372,7 +372,7 @@ def versions() -> dict[str, str]:
 
 
 def is_begun(path: Path, config: RunConfig) -> bool:
-    """Tell whether a directory holds a run of the same training; another one is refused."""
+    """Return whether a directory holds a run of the same training; a different run is refused."""
     if not (path / "config.json").exists():
         return False
     if not _same_training(read_config(path), config):
@@ -383,7 +383,7 @@ def is_begun(path: Path, config: RunConfig) -> bool:
 
 
 def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
-    """Return the configuration of a run as it is now asked for: all but what decides its bits."""
+    """Return the configuration of a run with the options now asked for that do not affect its bits."""
     return replace(
         config,
         dataset=asked.dataset,
@@ -399,7 +399,7 @@ def _same_training(found: RunConfig, config: RunConfig) -> bool:
 
 
 def differs(config: RunConfig) -> bool:
-    """Tell whether a run was begun with other versions, or, where an inverse is computed, other threads of BLAS."""
+    """Return whether a run was begun with other versions, or, if it computes an inverse, with other threads of BLAS."""
     begun, now = dict(config.versions), versions()
     if config.options.method != "sor" or _BLAS_THREADS not in begun:  # not in older runs
         begun.pop(_BLAS_THREADS, None)
@@ -408,14 +408,14 @@ def differs(config: RunConfig) -> bool:
 
 
 def _blas_threads() -> str:
-    """The number of threads that OpenBLAS takes, on which the last digits of an inverse depend."""
+    """Return the number of threads of OpenBLAS, on which the last digits of an inverse depend."""
     given = (os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
     n_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return next((number for number in given if number), str(n_processors))
 
 
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
-    """Point to `resume` where the directory holds the same training; never empty one that holds what the run reads."""
+    """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
     for source in (config.dataset, config.start_from, config.validation):
         if source is not None and Path(source).resolve().is_relative_to(path.resolve()):
             raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
@@ -430,14 +430,14 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 
 
 def same_dataset(config: RunConfig) -> Dataset:
-    """Open the dataset of a run; refuse it where it has changed."""
+    """Open the dataset of a run; refused if it has changed."""
     try:
         dataset = open_dataset(config.dataset)
     except DatasetError as error:
         if os.path.exists(config.dataset):
             raise
         raise DatasetError(
-            f"{error}; or, if it was moved, name its place: 'streamcd resume RUN --dataset PATH'"
+            f"{error}; or, if it was moved, name its new path: 'streamcd resume RUN --dataset PATH'"
         ) from None
     if dataset.fingerprint != config.fingerprint:
         raise CheckpointError(
@@ -446,14 +446,14 @@ def same_dataset(config: RunConfig) -> Dataset:
         )
     if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
         raise CheckpointError(
-            f"{dataset.path}: its column layout was made with other options than that which the run was begun with; "
+            f"{dataset.path}: its column layout was made with other options than when the run was begun; "
             "make it with the same ones, or train again"
         )
     return dataset
 
 
 def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
-    """Refuse to go on with a run on workers in one process, and the other way round."""
+    """Refuse to resume a run on workers in one process, and vice versa."""
     if not on_workers and config.rounds is not None:
         raise UsageError(
             f"{path} was begun on workers, which keep dual variables in another way: resume it with --scheduler ADDRESS "

@@ -1,4 +1,4 @@
-"""Descriptions of runs and models without training or reading data: what was asked, how far it is, what to do next."""
+"""Descriptions of runs and models without training or reading data: options, progress, next command."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..training.result import worst_reason
 from .config import ProblemOptions, RunConfig, read_config
 
 _N_WEIGHTS = 10
-_BLOCK_WEIGHTS = 1 << 20  # looked at at a time
+_BLOCK_WEIGHTS = 1 << 20  # read at a time
 _LANE_ARRAYS = ("phase", "converged", "reason", "passes", "gap", "primal", "estimate", "estimated_primal")
 
 
 def describe_run(path: str | Path) -> dict[str, Any]:
-    """Describe a run, of which nothing is written or locked for long.
+    """Describe a run, without writing to it or locking it for long.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     CheckpointError
-        Where it is no run, or a damaged one.
+        If it is not a run, or damaged.
     """
     path = Path(path)
     config = read_config(path)
@@ -70,7 +70,7 @@ def _told_options(config: RunConfig) -> dict[str, Any]:
 
 
 def _describe_state(path: Path) -> dict[str, Any]:
-    """Sum up the last checkpoints of a run: of its groups of lanes; of a search, those of the part in work."""
+    """Sum up the last checkpoints of a run's groups of lanes; of a search, those of its current part."""
     found = [_read_state(file) for file in _state_files(path)]
     if not found:
         return {
@@ -111,7 +111,7 @@ def _read_state(file: Path) -> dict[str, np.ndarray]:
 
 
 def _largest_ratio(gaps: np.ndarray, primals: np.ndarray) -> float | None:
-    """Return the largest relative gap; None where one is not known."""
+    """Return the largest relative gap; None if one is not known."""
     primal = np.abs(primals)
     ratios = np.divide(gaps, primal, out=np.zeros_like(primal), where=primal != 0)
     return float(ratios.max()) if np.isfinite(ratios).all() else None
@@ -149,7 +149,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     ModelError
-        Where it is none, or a damaged one.
+        If it is not a model, or damaged.
     """
     path = Path(path)
     _, found = read_metadata(path / "model.json", MODEL)
@@ -187,7 +187,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
 
 
 def _largest_weights(weights: np.ndarray) -> list[tuple[int, int, float]]:
-    """Find the weights of the largest magnitude, not zero, block by block: features, vectors, values."""
+    """Find the nonzero weights of the largest magnitude, block by block: features, vectors, values."""
     best: list[tuple[float, int, int, float]] = []
     rows = max(1, _BLOCK_WEIGHTS // weights.shape[1])
     for start in range(0, weights.shape[0], rows):
@@ -202,7 +202,7 @@ def _largest_weights(weights: np.ndarray) -> list[tuple[int, int, float]]:
 
 
 def kind_of_directory(path: str | os.PathLike[str]) -> str:
-    """Tell ``"run"``, ``"model"``, or ``"dataset"`` for all else."""
+    """Return ``"run"``, ``"model"``, or ``"dataset"`` for anything else."""
     if (Path(path) / "config.json").exists():
         return "run"
     return "model" if (Path(path) / "model.json").exists() else "dataset"

@@ -1,4 +1,4 @@
-"""Warnings of what can be known before the first pass: data, options and memory that will make a training slow or fail."""
+"""Warnings before the first pass: data, options and memory that will make a training slow or fail."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice
 from .config import ProblemOptions, ResolvedRun
 
-_MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most of them of fewer rows, are rather numbers than classes
+_MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most with fewer rows, look like numbers, not classes
 
 
 def warn_early(run: ResolvedRun, listener: Listener) -> None:
-    """Warn of small ridges, targets of regression, bad scaling, and of a budget that this process cannot keep to."""
+    """Warn of small ridges, regression targets, bad scaling, and a budget that this process cannot keep."""
     _warn_of_ridge(run.options, listener)
     _warn_of_regression(run.dataset, listener)
     for line in scaling_advice(run):
@@ -22,7 +22,7 @@ def warn_early(run: ResolvedRun, listener: Listener) -> None:
 
 
 def scaling_advice(run: ResolvedRun) -> list[str]:
-    """Describe what is badly scaled for the largest C and the way of training."""
+    """Describe what is badly scaled for the largest C and the method."""
     return advice(
         run.dataset,
         max(run.options.C),
@@ -32,7 +32,7 @@ def scaling_advice(run: ResolvedRun) -> list[str]:
 
 
 def _planned_bytes(run: ResolvedRun) -> int:
-    """Bytes that a training takes beside the interpreter: the data, where that stays in memory, else all of the budget."""
+    """Return the bytes a training takes beside the interpreter: the data, if it stays in memory, else all of the budget."""
     config, dataset = run.config, run.dataset
     whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * run.problem.n_lanes
     return whole if config.plan.resident else config.memory - RESERVED_BYTES

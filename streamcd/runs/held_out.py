@@ -1,4 +1,4 @@
-"""Decisions about rows that were left out: of every fold by the lanes that were trained without it, in one read."""
+"""Decisions on held-out rows: those of every fold by the lanes trained without it, in one read."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _BYTES = 1 << 22  # of decisions at a time
 
 
 class HeldOut(NamedTuple):
-    """Rows of a fold with the decisions of the lanes of a C that left it out."""
+    """Rows of a fold with the decisions by the lanes of one C trained without it."""
 
     C: float
     fold: int
-    code: np.ndarray  # places of the rows' classes
+    code: np.ndarray  # indices of the rows' classes
     decisions: np.ndarray  # shape (rows, vectors)
     w: np.ndarray  # of these vectors, the bias's row last
 
 
 def held_out_rows(path: Path, folds: ResolvedRun, listener: Listener, phase: str) -> Iterator[HeldOut]:
-    """Decide about all rows by the states of a run of folds in a directory; one read for each group of lanes."""
+    """Decide all rows by the states of a run of folds in a directory; one read for each group of lanes."""
     problem, dataset = folds.problem, folds.dataset
     for group in folds.groups:
         lanes = problem.subset(group.lanes)
         arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
         assert arrays is not None
         layout, plan = folds.make_solver(lanes).layout, folds.config.plan
-        if not isinstance(layout, RowLayout):  # rows are decided about, whatever was trained on
+        if not isinstance(layout, RowLayout):  # decisions are by rows, also where features were visited
             layout = RowLayout(0, 0)
             needs = {"weights": 2 * arrays["w"].nbytes + 4 * _BYTES}
             plan = make_plan(dataset, folds.config.memory, layout, needs)
@@ -79,7 +79,7 @@ def _decide(window: Window, start: int, stop: int, w: np.ndarray, lanes: Problem
 
 
 def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Places of the predicted classes, from the decisions of one classifier's vectors `w`, as a model decides."""
+    """Return the indices of the predicted classes, from the decisions of one classifier's vectors `w`."""
     if problem.loss == "twin":
         norms = np.sqrt(np.einsum("ij,ij->j", w[:-1], w[:-1]))
         return plane_distances(decisions, norms).argmin(axis=1)

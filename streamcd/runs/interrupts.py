@@ -1,4 +1,4 @@
-"""Signals that stop a training, which then saves a checkpoint; and the warning of one that has not converged."""
+"""Signals that stop a training, which then saves a checkpoint; and the warning of a training that has not converged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Found = TypeVar("Found", bound=Any)
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *signums: signal.Signals) -> Iterator[None]:
-    """Have signals handled meanwhile; one that the handler made to be ignored stays so."""
+    """Handle signals within the context; a signal that the handler set to be ignored stays ignored."""
     before = {signum: signal.signal(signum, handler) for signum in signums}
     try:
         yield
@@ -31,9 +31,9 @@ def handled(handler: Callable[[int, FrameType | None], None], *signums: signal.S
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], int | None]]:
-    """Ctrl-C and SIGTERM as a question that training asks between windows: which signal came, if any.
+    """Provide a function that training calls between windows: the number of the signal that came, or None.
 
-    After the first, Ctrl-C is ignored: what was begun is saved.
+    After the first signal Ctrl-C is ignored, so that the checkpoint is completed.
     """
     received: list[int] = []
 
@@ -46,10 +46,10 @@ def stop_requests() -> Iterator[Callable[[], int | None]]:
 
 
 def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Options, Found]:
-    """Have a training that is called from Python save a checkpoint at Ctrl-C, and warn where it has not converged.
+    """Make a training called from Python save a checkpoint at Ctrl-C, and warn if it has not converged.
 
-    Signals belong to the main thread; with `stop_requested` the caller handles them. After the checkpoint Ctrl-C is a
-    KeyboardInterrupt, and SIGTERM does what it would have done.
+    Signals belong to the main thread; with `stop_requested` the caller handles them. After the checkpoint Ctrl-C raises
+    KeyboardInterrupt, and SIGTERM has its previous effect.
     """
 
     @functools.wraps(function)

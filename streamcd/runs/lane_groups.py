@@ -20,7 +20,7 @@ from ..solvers.registry import reads_columns
 from ..stream.memory_plan import Plan, describe_plan, make_plan
 from .config import ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
 
-_LEAST_MIXED_CHUNKS = 8  # lanes are grouped so that windows mix so many chunks; fewer converge slowly
+_LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer converge slowly
 
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
@@ -34,7 +34,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
     if n_groups > 1:
         listener.message(
             f"{problem.n_lanes} lanes of {problem.n_features} features do not fit in {format_size(memory)}: "
-            f"they are trained in {n_groups} groups, one after another, each reading the data by itself"
+            f"they are trained in {n_groups} groups, one after another, each with reads of its own"
         )
     config = RunConfig(
         dataset=str(dataset.path.resolve()),
@@ -59,7 +59,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
 def _plan_groups(
     dataset: Dataset, problem: Problem, asked: TrainOptions, listener: Listener
 ) -> tuple[TrainOptions, tuple[int, Plan, int]]:
-    """Plan the groups; without acceleration where its arrays do not fit, or only because scores are paged for them."""
+    """Plan the groups; without acceleration if its arrays do not fit, or fit only with paged scores."""
     groups = None
     with suppress(UsageError):
         groups = group_lanes(dataset, problem, asked)
@@ -78,22 +78,22 @@ def _plan_groups(
 
 
 def describe_worker_budget(n_bytes: int) -> str:
-    """One line for the user: the budget of every worker."""
+    """Describe the budget of every worker in a line."""
     return f"every worker streams its own shards within {format_size(n_bytes)}"
 
 
 def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tuple[int, Plan, int]:
-    """The number of groups, the plan of the largest (or the one given), and the bytes that it is for.
+    """Return the number of groups, the plan of the largest (or the one given), and the bytes it is for.
 
-    On workers that is a worker's, as if it had all shards.
+    With workers the plan is that of a worker with all shards.
     """
     if asked.plan is not None:
-        asked.problem.make_solver(problem, dataset)  # refuses what does not go together
+        asked.problem.make_solver(problem, dataset)  # refuses options that exclude each other
         return 1, asked.plan, asked.memory
     block = lanes_together(problem, validated=asked.validation is not None)
     n_blocks = problem.n_lanes // block
     refusal: UsageError | None = None
-    # where scores of all rows fit for no group, not for a lane alone, they are paged, of all lanes together if possible
+    # scores that do not fit for any group, not even a single lane, are paged, for all lanes together if possible
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
             lanes = problem.subset(range(size * block))
@@ -114,7 +114,7 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
 
 
 def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
-    """Numbers of groups, ascending, and the blocks of lanes of the largest of each."""
+    """Yield numbers of groups, ascending, and the blocks of lanes in the largest group of each."""
     tried = 0
     for n_groups in range(1, n_blocks + 1):
         size = -(-n_blocks // n_groups)
@@ -126,7 +126,7 @@ def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
 def _plan_group(
     dataset: Dataset, solver: Solver, asked: TrainOptions, table_bytes: int, *, paged: bool
 ) -> tuple[Plan, int]:
-    """The plan for a group of lanes, and the bytes that it is for; `table_bytes` are those of its signs and costs."""
+    """Return the plan for a group of lanes, and the bytes it is for; `table_bytes` is the size of its signs and costs."""
     if asked.rounds is not None:
         return _plan_worker(dataset, solver, asked)
     more = dict(solver.more_memory)
@@ -153,7 +153,7 @@ def _validation_bytes(dataset: Dataset, lanes: Problem, path: str | None) -> int
 
 
 def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple[Plan, int]:
-    """The plan of a worker that has all shards, and its bytes."""
+    """Return the plan of a worker that has all shards, and its bytes."""
     weights = model_bytes(solver)
     each, refusal = asked.memory, None
     if asked.local_workers:
@@ -170,9 +170,9 @@ def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple
 def worker_memory(
     shared: int, n_workers: int, weights_bytes: int, advice: str = "give a larger --memory or fewer --workers"
 ) -> int:
-    """Return the bytes that each worker on this machine may take of a budget shared with this process.
+    """Return each local worker's part of a budget shared with this process, in bytes.
 
-    `weights_bytes` is of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
+    `weights_bytes` is the size of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
     """
     weights = {"weights": weights_bytes}
     more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
@@ -180,7 +180,7 @@ def worker_memory(
 
 
 def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:
-    """Return what each of other workers of this machine may take of the budget that the run was begun with."""
+    """Return each worker's part, in bytes, of the budget the run was begun with, for another number of local workers."""
     assert run.config.rounds is not None
     assert run.config.rounds.shared_memory is not None
     return worker_memory(

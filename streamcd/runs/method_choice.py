@@ -1,4 +1,4 @@
-"""Which method suits a dataset: a rule measured on real sets.
+"""Choice of the method, by measurements on real sets.
 
 Passes to a relative gap of 1e-3 with squared hinge, dual and primal, both accelerated; q is the mean of ``‖x‖²``:
 
@@ -10,7 +10,7 @@ Passes to a relative gap of 1e-3 with squared hinge, dual and primal, both accel
 | mushrooms (73, 21), separable | 33, 152 | 48, >400   |            |
 | imdb bigrams (0.02, 1)        | 5, 14   |            |            |
 
-So the dual is taken wherever the problem has one; it needs no second layout. Only an unpenalised bias needs the primal.
+So the dual method is chosen, which needs no second layout, except for an unpenalised bias, which needs the primal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ METHOD, REASON = "dual", "accelerated, it needs the fewest passes on all real se
 
 
 def choose_method(unpenalized_bias: bool) -> tuple[str, str]:
-    """Choose for ``--method auto``: the method, and why, in words. No layout is built."""
+    """Choose for ``--method auto``: the method, and the reason as text. No layout is built."""
     if unpenalized_bias:
         return "primal", "only primal methods leave the bias unpenalised"
     return METHOD, REASON

@@ -25,10 +25,10 @@ def save_models(
     result: Result,
     sigmoids: Mapping[float, np.ndarray],
 ) -> bool:
-    """Write the models of every C, unless those on disk are of this very end of the training; returns whether it did.
+    """Write the models of every C, unless those on disk are already of this state; returns whether it did.
 
-    `sigmoids`, by C, are those of a calibration. A kill may have come after the last checkpoint and before its models: then
-    those on disk are of an older state.
+    `sigmoids`, by C, are those of a calibration. After a kill between the last checkpoint and its models, those on disk are
+    of an older state.
     """
     models = [
         (_model_place(model_path, run.problem, lanes), lanes, _certificate(result, lanes))
@@ -58,7 +58,7 @@ def _lanes_of_models(problem: Problem) -> list[range]:
 
 
 def _model_place(model_path: Path, problem: Problem, lanes: range) -> Path:
-    """Directory of the model of some lanes; one C alone is the run's model."""
+    """Return the directory of the model of some lanes; a single C is the run's model."""
     single = len(lanes) == problem.n_lanes
     return model_path if single else path_directory(model_path, problem.lanes[lanes.start].C)
 
@@ -73,7 +73,7 @@ def _save_model(
 ) -> None:
     """Write the model of some lanes from the states in a run's directory."""
     path.parent.mkdir(exist_ok=True)
-    # never touched: the rows are written from the state
+    # never read: the rows are written from the state
     untouched = np.zeros((run.problem.n_features, len(lanes) * run.problem.lane_vectors))
     model = _make_model(directory, run, lanes, certificate, untouched)
     model.sigmoids = sigmoids
@@ -128,7 +128,7 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
 def _weight_rows(
     directory: checkpoint.Run, run: ResolvedRun, lanes: range, *, last: bool
 ) -> Iterator[np.ndarray]:
-    """Rows of w of some lanes, gathered from the groups' states: those of the features, or the last one, the bias's."""
+    """Yield rows of w of some lanes from the groups' states: those of the features, or the last one, the bias's."""
     problem = run.problem
     vectors = problem.lane_vectors
     block_rows = max(1, _BLOCK_BYTES // (8 * problem.n_lanes * vectors))

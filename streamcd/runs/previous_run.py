@@ -1,4 +1,4 @@
-"""An earlier run from which another begins."""
+"""An earlier run from which another starts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .config import ResolvedRun, RunConfig, read_config, reopen
 
 
 class PreviousRun:
-    """The lanes of an earlier run, in the directory `path`, as the beginning of a new one's."""
+    """Lanes of an earlier run, in the directory `path`, from which those of a new run start."""
 
     def __init__(self, path: Path, run: ResolvedRun, new: ResolvedRun) -> None:
         self._path, self._run = path, run
         self._matrix = combination(run.problem, new.problem, dual=_needs_alpha(new))
 
     def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
-        """The beginning of some of the new run's lanes, of which `numbers` are the places among all."""
+        """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
         run = self._run
         solvers = [run.make_solver(run.problem.subset(group.lanes)) for group in run.groups]
         identity = checkpoint.read_identity(self._path)
@@ -37,7 +37,7 @@ class PreviousRun:
 
 
 def previous_run(new: ResolvedRun) -> PreviousRun | None:
-    """Open the run that a run begins from, if any; refused where it is no beginning."""
+    """Open the run that a run starts from, if any; refused if it cannot."""
     source = new.config.start_from
     if source is None:
         return None
@@ -55,7 +55,7 @@ def _needs_alpha(new: ResolvedRun) -> bool:
 
 
 def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
-    """Refuse a run whose dual variables or weights are no beginning of the new one's."""
+    """Refuse a run whose dual variables or weights the new run cannot start from."""
     if config.fingerprint != new.dataset.fingerprint:
         raise UsageError(
             f"{source} was trained on another dataset (fingerprint {config.fingerprint}, this one has "

@@ -1,4 +1,4 @@
-"""Reports: a run as a page of tables and pictures, and an evaluation as a picture."""
+"""Reports: a page of tables and pictures on a run, and a picture of an evaluation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..training.history import read_history
 from .config import RunConfig, read_config
 
 MAX_LOGS = 10
-"""Logs of groups of lanes that are drawn; of more, the first ones."""
+"""Most logs of groups of lanes that are drawn; the first ones of more."""
 
 _MAX_LANES = 40  # in the table
 _N_WEIGHTS = 20
@@ -45,25 +45,25 @@ def write_report(
     force: bool = False,
     listener: Listener | None = None,
 ) -> None:
-    """Write what is known of a run into one self-contained page.
+    """Write a report on a run as one self-contained page.
 
     Parameters
     ----------
     run : path
         Of `train` or `tune`, finished or not.
     out : path
-        Of the page, HTML with the pictures inside.
+        Of the page, HTML with embedded pictures.
     data : Dataset or path, optional
         Data on which the model is evaluated, as `evaluate` takes it: confusion, ROC curves, calibration. By default the
         run's validation set, if it has one that is still there.
     C : float, optional
         Which model of a path over C is evaluated and has its weights shown.
     images : path, optional
-        A directory, made where it is not there, for the pictures as PNG files too.
+        A directory for the pictures as PNG files too; made if it is not there.
     memory : int or str
         Bound on the process's resident memory while `data` is evaluated.
     force : bool
-        Replace a page that is there.
+        Replace an existing page.
     listener : Listener, optional
 
     Raises
@@ -110,7 +110,7 @@ def plot_evaluation(
 ) -> dict[str, Any]:
     """Evaluate as `evaluate` does, returning the same, and draw confusion, ROC curves and calibration into a file.
 
-    The end of its name, .png, .svg or .pdf, says in which format. Parameters and errors: see `evaluate`, `write_report`.
+    The end of its name, .png, .svg or .pdf, gives the format. Parameters and errors: see `evaluate`, `write_report`.
     """
     path = Path(out)
     form = image_format(path)
@@ -126,7 +126,7 @@ def _few(histories: Histories) -> Histories:
 
 
 def _model(run: Path, C: float | None) -> Model | None:
-    """Load the run's model: of a path, and without C, the one of the largest C."""
+    """Load the run's model; of a path over C without `C`, that of the largest."""
     try:
         path = models_of_path(run)
         return load_model(run, C if C is not None or not path else max(path))
@@ -191,9 +191,7 @@ def _training(histories: Histories, config: RunConfig) -> Section:
             "The certified and estimated duality gap.",
         ),
         Picture("objective", image(objective_figure(begun)), "The objective between its bounds, and κ."),
-        Picture(
-            "work", image(work_figure(begun)), "Rows that still move, bytes read, and where the time went."
-        ),
+        Picture("work", image(work_figure(begun)), "Active rows, bytes read, and seconds by stage."),
     ]
     if config.validation is not None and any(
         record.get("validation") for log in begun.values() for record in log
@@ -225,7 +223,7 @@ def _weights(model: Model) -> Section:
         model.feature_name(feature) + (f" ({_vector_name(model, labels, vector)})" if several else "")
         for vector, feature in zip(vectors.tolist(), features.tolist(), strict=True)
     ]
-    positive = f"Positive weights speak for {labels[-1]}." if model.is_binary else ""
+    positive = f"Positive weights are evidence for {labels[-1]}." if model.is_binary else ""
     text = f"{model.n_features:,} features, {model.n_vectors:,} vectors. {positive}"
     picture = Picture(
         "weights", image(weights_figure(named, weights.tolist())), "Weights of the largest magnitude."
@@ -239,7 +237,7 @@ def _vector_name(model: Model, labels: list[str], vector: int) -> str:
 
 
 def largest_weights(model: Model, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the weights of the largest magnitude, not zero, over all vectors: vectors, 0-based features, values."""
+    """Find the nonzero weights of the largest magnitude over all vectors: vectors, 0-based features, values."""
     flat = np.abs(model.weights).ravel()
     count = min(most, int(np.count_nonzero(flat)))
     chosen = np.argpartition(flat, flat.size - count)[flat.size - count :] if count else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Going on with a run of any kind, from its last checkpoint."""
+"""Resumption of a run of any kind from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def resume(
     listener: Listener | None = None,
     stop_requested: StopRequested | None = None,
 ) -> Result:
-    """Go on from the last checkpoint of a run, also where it ended without convergence.
+    """Resume a run from its last checkpoint, also one that ended without convergence.
 
-    A run that has converged (by its own rule, or by `tol` where that is given) is left alone, and the listener is told.
+    A run that has converged (by its own rule, or by `tol` if that is given) is not changed, and the listener is told.
 
     Parameters
     ----------
@@ -63,15 +63,15 @@ def resume(
     max_seconds : float, optional
         As in `train`, of this call.
     dataset : path, optional
-        Where the dataset is now, if it was moved; it has to be the same one.
+        The dataset's new path, if it was moved; it has to be the same dataset.
     validation : path, optional
-        Where the validation set is now, if the run has one and it was moved.
+        The validation set's new path, if it was moved.
     early_stop : bool, optional
         As in `train`, instead of the run's own; False goes on where the validation set has ended a training.
     workers, scheduler, client : optional
-        As in `train`, but one worker is a worker. Needed where the run was begun on workers; another scheduler and another
-        number of them will do. Where the run was begun with workers of one machine, the memory that it was given for all is
-        shared out anew; else every worker has what each had before.
+        As in `train`, except that ``workers=1`` starts a worker too. Needed for a run begun on workers; scheduler and
+        number may differ. If the run was begun with workers of one machine, the memory given for all is divided anew;
+        otherwise every worker has as much as before.
     threads, listener, stop_requested : optional
         As in `train`.
 
@@ -105,7 +105,7 @@ def resume(
 def go_on(
     path: Path, on_workers: Workers, session: Session, change: Callable[[RunConfig], RunConfig]
 ) -> Result:
-    """Go on with a run of any kind by a configuration that `change` makes of its own."""
+    """Resume a run of any kind with its configuration as changed by `change`."""
     listener = session.listener
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
@@ -132,7 +132,7 @@ def go_on(
         with on_workers.connected(listener) as connected:
             session = replace(session, client=connected)
             if config.tune is not None:
-                from .search import carry_out_search  # the kernels of scoring, which other runs do not need
+                from .search import carry_out_search  # loads kernels that other runs do not need
 
                 return carry_out_search(directory, found, session)
             return carry_out(directory, found, previous_run(found), session)
@@ -152,7 +152,7 @@ def _with_validation(config: RunConfig, validation: str | Path | None, early_sto
 def _changed(
     config: RunConfig, max_passes: int | None, tol: float | None, checkpoint_every: float | None
 ) -> RunConfig:
-    """Return the configuration with what is asked for instead."""
+    """Return the configuration with the options given in place of its own."""
     old = config.rule
     tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
     rule = make_rule(tolerance, eps, max_passes or old.max_passes, early_stop=old.early_stop)

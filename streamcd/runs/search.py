@@ -1,6 +1,6 @@
-"""Carrying out a search over C: all folds of all C as lanes of one run, scored in one read, then all rows.
+"""Execution of a search over C: all folds of all C as lanes of one run, scored in one read, then a training on all rows.
 
-The training on all rows begins from where the folds ended (`warm_start`).
+The training on all rows starts from the folds' solutions (`warm_start`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .previous_run import PreviousRun
 
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
-    """Train the folds, score them, train on all rows: each from where it stands."""
+    """Train the folds, score them, train on all rows: each from its last checkpoint."""
     listener, run = session.listener, str(directory.path)
     folds = directory.part("folds")
     write_config(folds, replace(search.config, tune=None))
@@ -58,7 +58,7 @@ def _warn_of_open_folds(outcome: Outcome, listener: Listener) -> None:
 
 
 def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, session: Session) -> Result:
-    """Train on all rows with the best C, from where the folds ended."""
+    """Train on all rows with the best C, from the folds' solutions."""
     part, config = directory.part("best"), search.config
     if (part.path / "config.json").exists():
         run = reopen(
@@ -101,7 +101,7 @@ def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any
 
 
 def _score(path: Path, search: ResolvedRun, listener: Listener) -> dict[float, list[float]]:
-    """Accuracy of every C on each fold, by the lanes that left the fold out."""
+    """Return the accuracy of every C on each fold, by the lanes trained without it."""
     problem = search.problem
     n_correct: Counter[tuple[float, int]] = Counter()
     n_rows: Counter[tuple[float, int]] = Counter()

@@ -1,4 +1,4 @@
-"""A training in a run directory: options of Python and of the command line, checked and carried out."""
+"""Training in a run directory: the options of Python and of the command line, checked and carried out."""
 
 from __future__ import annotations
 
@@ -84,42 +84,42 @@ def train(
     ----------
     dataset : Dataset or path
     run : path
-        Directory to be made.
+        Directory to make.
     loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
     method : {"auto", "dual", "primal", "online", "sor"}
-        ``"primal"`` and ``"online"`` read the column layout (see `make_columns`); ``"sor"`` is the classic twin SVM, with an
-        inverse of features × features for each plane; ``"auto"`` chooses, and tells the listener why.
+        ``"primal"`` and ``"online"`` read the column layout (see `make_columns`); ``"sor"`` is the classic algorithm of the
+        twin SVM, with an inverse of features × features for each plane; ``"auto"`` chooses, and tells the listener why.
     C : float or sequence of float
-        Factor of the sum of losses. Several are trained in the same passes, and each keeps its model.
+        Factor of the sum of losses. Several values are trained in the same passes, and each gets a model.
     bias : float
-        Value of a constant feature appended to every row; its weight is penalised as the others'. Negative for none.
+        Value of a constant feature appended to every row; its weight is penalised like the others. Negative for none.
     unpenalized_bias : bool
         Leave the bias's weight out of ``½‖w‖²``; by primal methods only.
     tol : float, optional
-        Relative duality gap at which to stop; 1e-3 where neither this nor `eps` is given.
+        Relative duality gap at which to stop; 1e-3 if neither this nor `eps` is given.
     eps : float, optional
         Stop by LIBLINEAR's rule on violations instead.
     max_passes : int
     class_weight : mapping of label to factor, or ``"balanced"``, optional
     code : array of -1, 0, +1, shape (classes, vectors), optional
-        How several classes are told apart; one-vs-rest by default.
+        Code matrix of the binary problems; one-vs-rest by default.
     omega : float or "auto"
         Over-relaxation in (0, 2) of hinge, squared_hinge and twin; 1 is plain coordinate descent, ``"auto"`` tries.
     acceleration : "auto", "none" or float
         Train dual methods with an outer proximal point around coordinate descent, which takes fewer passes on all but easy
-        problems; a number is its kappa, and ``"auto"`` finds it while training. Plain coordinate descent with `eps`, another
-        omega than 1, primal methods and sor, on workers, and where one more array of the weights' size does not fit in
-        `memory`.
+        problems; a number is its kappa, and ``"auto"`` finds it while training. The methods primal and online extrapolate
+        after each pass instead, without a kappa. Training is plain by a dual method with `eps` or an omega other than 1, by
+        sor, and where the additional arrays do not fit in `memory`.
     ridge : float, optional
-        Of twin: r in ``r/2 ‖w‖²``, 1 by default.
+        For twin: r in ``r/2 ‖w‖²``, 1 by default.
     slack : {"hinge", "squared_hinge"}, optional
-        Of twin: loss of the rows that a plane keeps at a distance.
+        For twin: loss of the rows that a plane keeps at a distance.
     start_from : path, optional
-        An ended run on the same dataset that differs in C (or is a search over C): its dual variables are the beginning,
-        or, of a primal method, its weights. Method sor can start from a run of sor or dual, dual from its own.
+        A finished run on the same dataset that differs in C (or is a search over C), from whose dual variables to start,
+        or, by a primal method, from whose weights. Method sor can start from a run by sor or dual, dual from one by dual.
     calibrate : bool
-        Give the model probabilities: Platt's sigmoids, fitted to the decisions about five folds that were left out; these
-        are trained after it, all in the same reads. For hinge and squared_hinge; the weights do not change.
+        Give the model probabilities: Platt's sigmoids, fitted to decisions on five held-out folds, which are trained after
+        it, all in the same reads. For hinge and squared_hinge; the weights do not change.
     validation : Dataset or path, optional
         Held-out rows, a dataset on disk or whatever `convert` reads: their mean loss and accuracy, for each C, are in log
         and progress after passes 1 to 8, 10, 12, 15, … (each time a quarter more) and at the end. They stop nothing unless
@@ -133,14 +133,14 @@ def train(
     checkpoint_every : float
         Seconds between checkpoints.
     max_seconds : float, optional
-        Stop after this time with a checkpoint, and without a model, unless the end came before; for batch queues. It is
-        looked at between windows. `Result.stop_reason` is then ``"time"``.
+        Stop after this time with a checkpoint and without a model, unless training has ended; for batch queues. The time is
+        checked between windows. `Result.stop_reason` is then ``"time"``.
     resume : bool
-        Go on with the run where there is one of the same training, by the stopping rule that is given here; else begin it.
+        Resume the run if there is one of the same training, with the stopping rule given here; otherwise begin it.
     force : bool
         Replace an existing run.
     plan : optional
-        Sizes of the windows, which follow from `memory` by default; for tests of streamcd itself.
+        Sizes of the windows, for tests of streamcd itself; by default they follow from `memory`.
     workers : int, optional
         Train on this number of processes of this machine, which share `memory`; by default, and for 1, in this process.
     scheduler : str, optional
@@ -150,13 +150,13 @@ def train(
         A client of such a scheduler, in place of its address. With `workers` its workers, of that number, are on this
         machine and share `memory`.
     local_passes : int, optional
-        Passes of every worker over its own shards in a round; 3 by default, 1 where there are more features than rows. On
+        Passes of every worker over its own shards in a round; 3 by default, 1 if there are more features than rows. With
         workers only.
     worker_timeout : float, optional
-        Seconds without a response of a worker, after which others take over its shards; on workers only.
+        Seconds without a response of a worker, after which others take over its shards; with workers only.
     threads : int, optional
         Threads of this process that share the reading, certificates and lanes; all processors by default. No bit of the
-        result depends on their number, and `memory` has room for what reading by several takes.
+        result depends on their number, and `memory` includes what they take.
     listener : Listener, optional
         Receiver of progress and messages, such as `ProgressBar`.
     stop_requested : callable, optional
@@ -171,7 +171,7 @@ def train(
     ------
     UsageError, DatasetError, CheckpointError, LockError
     Interrupted
-        Where `stop_requested` said so; a checkpoint was saved.
+        If `stop_requested` returned a signal; a checkpoint was saved.
 
     Examples
     --------
@@ -256,14 +256,14 @@ def _validation_path(
 def _check_rounds(
     problem: ProblemOptions, workers: Workers, plan: Plan | None, **of_rounds: float | None
 ) -> None:
-    """Refuse what does not go with training on workers, or is of such a training only."""
+    """Refuse options that training on workers does not have, or that only it has."""
     if not workers:
         for name, value in of_rounds.items():
             if value is not None:
                 raise UsageError(f"{name} is for training on workers; give --scheduler or --workers")
         return
     if problem.omega != 1.0:
-        raise UsageError("omega is for one process: on workers a line search decides how far a step goes")
+        raise UsageError("omega is for one process: on workers a line search sets the length of steps")
     if not find_solver(problem.loss, problem.method).in_rounds:
         known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
         raise UsageError(

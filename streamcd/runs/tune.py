@@ -1,4 +1,4 @@
-"""Search over C by cross-validation: options of Python and of the command line, checked and carried out."""
+"""Search over C by cross-validation: the options of Python and of the command line, checked and carried out."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def tune(
     ----------
     dataset : Dataset or path
     run : path
-        Directory to be made: ``folds/`` and ``best/`` are runs in it, ``model/`` is the best one's.
+        Directory to make: ``folds/`` and ``best/`` are runs in it, ``model/`` is the best run's model.
     C : sequence of float
         The values to try.
     cv : int
-        Folds, dealt by a hash of (seed, place in the source).
+        Number of folds, to which rows are assigned by a hash of (seed, source row).
     loss, method, bias, tol, eps, max_passes, class_weight, code, omega, acceleration
         As in `train`.
     ridge, slack, memory, seed, checkpoint_every, max_seconds, resume, force
@@ -124,7 +124,7 @@ def tune(
         assert isinstance(found, TuneResult)
         return found
     warn_early(search, session.listener)
-    from .search import carry_out_search  # with the kernels of scoring
+    from .search import carry_out_search  # loads the kernels of scoring
 
     with begin_run(Path(run), search, force=force) as directory:
         return carry_out_search(directory, search, session)

@@ -1,4 +1,4 @@
-"""Verification of a run: every file of it against its checksums and its identity, without training."""
+"""Verification of a run: every file against its checksums and the run's identity, without training."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def verify_run(
     path : path
     listener : Listener, optional
     memory : int or str, optional
-        Bound on the process's resident memory, which the largest slot and every model have to respect.
+        Bound on the process's resident memory, in which the largest slot and every model have to fit.
 
     Returns
     -------
     list of str
-        Problems, a line each, naming the file; empty where all is well.
+        Problems, each a line that names the file; empty if there are none.
 
     Raises
     ------
     CheckpointError, LockError
-        Where it is not a run, or in use.
+        If it is not a run, or in use.
     UsageError
-        Where `memory` is too small.
+        If `memory` is too small.
     """
     budget = None if memory is None else parse_size(memory)
     path, listener = Path(path), listener or Listener()
@@ -114,7 +114,7 @@ def _directory_problems(
 
 
 def _slot_array(run: ResolvedRun) -> str:
-    """Name the array of a state that says where the dual variables are."""
+    """Name the array of a state that locates the dual variables."""
     return "slots" if run.config.rounds is None else "committed"
 
 

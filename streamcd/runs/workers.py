@@ -1,4 +1,4 @@
-"""Workers of a training: processes of this machine, those of a dask scheduler, or those of a client that the caller has."""
+"""Workers of a training: processes of this machine, those of a dask scheduler, or those of the caller's client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.progress import Listener
 
 @dataclass(frozen=True)
 class Workers:
-    """Workers as they were asked for; none where this process trains alone."""
+    """Workers asked for; none if this process trains alone."""
 
     client: Any = None  # of the caller
     scheduler: str | None = None  # address
@@ -21,7 +21,7 @@ class Workers:
 
     @classmethod
     def asked(cls, client: Any, workers: int | None, scheduler: str | None, *, fewest: int) -> Workers:
-        """Take the options as they come; fewer than `fewest` workers are none."""
+        """Make workers from options; fewer than `fewest` are none."""
         if workers is not None and workers < 1:
             raise UsageError(f"workers: expected at least 1, found {workers}")
         if scheduler is not None and (workers is not None or client is not None):
@@ -35,7 +35,7 @@ class Workers:
 
     @contextmanager
     def connected(self, listener: Listener) -> Iterator[Any]:
-        """Give a client of the workers, started here where there are none yet; None where there are to be none."""
+        """Provide a client of the workers, which are started if necessary; None if there are none."""
         if self.client is not None or not self:
             yield self.client
             return

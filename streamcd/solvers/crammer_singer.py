@@ -35,7 +35,7 @@ class CrammerSingerSolver(RowSolver):
         return self.start_state({"shrink_tolerance": np.ones(self.problem.n_lanes)}, TRAIN)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Do nothing: beside windows of a budget of 350 MB these kernels were compiled within 292 MB."""
+        """Do nothing: with windows for a budget of 350 MB the peak was 292 MB while these kernels were compiled."""
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others, one lane after another."""
@@ -57,11 +57,11 @@ class CrammerSingerSolver(RowSolver):
             )
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
-        """Restore what was shrunk where the rest is solved to the shrink tolerance, which is then halved."""
+        """Restore shrunk rows of lanes whose active ones are solved to the shrink tolerance, which is then halved."""
         kept = state.lanes
         seen = violation(state.totals)
         for lane in trained:
-            # a lane that goes on to a certificate is left as it is: a read at fixed w does not write rows' states back
+            # not a lane that is certified next: a read at fixed w does not write the states of rows back
             open_lane = kept["phase"][lane] == TRAIN and kept["shrunk"][lane] and not kept["restore"][lane]
             if open_lane and seen[lane] < kept["shrink_tolerance"][lane]:
                 kept["restore"][lane] = True

@@ -1,7 +1,7 @@
-"""Dual coordinate descent over rows: ``w = w(alpha)`` is in memory, alpha on disk with its rows.
+"""Dual coordinate descent over rows: ``w = w(alpha)`` is kept in memory, alpha on disk, chunk by chunk.
 
-`RowSolver` is what all dual solvers share; `DualSolver` trains hinge, squared hinge, logistic loss and twin planes. The
-mathematics of a visit is in `kernels/dual`; here are the start, the shrinking thresholds, and the certificate.
+`RowSolver` is the base of all dual solvers; `DualSolver` trains hinge, squared hinge, logistic loss and twin planes. The
+mathematics of a visit is in `kernels/dual`; this module has the start, the shrinking thresholds and the certificate.
 Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 """
 
@@ -50,13 +50,13 @@ from .acceleration import Acceleration, mu
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals, new_lanes, new_totals
 
-_LEAST_LANES = 2  # of a thread: every one fetches the rows' entries for its own
-_BLOCKS_TOGETHER = 2  # of each thread, between which they wait for one another
-_BLOCK_ENTRIES = 1 << 16  # summed up at a time: a chunk of the usual megabyte, or several small ones
+_MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
+_BLOCKS_TOGETHER = 2  # per thread, between synchronisations
+_BLOCK_ENTRIES = 1 << 16  # summed at a time: a chunk of the usual 1 MB, or several small ones
 _SAMPLE = 1 << 12  # entries
-_NEW_VALUES = 1 << 17  # dual variables that are made at a time
+_NEW_VALUES = 1 << 17  # dual variables initialised at a time
 NEGLIGIBLE = 1e-8
-"""Rounding that is less than this part of a gap leaves its digits alone."""
+"""Relative rounding of a gap below which it is ignored."""
 
 
 class RowSolver:
@@ -68,7 +68,7 @@ class RowSolver:
     alpha_vectors : int
         Dual variables of a row for each weight vector.
     acceleration : Acceleration, optional
-        Plain coordinate descent without.
+        Plain coordinate descent if omitted.
     """
 
     rows_bytes = 0
@@ -87,7 +87,7 @@ class RowSolver:
         self.state_bytes += acceleration.n_bytes if acceleration else 0
 
     def page_rows(self, folder: Path, page_rows: int) -> None:
-        """Nothing is kept of all rows."""
+        """Do nothing: no scores of rows are kept."""
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0."""
@@ -98,13 +98,13 @@ class RowSolver:
         """See `protocol.Solver`."""
         for lane in np.flatnonzero(state.lanes["restore"]).tolist():
             flags = arena.active[start:stop, self.columns(lane)]
-            # under acceleration rows that are eligible still leave at once
+            # with acceleration a row that is still eligible leaves at its next visit
             flags[flags == 0] = primitives.PATIENCE if self.acceleration else 1
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Visit no rows: kernels are compiled before windows take their memory, as a small budget has no room for both."""
+        """Compile the kernels by visiting no rows, before windows are allocated: a small budget has no room for both."""
         none = np.zeros(0, dtype=np.int64)
-        # fields of fewer than two records pass for contiguous arrays
+        # two records: fields of fewer would have the type of contiguous arrays
         window = Window(0, 0, 1, none, self.layout.new_arena(dataset, 2, 0), none, none, 0)
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
@@ -132,14 +132,14 @@ class RowSolver:
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate the gap of lanes that trained; see `protocol.Solver`."""
-        gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
+        gap: np.ndarray = np.abs(state.totals[:, GAP])  # negative only by rounding
         if self.acceleration and trained.size:
             self.acceleration.end_pass(state, trained, self.threads)
             gap[trained] += state.lanes["distance"][trained]
         return gap
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        """Add up the terms of a window's rows in some lanes, in the given order of rows."""
+        """Sum the terms of a window's rows in some lanes, in the given order of rows."""
         raise NotImplementedError
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
@@ -147,10 +147,10 @@ class RowSolver:
         raise NotImplementedError
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Return what is known of every lane at the end of a read at fixed w; see `protocol.Solver`.
+        """Compute the certificate of every lane after a read at fixed w; see `protocol.Solver`.
 
-        With ``w`` as it stands and ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``: exact even where
-        `w` has drifted from `v`. The gap is never below what float64 can prove of w, and of the w that the lane keeps.
+        With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``, even if `w` has drifted from `v`. The
+        gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
         totals = state.totals
         sums = _squares(state.w, state.w_alpha)
@@ -161,7 +161,7 @@ class RowSolver:
         primal, dual = 0.5 * squared + totals[:, LOSS], totals[:, DUAL] - 0.5 * squared_alpha
         norm = np.sqrt(squared)
         gap, rounding, proven = _proven_gap(totals, norm, drift, kept)
-        # alpha = 0 is a point of every dual, with the value 0, where rounding is all that there is (nan: out of range)
+        # alpha = 0 is dual feasible with the value 0: the primal bounds a gap that is all rounding (nan: out of range)
         gap = np.where(proven, np.fmin(gap, primal), gap)
         dual = np.where(proven, np.fmin(dual, primal - gap), dual)
         return {
@@ -174,15 +174,15 @@ class RowSolver:
         }
 
     def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
-        """Return ``‖w - u‖²`` of every vector, u being the w that lanes go on from, or end with, after a certificate."""
+        """Return ``‖w - u‖²`` of every vector, u being the w that lanes continue from, or end with, after a certificate."""
         return np.zeros_like(drift) if self.acceleration else drift
 
     def violation(self, state: State) -> np.ndarray:
-        """See `violation`."""
+        """Return LIBLINEAR's measure of every lane; see `violation`."""
         return violation(state.totals)
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Go on from the w that alpha gives; accelerated lanes keep their point and renew w(alpha) beside it."""
+        """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it as their companion."""
         columns = (lanes[:, None] * self.problem.lane_vectors + np.arange(self.problem.lane_vectors)).reshape(
             -1
         )
@@ -204,12 +204,12 @@ class RowSolver:
 
     @property
     def costs(self) -> Costs:
-        """The problem as kernels take it."""
+        """Problem as an argument of kernels."""
         problem = self.problem
         return Costs(problem.loss_code, problem.bias, problem.sign, problem.cost, problem.lane_fold)
 
     def start_state(self, lanes: Mapping[str, np.ndarray], phase: int) -> State:
-        """Return a state of zeros that keeps `lanes` beside what every solver keeps per lane."""
+        """Return a state of zeros, with `lanes` in addition to the arrays that every solver keeps per lane."""
         shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
         kept = new_lanes(n_lanes, phase) | dict(lanes)
         state = State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), kept)
@@ -233,20 +233,20 @@ class DualSolver(RowSolver):
         self, problem: Problem, omega: float | str = 1.0, acceleration: Acceleration | None = None
     ) -> None:
         self._logistic = problem.loss == "log_loss"
-        # C - alpha is kept beside alpha: subtracting would lose digits
+        # C - alpha is stored too: the subtraction would lose digits
         super().__init__(problem, 2 if self._logistic else 1, acceleration)
         self.omega = omega
         self._scratch: list[Lanes] = []
 
     def new_state(self) -> State:
-        """Return the state before the first read; the logistic loss starts from alpha > 0, whose w is summed up first."""
+        """Return the state before the first read; the logistic loss starts from alpha > 0, whose w the first read sums."""
         n_lanes = self.problem.n_lanes
         lanes = {"inner_tolerance": np.full(n_lanes, 1e-2)}
         lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
         return self.start_state(lanes, START if self._logistic else TRAIN)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Set alpha = 0, or as close to it as the logistic loss may start."""
+        """Set alpha = 0, or a small positive number for the logistic loss."""
         super().new_rows(arena, start, stop)
         if not self._logistic:
             return
@@ -278,7 +278,7 @@ class DualSolver(RowSolver):
         if self.problem.n_lanes == 1:
             dual_kernels.dual_visit(*rows)
         else:
-            self._share_lanes(window, dual_kernels.dual_visit_lanes, rows, lanes)
+            self._divide_lanes(window, dual_kernels.dual_visit_lanes, rows, lanes)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
@@ -286,16 +286,16 @@ class DualSolver(RowSolver):
             self._certify_blocks(window, rows, state)
         else:
             sums = (state.w_alpha.reshape(-1), state.totals)
-            self._share_lanes(window, dual_kernels.dual_certify_lanes, (*rows, *sums), lanes)
+            self._divide_lanes(window, dual_kernels.dual_certify_lanes, (*rows, *sums), lanes)
 
     def _certify_blocks(self, window: Window, rows: tuple[Any, ...], state: State) -> None:
-        """Certify the only lane block by block, some at a time by as many threads, which then share out the features."""
+        """Certify the only lane: threads take blocks of rows for the sums, then ranges of features for ``w(alpha)``."""
         order, *arguments = rows
         blocks = _blocks_of_chunks(window, order)
         totals = [new_totals(1) for _ in blocks]
         count = self.threads.parts(window.n_entries)
         bounds, w_alpha = _feature_bounds(window, state.w.size, count), state.w_alpha.reshape(-1)
-        # one block where there is one thread: it is in the cache for the second sweep
+        # with one thread a single block, which is still in the cache for the second sweep
         step = _BLOCKS_TOGETHER * count if count > 1 else 1
         for first in range(0, len(blocks), step):
             some = slice(first, first + step)
@@ -313,9 +313,11 @@ class DualSolver(RowSolver):
         for sums in totals:
             join_totals(state.totals, sums)
 
-    def _share_lanes(self, window: Window, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray) -> None:
-        """Share out lanes among threads: their variables, weights and sums are columns or rows of their own."""
-        n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), lanes.size // _LEAST_LANES), 1)
+    def _divide_lanes(
+        self, window: Window, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray
+    ) -> None:
+        """Divide lanes among threads; each lane has its own columns or rows of variables, weights and sums."""
+        n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), lanes.size // _MIN_LANES), 1)
         while len(self._scratch) < n_parts:
             n_lanes = self.problem.n_lanes
             scratch = np.zeros(n_lanes), np.zeros(n_lanes, dtype=np.int64), np.zeros(n_lanes)
@@ -327,7 +329,7 @@ class DualSolver(RowSolver):
 
 
 def _blocks_of_chunks(window: Window, order: np.ndarray) -> list[np.ndarray]:
-    """Divide all rows of a window, in order, at ends of chunks, in blocks of at least some entries but for the last."""
+    """Divide all rows of a window, in order, into blocks of whole chunks with about `_BLOCK_ENTRIES` entries or more."""
     indptr, rows = window.arena.indptr, np.cumsum(window.stop - window.start)
     entries = np.cumsum(indptr[window.stop] - indptr[window.start])
     ends = rows[np.flatnonzero(np.diff(entries // _BLOCK_ENTRIES, append=-1))].tolist()
@@ -335,7 +337,7 @@ def _blocks_of_chunks(window: Window, order: np.ndarray) -> list[np.ndarray]:
 
 
 def _feature_bounds(window: Window, size: int, n_parts: int) -> list[int]:
-    """Divide the features, the bias included, in ranges of about as many entries, by a sample of the window's."""
+    """Divide the features, including the bias, into ranges of about equal numbers of entries, estimated from a sample."""
     if n_parts == 1:
         return [0, size]
     sample = np.sort(window.arena.feature[:_SAMPLE]) if window.n_entries >= _SAMPLE else np.zeros(1)
@@ -360,13 +362,13 @@ def variables_of(window: Window, state: State) -> Variables:
 
 
 def steering_of(state: State, tolerance: np.ndarray) -> Steering:
-    """Return the numbers by which lanes make their steps."""
+    """Return the parameters of the steps of a pass."""
     kept = state.lanes
     return Steering(kept["high"], kept["low"], tolerance, kept["omega"], *acceleration_numbers(state))
 
 
 def acceleration_numbers(state: State) -> tuple[np.ndarray, np.ndarray]:
-    """Return 1/mu of every lane, and where no pass has counted the rows' alpha (see `Steering`)."""
+    """Return 1/mu and `uncounted` of every lane (see `Steering`)."""
     uncounted = state.lanes.get("moves", np.ones(state.lanes["phase"].size)) == 0
     return 1.0 / mu(state.lanes), uncounted.astype(np.float64)
 
@@ -379,7 +381,8 @@ def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, k
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Conclusions from the sums of a read
+
+# Thresholds and certificates from the sums of a read
 
 
 def set_thresholds(state: State, trained: np.ndarray) -> None:
@@ -394,20 +397,20 @@ def set_thresholds(state: State, trained: np.ndarray) -> None:
 def _proven_gap(
     totals: np.ndarray, norm: np.ndarray, drift: np.ndarray, moved: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bound the gap from above, rounding included; also returns that rounding, and where the bound is taken for the gap.
+    """Bound the gap from above, including rounding; returns the gap, the rounding, and where the gap is that bound.
 
     Parameters
     ----------
     totals : ndarray, shape (lanes, N_TOTALS)
     norm, drift, moved : ndarray, shape (lanes,)
-        ‖w‖, ‖w - w(alpha)‖ as it was summed up, and the distance from w to the one that the lane keeps.
+        ‖w‖, the computed ‖w - w(alpha)‖, and the distance from w to the w that the lane keeps.
 
     Notes
     -----
-    Rounding is that of the terms' own arithmetic, a few u of objectives and gap, and of their sum; of margins
-    (`primitives.rounding_terms`), and what they change by when w moves; and of w(alpha), each of whose sums over n rows is
-    wrong by at most n u times its terms' sizes.
-    Where all that is less than `NEGLIGIBLE` of the gap, the plain sum is the gap.
+    Rounding errors arise in the terms themselves and their sum, a few u of objectives and gap; in margins
+    (`primitives.rounding_terms`), including their change when w moves; and in w(alpha), where a sum over n rows is wrong by
+    at most n u times the sum of its terms' absolute values. If the bound exceeds the plain sum by less than `NEGLIGIBLE`
+    times the sum, the plain sum is the gap.
     """
     with np.errstate(all="ignore"):  # the loop says what is wrong
         n = totals[:, N_VISITED] + 100.0  # rows, and additions of workers' sums and of squares in blocks
@@ -426,7 +429,7 @@ def _proven_gap(
 
 
 def _primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Bound what rounding puts the primal objective off, also at a w which is `moved` away from the certified one."""
+    """Bound the error of the primal objective by rounding, also at a w at a distance `moved` from the certified one."""
     with np.errstate(all="ignore"):  # the loop says what is wrong
         margin, n = UNIT * norm + moved, totals[:, N_VISITED] + 100.0
         sums = (n + 64.0) * UNIT * (totals[:, LOSS] + 0.5 * norm * norm)
@@ -442,7 +445,7 @@ def _squares(w: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def violation(totals: np.ndarray) -> np.ndarray:
-    """Return LIBLINEAR's measure per lane: the largest of M - m, |M| and |m|; 0 where no row was visited."""
+    """Return LIBLINEAR's measure per lane: the largest of M - m, |M| and |m|; 0 if no row was visited."""
     largest, smallest = totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN]
     seen = np.isfinite(largest) & np.isfinite(smallest)
     largest, smallest = np.where(seen, largest, 0.0), np.where(seen, smallest, 0.0)

@@ -1,14 +1,14 @@
-"""Acceleration of the primal methods: a pass begins beyond the point where the last one ended.
+"""Acceleration of the primal methods by extrapolation of the points where passes end.
 
-A pass that ends at x_k is followed by one that begins at ``x_k + beta (x_k - x_{k-1})``. The scores there are those of both
-points, combined, so beta comes from a line search that reads no data: one step of Newton's method for the objective along
-the line. The objective never rises. Objective, certificate, gap and violation are those at x_k, as in plain descent, which
-beta = 0 is, bit for bit.
+If a pass ends at x_k, the next one begins at ``x_k + beta (x_k - x_{k-1})``. The scores there are the same combination of
+the scores at both points, so beta comes from a line search that reads no data: one Newton step for the objective along the
+line. The objective never increases. Objective, certificate, gap and violation are those at x_k. With beta = 0 this is plain
+coordinate descent, bit for bit.
 
-Passes to 1e-3 on heart_scale, mushrooms and a class of letter, C = 0.1 to 100, geometric means of the cells where plain
-descent takes 40 or more, in brackets Nesterov's momentum with restarts, capped by the measured contraction: squared hinge
-4.3 (4.5) times fewer by primal, 3.6 (2.9) by online, whose visits are noisy; log_loss 3.2 (3.0) and 2.2 (2.0). Minimising
-over the last three points gains a fifth more, for as many arrays more.
+Measured on heart_scale, mushrooms and a class of letter, C = 0.1 to 100: ratio of passes to 1e-3, plain to extrapolated, as
+geometric mean over cells where plain descent takes 40 or more; in brackets Nesterov's momentum with restarts, capped by the
+measured contraction. Squared hinge: 4.3 (4.5) by primal, 3.6 (2.9) by online, whose visits are noisy; log_loss: 3.2 (3.0)
+and 2.2 (2.0). Minimising over the last three points gains a fifth more, and needs one more array of each kind.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from .problem import Problem
 from .protocol import State
 from .row_scores import PagedRows, RowsInMemory
 
-_MOST_FACTOR = (
-    1.0  # of a movement; with 2 a9a took up to 2.5 times the passes, and rounding of scores would grow
-)
-_SHARES = (0.5, 0.5, 0.0)  # of an extrapolation from which the objective rises, one after another
+_MAX_FACTOR = 1.0  # with 2 a9a took up to 2.5 times the passes, and rounding errors of scores would grow
+_SHARES = (0.5, 0.5, 0.0)  # successive factors on an extrapolation that increases the objective
 
 
 class Extrapolation:
@@ -59,7 +57,7 @@ class Extrapolation:
         rows: RowsInMemory | PagedRows,
         costs: ColumnCosts,
     ) -> None:
-        """Extrapolate in lanes that begin a training read, less far where the objective would rise."""
+        """Extrapolate in lanes that begin a training read, less far if the objective would increase."""
         kept, previous = state.lanes, state.matrices["previous"]
         new = lanes[~kept["in_pass"][lanes]]
         if not new.size:
@@ -83,7 +81,7 @@ class Extrapolation:
     def end_pass(
         self, state: State, trained: np.ndarray, rows: RowsInMemory | PagedRows, costs: ColumnCosts
     ) -> np.ndarray:
-        """Choose the factor of the next pass; returns every trained lane's objective, shape (lanes,)."""
+        """Choose the factor of the next pass; returns the objectives of trained lanes, shape (all lanes,)."""
         sums, penalised = np.zeros((self._problem.n_lanes, 4)), _penalised(self._problem)
         previous = state.matrices["previous"][penalised]
         acceleration_kernels.add_line_products(state.w[penalised], previous, trained, sums)
@@ -95,7 +93,7 @@ class Extrapolation:
             np.divide(-slope, curve, out=np.zeros_like(slope), where=curve > 0.0) for curve in (curve, bound)
         )
         kept = state.lanes
-        kept["extrapolation"][trained] = np.clip(factor[trained], 0.0, _MOST_FACTOR)
+        kept["extrapolation"][trained] = np.clip(factor[trained], 0.0, _MAX_FACTOR)
         kept["free_extrapolation"][trained] = 2.0 * free[trained]
         kept["line_start"][trained] = objective[trained]
         kept["in_pass"][trained] = False
@@ -105,7 +103,7 @@ class Extrapolation:
 def sum_up_objective(
     problem: Problem, state: State, lanes: np.ndarray, rows: RowsInMemory | PagedRows, costs: ColumnCosts
 ) -> np.ndarray:
-    """Sum up the objective of lanes from w and the scores, shape (all lanes,)."""
+    """Sum the objective of lanes from w and the scores, shape (all lanes,)."""
     losses = np.zeros(problem.n_lanes)
     for block in rows.iter_blocks():
         primal_kernels.add_losses(block.arrays, costs, lanes, losses)

@@ -1,7 +1,7 @@
-"""Visits of a column that is not in memory as a whole, or whose rows are not: sweep after sweep, segment after segment.
+"""Visits of a column too long for memory, or whose rows are paged: sweeps over the column, segment by segment.
 
-The step is that of `primal_kernels.primal_visit`, with the same sums in the same order, so with the same bits. It costs a
-read of the column (and of its rows' pages) for the derivatives, one for every trial that a step needs, and one for the move.
+The step is that of `kernels.primal.primal_visit`, with the same sums in the same order, hence the same bits. It costs a read
+of the column (and of its rows' pages) for the derivatives, one for each trial of the line search, and one for the move.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .row_scores import PagedRows, Rows, RowsInMemory, count_before
 
 @dataclass(frozen=True)
 class LongColumn:
-    """A column, and what a visit of it needs."""
+    """A column with the arguments of its visits."""
 
     arena: ColumnArena
     sweep: Callable[[], Iterator[int]] | None  # `stream.Window.sweep`; None for the bias
     rows: RowsInMemory | PagedRows
     costs: ColumnCosts
-    ridge: float  # 1, or 0 where the column's weight is not penalised
+    ridge: float  # 1, or 0 if the column's weight is not penalised
     w: np.ndarray  # (lanes,): the column's weights; changed in place
     totals: np.ndarray
 
     @property
     def columns(self) -> Columns:
-        """The arena as kernels take it."""
+        """Arena as an argument of kernels."""
         arena = self.arena
         return Columns(arena.indptr, arena.feature, arena.row, arena.value)
 
     def segments(self, *, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Span]]:
-        """Yield all segments in order, each with its rows, whose arrays named in `saved` are stored."""
+        """Iterate over the segments in order, each with its rows, whose arrays named in `saved` are stored afterwards."""
         row = self.arena.row
         if self.sweep is None:
             for rows in self.rows.iter_blocks(saved=saved):
@@ -73,7 +73,7 @@ def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
 
 
 def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Search the step of each lane, 0 for none; shape (lanes,)."""
+    """Find the step of each lane by backtracking, 0 for none; shape (lanes,). As `kernels.primal._solve`."""
     chosen = np.zeros(column.w.size)
     gradient, step, free = steps[:, 0], steps[:, 1].copy(), steps[:, 2]
     share = 1.0
@@ -103,7 +103,7 @@ def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: 
 
 
 def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
-    """Sum up the column as `primal_kernels.primal_certify` does; changes the fresh scores and totals."""
+    """Sum the column's terms as `kernels.primal.primal_certify` does; changes the fresh scores and totals."""
     sums, n_entries = np.zeros((column.w.size, 2)), 0
     for rows, span in column.segments(saved=("fresh",)):
         n_entries += span.stop - span.start

@@ -1,11 +1,10 @@
 """SOR: steps of omega times coordinate descent's, and the choice of omega by trial.
 
-Young's formula for the best omega needs a consistently ordered matrix without active bounds. On the Gram matrix of rows
-its rho is above 1 and it says nothing, so a run with ``omega="auto"`` tries: a block of passes with the omega in force,
-one with the other of 1 and `CANDIDATE`, and one with the first again. What a block gains in the dual objective falls from
-block to block by about the same factor while omega stays, so the middle one would gain the geometric mean of its
-neighbours'; where it gains more, its omega is kept. Trials begin at passes 5, 50 and 500: what is faster at first need not
-be so later.
+Young's formula for the best omega assumes a consistently ordered matrix without active bounds. For the Gram matrix of rows
+rho exceeds 1 and the formula does not apply, so a run with ``omega="auto"`` makes trials: a block of passes with the current
+omega, one with the other of 1 and `CANDIDATE`, and one with the current again. With a constant omega the gain in the dual
+objective shrinks by about the same factor from block to block, so the middle block would gain the geometric mean of its
+neighbours; if it gains more, its omega is kept. Trials begin at passes 5, 50 and 500, because the faster omega may change.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import numpy as np
 from ..core.errors import UsageError
 
 CANDIDATE = 1.5
-"""Tried against 1. Where 1 took 14 to 300 passes, on four real sets, 1.4 and 1.6 took 0.65 to 1.4 times as many; where it
-took 7, 1.4 to 2.4 times. See docs/sor.md."""
+"""Omega tried against 1. On four real datasets on which 1 took 14 to 300 passes, 1.4 and 1.6 took 0.65 to 1.4 times as many;
+where 1 took 7, 1.4 to 2.4 times. See docs/sor.md."""
 
 _BEGINS = (5, 50, 500)  # passes at which trials begin
 _LEAST_PASSES = 5  # of each of a trial's three blocks
@@ -27,7 +26,7 @@ _NEVER = -1
 
 
 def omega_number(omega: float | str) -> float:
-    """Check a number, which has to be in (0, 2), or raise `UsageError`."""
+    """Convert to a number in (0, 2); raises `UsageError` for anything else."""
     try:
         number = float(omega)
     except (TypeError, ValueError):
@@ -38,20 +37,21 @@ def omega_number(omega: float | str) -> float:
 
 
 def young(rho: float) -> float:
-    """``2 / (1 + √(1 - rho²))``: the best omega for consistently ordered matrices whose Jacobi matrix has this radius."""
+    """Compute ``2 / (1 + √(1 - rho²))``, the best omega of a consistently ordered matrix with Jacobi spectral radius rho."""
     return 2.0 / (1.0 + float(np.sqrt(1.0 - rho * rho)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# By trial, pass after pass, lane by lane
+
+# Trials, for each lane
 
 
 def new_lane_arrays(n_lanes: int, omega: float | str) -> dict[str, np.ndarray]:
-    """Return what is kept per lane: the omega of the next pass, and where its trial stands.
+    """Return the per-lane arrays of over-relaxation: the omega of the next pass, and the state of its trials.
 
-    ``kept_omega`` is the one in force; ``trial_begin`` the pass at which the present or next trial begins, -1 for none;
-    ``trial_dual`` the dual objective at the four ends of a trial's blocks; ``trial_gain`` the gain per pass of the last
-    finished trial with omega 1 and with the candidate.
+    ``kept_omega`` is the omega outside of trials; ``trial_begin`` is the pass at which the current or next trial begins, -1
+    for none; ``trial_dual`` is the dual objective at the four ends of the blocks; ``trial_gain`` is the gain per pass with
+    omega 1 and with the candidate, in the last finished trial.
     """
     number = 1.0 if omega == "auto" else float(omega)
     return {
@@ -89,18 +89,18 @@ def _decide(lanes: Mapping[str, np.ndarray], lane: int) -> None:
     """Keep the omega that gained more, and set the pass of the next trial."""
     begin, kept = int(lanes["trial_begin"][lane]), float(lanes["kept_omega"][lane])
     gains = np.maximum(np.diff(lanes["trial_dual"][lane]), 0.0) / max(_LEAST_PASSES, begin // 5)
-    mine, its = float(np.sqrt(gains[0] * gains[2])), float(gains[1])
-    lanes["trial_gain"][lane] = (mine, its) if kept == 1.0 else (its, mine)
-    if its > mine:
+    current, other = float(np.sqrt(gains[0] * gains[2])), float(gains[1])
+    lanes["trial_gain"][lane] = (current, other) if kept == 1.0 else (other, current)
+    if other > current:
         lanes["kept_omega"][lane] = lanes["omega"][lane] = _other(kept)
     later = [number for number in _BEGINS if number > begin]
     lanes["trial_begin"][lane] = later[0] if later else _NEVER
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
-    """Report a lane's omega for its result; nothing where it is 1 and was not tried.
+    """Report a lane's omega for its result; empty if it is a fixed 1.
 
-    ``omega_trial`` is the gain of the dual objective per pass with each omega in the last trial; None where none ended.
+    ``omega_trial`` is the gain of the dual objective per pass with each omega in the last trial; None if none has ended.
     """
     if "omega" not in lanes:
         return {}

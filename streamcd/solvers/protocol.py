@@ -1,7 +1,7 @@
-"""The protocol of an algorithm: its state, one visit of a window, and the end of a read.
+"""Protocol of solvers: state, visit of a window, end of a read.
 
-A solver never loops over windows, prints, stops or saves: `loop.Loop` does. Its state is named arrays, complete whenever a
-window is done. A new algorithm is a kernel, a class that follows `Solver`, and an entry of `registry.SOLVERS`.
+A solver never loops over windows, prints, stops or saves: `training.loop.Loop` does. Its state is a set of named arrays,
+complete after every window. A new solver is a kernel, a class that implements `Solver`, and an entry of `registry.SOLVERS`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from ..stream.window import RowArena, Window
 from .problem import Problem
 
 START, TRAIN, CERTIFY, DONE = range(4)
-"""Phases of a lane in a read: sum up ``w(alpha)`` of its initial alpha, train, be certified at fixed w, rest."""
+"""Phases of a lane in a read: summing ``w(alpha)`` of its initial alpha, training, certification at fixed w, done."""
 
 Start = Literal["alpha", "alpha and w", "w"]
-"""Content of a warm start: alpha, from which the first read makes w; alpha and the w that belongs to it; or w alone."""
+"""Content of a warm start: alpha, from which the first read computes w; alpha with its w(alpha); or w alone."""
 
 _ADDED = ("rounding", "primal_rounding")
-"""Arrays of lanes that older runs have not; as of a new run until the next certificate."""
+"""Per-lane arrays that older runs lack; they keep their initial values until the next certificate."""
 
 
 @dataclass
 class State:
-    """State of a run, all of it but the rows' dual variables.
+    """Complete state of a run, except for the rows' dual variables.
 
     Attributes
     ----------
     w : ndarray of float64, shape (n_features + 1, vectors)
         Weights; the last row is the bias's.
     w_alpha : ndarray like `w`
-        ``w(alpha)`` as far as the current read has summed it up, for lanes in phase `START` or `CERTIFY`.
+        Partial sum of ``w(alpha)`` by the current read, for lanes in phase `START` or `CERTIFY`.
     totals : ndarray of float64, shape (lanes, N_TOTALS)
-        Sums of the unfinished read (see `primitives`).
+        Sums of the unfinished read (see `kernels.primitives`).
     lanes : dict of str to ndarray, each of shape (lanes,)
         Kept per lane: phase, thresholds, sums, the last certificate.
     rows : dict of str to ndarray
@@ -49,7 +49,7 @@ class State:
     read, window : int
         The next window to visit.
     matrices : dict of str to ndarray
-        Whatever else an algorithm keeps.
+        Other arrays of a solver.
     """
 
     w: np.ndarray
@@ -69,18 +69,18 @@ class State:
         return mine.nonzero()[0]
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return named arrays that hold all of it."""
+        """Return the complete state as named arrays."""
         arrays = {"w": self.w, "totals": self.totals, "position": np.array([self.read, self.window])}
-        if self.window and self.phase(START, CERTIFY).size:  # else the sums are not in use
+        if self.window and self.phase(START, CERTIFY).size:  # otherwise w_alpha is not in use
             arrays["w_alpha"] = self.w_alpha
         arrays |= {f"row_{name}": array for name, array in self.rows.items()}
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Become the state that `to_arrays` gave; `KeyError` where some of it is missing.
+        """Load a state that `to_arrays` returned; raises `KeyError` if an array is missing.
 
-        Arrays of lanes, rows and matrices are taken over, not copied: there may not be room for them twice.
+        Arrays of lanes, rows and matrices are kept, not copied: there may not be memory for two of each.
         """
         arrays = {f"lane_{name}": self.lanes[name] for name in _ADDED if name in self.lanes} | arrays
         kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
@@ -97,7 +97,7 @@ class State:
         self.rows = _with_prefix(arrays, "row_")
 
     def _check_shapes(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Refuse arrays of other shapes, which are taken over as they are."""
+        """Refuse arrays of other shapes: they are kept as they are."""
         for prefix, own in (("lane_", self.lanes), ("matrix_", self.matrices)):
             for name, array in own.items():
                 if arrays[prefix + name].shape != array.shape:
@@ -109,14 +109,14 @@ def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.nda
 
 
 def new_totals(n_lanes: int) -> np.ndarray:
-    """Return the sums before the first row."""
+    """Return the sums over no rows."""
     totals = np.zeros((n_lanes, N_TOTALS))
     totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN] = -np.inf, np.inf
     return totals
 
 
 def join_totals(totals: np.ndarray, part: np.ndarray) -> None:
-    """Add the sums over some rows to those over others, in place."""
+    """Add the sums `part` over further rows to `totals`, in place."""
     largest = np.maximum(totals[:, VIOLATION_MAX], part[:, VIOLATION_MAX])
     smallest = np.minimum(totals[:, VIOLATION_MIN], part[:, VIOLATION_MIN])
     totals += part
@@ -124,7 +124,7 @@ def join_totals(totals: np.ndarray, part: np.ndarray) -> None:
 
 
 def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
-    """Return what every solver keeps per lane: the phase, the shrinking thresholds, the sum of the dual's terms."""
+    """Return the per-lane arrays of every solver: phase, shrinking thresholds, sum of the dual's terms."""
     return {
         "phase": np.full(n_lanes, phase, dtype=np.int64),
         "high": np.full(n_lanes, np.inf),
@@ -135,39 +135,39 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
 
 
 class Solver(Protocol):
-    """An algorithm, as `loop.Loop` uses it."""
+    """Interface of a solver, for `training.loop.Loop`."""
 
     threads: Threads
-    """Threads that share in a visit; as a run has them, one by default. No bit depends on their number."""
+    """Threads that share the work of a visit. Results do not depend on their number."""
 
     @property
     def problem(self) -> Problem:
-        """The lanes to solve."""
+        """Lanes to solve."""
         ...
 
     @property
     def layout(self) -> Any:
-        """The `memory_plan.Layout` that is read, and the sizes of what is kept of every row."""
+        """`memory_plan.Layout` of the data, with the sizes of the state per row."""
         ...
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state in memory, but for what is kept of rows."""
+        """Bytes of the state in memory, without per-row arrays."""
         ...
 
     @property
     def rows_bytes(self) -> int:
-        """Bytes that are kept in memory of all rows."""
+        """Bytes of per-row arrays kept in memory."""
         ...
 
     @property
     def more_memory(self) -> Mapping[str, Any]:
-        """Further memory, as ``needs`` and ``advice`` of `memory_plan.make_plan`."""
+        """Additional memory, as ``needs`` and ``advice`` of `memory_plan.make_plan`."""
         ...
 
     @property
     def paging(self) -> Paging | None:
-        """Memory that it takes to keep in a file what is kept of all rows; None where that is nothing."""
+        """Memory needed to keep the per-row arrays in a file; None if there are none."""
         ...
 
     @property
@@ -176,12 +176,12 @@ class Solver(Protocol):
         ...
 
     def page_rows(self, folder: Path, page_rows: int) -> Any:
-        """Keep what is kept of all rows in pages of `page_rows` rows in a file, from before `new_state` on.
+        """Keep the per-row arrays in a file, in pages of `page_rows` rows; must be called before `new_state`.
 
         Returns
         -------
         row_scores.PagedRows or None
-            None where `page_rows` is 0: in memory, or nothing is kept.
+            None if `page_rows` is 0, or there are no per-row arrays.
         """
         ...
 
@@ -194,15 +194,15 @@ class Solver(Protocol):
         ...
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
-        """Make rows active again that shrinking removed, for lanes whose `restore` mark is set during this read."""
+        """Reactivate shrunk rows in lanes whose `restore` flag is set for this read."""
         ...
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Compile kernels, or load them from the cache, before windows take their memory."""
+        """Compile kernels, or load them from the cache, before windows are allocated."""
         ...
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Visit the rows of a window once, in a random order that is a function of `key`."""
+        """Visit the items of a window once, in a random order that is a function of `key`."""
         ...
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
@@ -210,23 +210,23 @@ class Solver(Protocol):
         ...
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Return what is known of every lane at the end of a read at fixed w (phase `CERTIFY`).
+        """Compute the certificate of every lane after a read at fixed w (phase `CERTIFY`).
 
-        Arrays by name: ``primal``, ``dual``, ``gap``, ``violation``; ``rounding`` and ``primal_rounding`` bound what
-        rounding adds to the gap, and by how much it puts the primal objective off.
+        Arrays by name: ``primal``, ``dual``, ``gap``, ``violation``; ``rounding`` and ``primal_rounding`` bound the errors
+        of gap and primal objective by rounding.
         """
         ...
 
     def violation(self, state: State) -> np.ndarray:
-        """Return LIBLINEAR's measure of how far each lane is from the optimum, from the sums of a read that ends."""
+        """Return LIBLINEAR's measure of each lane's violation of optimality, from the sums of the read that ended."""
         ...
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Replace what drifts while these lanes train by what the read at fixed w has summed up."""
+        """Replace quantities that drift while these lanes train by those that the read at fixed w has summed."""
         ...
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Estimate every lane's gap at the end of a training read of the lanes `trained`, from `state.totals`."""
+        """Estimate every lane's gap after a training read of the lanes `trained`, from `state.totals`."""
         ...
 
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
@@ -235,7 +235,7 @@ class Solver(Protocol):
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
-    """Write the offsets of all rows of a window, as they lie, to the front of `order`, and return that."""
+    """Write the offsets of all items of a window, in stored order, to the front of `order`; returns that part."""
     n = 0
     for _, start, stop in window.chunk_ranges():
         order[n : n + stop - start] = np.arange(start, stop)

@@ -1,4 +1,4 @@
-"""The two layouts as solvers read them: the state of an item, the arenas, and the decoding of chunks into them."""
+"""Row and column layout as solvers read them: the state of an item, arenas, and the decoding of chunks into them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..dataset.dataset import Dataset
 from .window import ColumnArena, RowArena, row_record
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
-"""Entries of a window where the whole dataset is in memory: 32 MB, so that a window's rows stay in the processor's last
-cache. Mixing more rows gains nothing in convergence and costs speed: 180 against 310 M entries/s with 32 M entries."""
+"""Entries of a window if the whole dataset is in memory: 32 MB, so that a window's rows stay in the processor's last-level
+cache. Mixing more rows does not speed up convergence and costs time: 180 against 310 M entries/s with 32 M entries."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RowLayout:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of a row: its record, and its state where that is not part of it."""
+        """Bytes of a row in an arena: its record, and its state if that is not part of the record."""
         widths = self.alpha_width, self.n_flags
         return row_record(widths).itemsize + (0 if self.n_flags == 1 else self.state_bytes)
 
@@ -42,12 +42,12 @@ class RowLayout:
         return dataset
 
     def new_arena(self, table: Dataset, n_items: int, n_entries: int) -> RowArena:
-        """Make room for rows."""
+        """Allocate an arena for rows."""
         dtypes, widths = (table.index_dtype, table.value_dtype), (self.alpha_width, self.n_flags)
         return RowArena(dtypes, n_items, n_entries, widths)
 
     def decoder(self, table: Dataset, seed: int, n_folds: int) -> _RowDecoder:
-        """Make a decoder of entries by row, classes, weights, folds."""
+        """Make a decoder of entries by row, classes, weights and folds."""
         return _RowDecoder(table, seed, n_folds)
 
 
@@ -96,18 +96,18 @@ class _RowDecoder:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Column layout: an item is a feature; the state of rows is the solver's own business."""
+    """Column layout: an item is a feature; the solver keeps the state of rows itself."""
 
     resident_window: int = RESIDENT_WINDOW_ENTRIES
     state_bytes: int = 0
     item_bytes: int = 8 + 8  # indptr, feature
 
     def open(self, dataset: Dataset) -> Columns:
-        """Open the dataset's column layout; raises `DatasetError` where there is none."""
+        """Open the dataset's column layout; raises `DatasetError` if there is none."""
         return dataset.open_columns()
 
     def new_arena(self, table: Columns, n_items: int, n_entries: int) -> ColumnArena:
-        """Make room for columns."""
+        """Allocate an arena for columns."""
         return ColumnArena((table.row_dtype, table.value_dtype), n_items, n_entries)
 
     def decoder(self, table: Columns, seed: int, n_folds: int) -> _ColumnDecoder:
@@ -130,7 +130,7 @@ class _ColumnDecoder:
         arena.row[entry_start : entry_start + row.size] = row
         arena.value[entry_start : entry_start + value.size] = value
         if columns.item_start[chunk + 1] == columns.item_start[chunk]:
-            return  # a further segment: the first one has set the end of its feature
+            return  # a later segment: the first one has set the end of its feature
         stop = start + listed.size
         ends = _ends(n_entries, entry_start)
         ends[-1] = entry_start + self._rest_of_unit(chunk)
@@ -139,14 +139,14 @@ class _ColumnDecoder:
         arena.indptr[start + 1 : stop + 1] = ends
 
     def _rest_of_unit(self, chunk: int) -> int:
-        """Count the entries from the chunk's first one to the end of its unit."""
+        """Count the entries from the first of the chunk to the end of its unit."""
         columns = self._columns
         end = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
         return int(columns.entry_start[end] - columns.entry_start[chunk])
 
 
 def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
-    """Return the number of each row's class; raises `DatasetError` where the manifest does not list a label."""
+    """Return the index of each row's class; raises `DatasetError` if the manifest does not list a label."""
     classes = dataset.classes
     assert classes is not None
     code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
@@ -156,7 +156,7 @@ def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
 
 
 def _check_range(name: str, index: np.ndarray, n: int, table: Dataset | Columns, chunk: int) -> None:
-    """Refuse indices out of range: the kernels do not check, and would write outside the weights or scores."""
+    """Refuse indices out of range: the kernels do not check them, and would write outside the weights or scores."""
     if index.size and (index.min() < 0 or index.max() >= n):
         raise DatasetError(f"{table.place(chunk)}: a {name} outside 0 … {n - 1}")
 
@@ -164,8 +164,8 @@ def _check_range(name: str, index: np.ndarray, n: int, table: Dataset | Columns,
 def _ends(n_entries: np.ndarray, start: int) -> np.ndarray:
     """Compute the ends of items in an arena.
 
-    The arena gets them in one assignment: of resident data the last end is the start of the next chunk's first item as
-    well, which may be in training at this moment.
+    The caller stores them in one assignment: if the data is resident, the last end is also the start of the next chunk's
+    first item, which may be in training at this moment.
     """
     ends = np.cumsum(n_entries, dtype=np.int64)
     ends += start

@@ -1,4 +1,4 @@
-"""The identity of a run: a random name in every file of it, so that those of another run are told apart."""
+"""The identity of a run: a random name in all of its files, which distinguishes them from those of another run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Identity:
     """Name of a run, or of a part of it."""
 
     name: str  # 32 hexadecimal digits
-    adopted: bool = False  # the run had none when it was begun: what carries none may be of it
+    adopted: bool = False  # the run began without one, so files without a name may be its own
 
     @classmethod
     def new(cls, *, adopted: bool = False) -> Identity:
@@ -24,17 +24,17 @@ class Identity:
 
     @property
     def tag(self) -> bytes:
-        """The first eight bytes, for headers."""
+        """First eight bytes of the name, for headers."""
         return bytes.fromhex(self.name)[:8]
 
     def part(self, name: str) -> Identity:
-        """Derive the identity of a part of the run; its own where the part has no name."""
+        """Derive the identity of a part of the run; this one if `name` is empty."""
         if not name:
             return self
         return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32], self.adopted)
 
     def check(self, found: str | bytes | None, path: Path) -> None:
-        """Refuse a file that carries the name or the tag of another run, or none where it should."""
+        """Refuse a file with the name or tag of another run, or without one if this run did not begin without."""
         if found in (self.name, self.tag) or (self.adopted and found in (None, bytes(8))):
             return
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""The memory plan: the size of a read's windows, and whether all of the data stays in memory.
+"""The memory plan: the size of windows, and whether all data stays in memory.
 
-The same for both layouts: an item is a row of the row layout or a feature of the column layout, and a `Layout` says how
-large an item is and how chunks are decoded.
+It is the same for both layouts: an item is a row of the row layout or a feature of the column layout, and a `Layout` knows
+the size of an item and the decoding of chunks.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ..core.metadata import Count, Positive
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 
-_FOOTER_BYTES = 200_000  # of an open Parquet file with some hundred row groups
-_ORDER_BYTES = 8  # of an item's number in the order of visit
-_MOST_READERS = 4  # each with descriptors of its own
+_FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
+_ORDER_BYTES = 8  # of an item's number in the order of visits
+_MAX_READERS = 4  # each with its own descriptors
 _ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
 class Table(Protocol):
-    """Interface that `Dataset` and `Columns` share: chunks of entries, in shards, each entry of one item."""
+    """Interface that `Dataset` and `Columns` share: chunks of entries, in shards; every entry belongs to one item."""
 
     @property
     def n_items(self) -> int: ...
     @property
     def entry_bytes(self) -> int: ...
     @property
-    def item_start(self) -> np.ndarray: ...  # (chunks + 1,): the first item that a chunk begins
+    def item_start(self) -> np.ndarray: ...  # (chunks + 1,): first item that begins in a chunk
     @property
     def unit_start(
         self,
@@ -52,22 +52,22 @@ class Table(Protocol):
 
 
 Decoder = Callable[[Any, int, int, int, bool], None]
-"""Decodes a chunk into an arena, its items and entries from the given offsets on, verified or not. Refuses indices that are
-out of range, which kernels do not check."""
+"""Decoder of a chunk: arguments are the arena, the chunk, the offsets of its items and entries in the arena, and whether
+checksums are verified. Refuses indices out of range, which the kernels do not check."""
 
 
 class Layout(Protocol):
-    """One of the two sort orders, as a solver reads it."""
+    """Row or column layout, as a solver reads it."""
 
     @property
     def state_bytes(self) -> int: ...  # of an item between visits, on disk; 0 for none
     @property
-    def item_bytes(self) -> int: ...  # of an item in an arena, beside its entries
+    def item_bytes(self) -> int: ...  # of an item in an arena, besides its entries
     @property
-    def resident_window(self) -> int: ...  # entries of a window where all data is in memory
+    def resident_window(self) -> int: ...  # entries of a window if all data is in memory
 
     def open(self, dataset: Any) -> Any:
-        """Open the table of chunks to read."""
+        """Open the table that holds the chunks."""
         ...
 
     def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any: ...
@@ -78,20 +78,20 @@ class Layout(Protocol):
 class Plan:
     """Use of memory by a run; part of its configuration, so that a resumed run visits the same rows in the same order.
 
-    No window holds more, but for a single chunk that does. Unless all data is resident, a feature of several chunks and
-    more entries is a window by itself, and is read in segments.
+    A window holds no more entries and items than this, unless a single chunk does. If the data is not resident, a feature of
+    several chunks with more than `window_entries` is a window of its own, read in segments.
     """
 
     window_entries: Positive
-    window_rows: Count  # of a column layout, features
-    resident: bool  # whether all chunks are kept in memory; does not change the order
-    page_rows: Count = 0  # of a page, where the scores of all rows are in a file; 0 where they are in memory
-    readers: Positive = 1  # threads that read and decode at most
+    window_rows: Count  # features for a column layout
+    resident: bool  # all chunks stay in memory; does not change the order
+    page_rows: Count = 0  # rows of a page, if the scores of all rows are in a file; 0 if they are in memory
+    readers: Positive = 1  # largest number of threads that read and decode
 
 
 @dataclass(frozen=True)
 class Paging:
-    """Memory for keeping the scores of all rows in a file."""
+    """Memory needed to keep the scores of all rows in a file."""
 
     entry_bytes: int  # for each entry of a window
     item_bytes: int  # for each item of a window
@@ -111,9 +111,9 @@ def make_plan(
 ) -> Plan:
     """Divide the memory budget, the bound on peak resident memory in bytes.
 
-    `needs` are bytes that the solver takes beside the windows, by name: weights, scores of all rows and the like; with
-    `paging` it keeps the latter in a file. Where the model and two windows of one chunk do not fit, that is refused with the
-    arithmetic, `advice` and `refusal` (see `memory_budget.require`).
+    `needs` are the bytes that the solver takes besides the windows, by name: weights, scores of all rows and the like; with
+    `paging` it keeps the scores in a file. Raises `UsageError` with the arithmetic (`advice` and `refusal` as in
+    `memory_budget.require`) if the model and two windows of one chunk do not fit.
     """
     table = layout.open(dataset)
     item_bytes = layout.item_bytes + _ORDER_BYTES
@@ -129,13 +129,13 @@ def make_plan(
         largest = int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
         entries = min(max(layout.resident_window, largest), max(table.n_entries, 1))
         return Plan(entries, table.n_items, resident=True, readers=readers)
-    # two windows, one being read and one in work; the order of visit, and the rows of one window that are paged
+    # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
     each_item = 2 * layout.item_bytes + _ORDER_BYTES + (paging.item_bytes if paging else 0)
     chunk_entries, chunk_items = _largest_chunk(table)
     smallest = chunk_entries * each_entry + chunk_items * each_item
     left = require(budget, {**overhead, "two windows of one chunk": smallest}, advice, refusal)
-    # the rest is divided in the proportion of an average chunk
+    # the rest is divided between entries and items as in an average chunk
     entries = max(table.n_entries, 1)
     more_entries = int(left / (each_entry + table.n_items / entries * each_item))
     return Plan(
@@ -148,7 +148,7 @@ def make_plan(
 
 
 def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
-    """Describe a plan to the user in one line."""
+    """Describe a plan in one line."""
     entries = format_size(dataset.n_entries * dataset.entry_bytes)
     if plan.resident:
         return f"{entries} of entries fit in {format_size(budget)}: kept in memory"
@@ -172,7 +172,7 @@ def _largest_chunk(table: Table) -> tuple[int, int]:
 
 
 def long_units(table: Table, plan: Plan) -> np.ndarray:
-    """Mark the units that are not in memory as a whole, but read in segments; bool, shape (units,)."""
+    """Mark the units that do not fit in a window and are read in segments; bool, shape (units,)."""
     start = unit_start(table)
     if plan.resident:
         return np.zeros(start.size - 1, dtype=bool)
@@ -180,11 +180,11 @@ def long_units(table: Table, plan: Plan) -> np.ndarray:
 
 
 def window_size(table: Table, plan: Plan) -> tuple[int, int]:
-    """Count the items and entries of the largest window, or of the largest segment of one that is read in segments."""
+    """Count the items and entries of the largest window, or segment of a window that is read in segments."""
     items, entries = (np.diff(start[unit_start(table)]) for start in (table.item_start, table.entry_start))
     whole = ~long_units(table, plan)
     chunk_entries, chunk_items = _largest_chunk(table)
-    # no more than there are, whatever the plan says
+    # no more than the table has, whatever the plan says
     return (
         max(min(plan.window_rows, table.n_items), int(items[whole].max(initial=chunk_items))),
         max(min(plan.window_entries, table.n_entries), int(entries[whole].max(initial=chunk_entries))),
@@ -192,22 +192,22 @@ def window_size(table: Table, plan: Plan) -> tuple[int, int]:
 
 
 def _count_readers(table: Table, budget: int) -> int:
-    """Count the threads that may read: they share an eighth of the budget at most.
+    """Count the threads that may read: together they take at most an eighth of the budget.
 
-    Not by the processors: windows, and with them the bits of a result, would depend on these.
+    The number of processors is ignored: windows, and with them the bits of a result, would depend on it.
     """
-    return 1 + min(_MOST_READERS - 1, max(budget - RESERVED_BYTES, 0) // 8 // _reader_bytes(table))
+    return 1 + min(_MAX_READERS - 1, max(budget - RESERVED_BYTES, 0) // 8 // _reader_bytes(table))
 
 
 def _reader_bytes(table: Table) -> int:
-    """Estimate the memory of a further reader: a chunk encoded and decoded, as much in Arrow's allocator, and read-ahead."""
+    """Estimate the memory of each further reader: a chunk encoded and decoded, Arrow's copies of both, and read-ahead."""
     entries, items = _largest_chunk(table)
     ahead = min(SHARED_AHEAD_BYTES, table.n_entries * table.entry_bytes)
     return 4 * (entries * table.entry_bytes + items * 40) + ahead
 
 
 def _reading_bytes(table: Table) -> int:
-    """Estimate the memory of reading: a chunk encoded and decoded, as much in Arrow's allocator, and the read-ahead."""
+    """Estimate the memory of the first reader: that of a further one, and the footers."""
     footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
     entries, items = _largest_chunk(table)
     ahead = min(AHEAD_BYTES, table.n_entries * table.entry_bytes)

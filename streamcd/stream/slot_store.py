@@ -1,8 +1,8 @@
-"""Dual variables and active flags of every chunk on disk, in two slots a chunk.
+"""Dual variables and active flags of every chunk, on disk in two slots per chunk.
 
-A slot to which the last durable checkpoint points is never overwritten. The first save of a chunk after a checkpoint goes
-to its other slot, later ones rewrite that one; a checkpoint syncs what was written and then replaces ``state.npz``, whose
-slot bits point to it.
+The slot that the last durable checkpoint points to is never overwritten. The first save of a chunk after a checkpoint goes
+to its other slot, and later ones rewrite that slot; a checkpoint syncs the files and then replaces ``state.npz``, whose slot
+numbers point to the new slots.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from ..core.errors import CheckpointError, file_named
 from ..dataset.dataset import Dataset
 from .identity import Identity
 
-NO_SLOT = 2  # of a chunk that was never saved: its rows start from the solver's initial values
+NO_SLOT = 2  # the chunk was never saved: its rows start from the solver's initial values
 
 _HEADER_BYTES = 16  # checksum, chunk (4 bytes each), tag of the run
 _OPEN_FILES = 256
 
 
 class SlotStore:
-    """Store of the dual variables and active flags of every chunk, in a file per shard with two slots a chunk.
+    """Store of the dual variables and active flags of every chunk, in a file per shard with two slots per chunk.
 
-    The folder is created where it does not exist; `chunk_shard` and `n_rows` are of every chunk, `row_bytes` of a row's
-    state. `current`, uint8, is the slot (0, 1) that holds a chunk's latest state, or `NO_SLOT`; `identity` is of the run.
+    The folder is created if needed. `chunk_shard` and `n_rows` hold the shard and the rows of every chunk; a row's state
+    takes `row_bytes`. `current`, uint8, is the slot (0 or 1) with a chunk's latest state, or `NO_SLOT`; `identity` is the
+    run's.
     """
 
     def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
         self.folder = folder
         self._shard = chunk_shard
         self._slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
-        # chunks come shard after shard, so an offset is what precedes the chunk, less what precedes its shard
+        # chunks are sorted by shard: a chunk's offset is the bytes before the chunk, minus those before its shard
         self._offset = np.cumsum(2 * self._slot_bytes) - 2 * self._slot_bytes
         self._offset -= self._offset[np.searchsorted(chunk_shard, chunk_shard)]
         self.current = np.full(chunk_shard.size, NO_SLOT, dtype=np.uint8)
@@ -48,7 +49,7 @@ class SlotStore:
         folder.mkdir(exist_ok=True)
 
     def allocate(self) -> None:
-        """Claim the disk space of all slots now, so that a disk too small is found before any work."""
+        """Allocate the disk space of all slots, so that a disk too small fails before any work."""
         last = np.searchsorted(self._shard, np.unique(self._shard), side="right") - 1
         for chunk in last.tolist():
             size = int(self._offset[chunk] + 2 * self._slot_bytes[chunk])
@@ -58,11 +59,11 @@ class SlotStore:
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest slot."""
+        """Size of the largest slot, in bytes."""
         return int(self._slot_bytes.max(initial=0))
 
     def restore(self, current: np.ndarray) -> None:
-        """Restore the slot bits of a checkpoint; refused where they are not of these chunks."""
+        """Restore the slot numbers of a checkpoint; raises `CheckpointError` if their number is another."""
         if current.shape != self.current.shape:
             raise CheckpointError(
                 f"{self.folder}: the checkpoint has {current.size} slots, the run's configuration (config.json) makes "
@@ -72,7 +73,7 @@ class SlotStore:
         self._durable = current.copy()
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
-        """Read a chunk's latest state into `arrays`, in place; False where it was never saved."""
+        """Read a chunk's latest state into `arrays`, in place; returns False if it was never saved."""
         if self.current[chunk] == NO_SLOT:
             return False
         start, data = _HEADER_BYTES, self.read(chunk)
@@ -82,7 +83,7 @@ class SlotStore:
         return True
 
     def read(self, chunk: int) -> bytes:
-        """Read the current slot of a chunk, header included; refused where it is damaged or of another run."""
+        """Read a chunk's current slot with its header; raises `CheckpointError` if it is damaged or another run's."""
         path, slot, size = self._path(chunk), int(self.current[chunk]), int(self._slot_bytes[chunk])
         if not path.exists():
             raise CheckpointError(
@@ -118,14 +119,14 @@ class SlotStore:
         self._unsynced.add(int(self._shard[chunk]))
 
     def tag_all(self) -> None:
-        """Save again, with the identity, what was saved without."""
+        """Save slots without an identity again, with this run's."""
         for chunk in np.flatnonzero(self.current != NO_SLOT).tolist():
             data = self.read(chunk)
             if data[8:_HEADER_BYTES] == bytes(8):
                 self.save(chunk, (np.frombuffer(data, np.uint8, offset=_HEADER_BYTES),))
 
     def sync(self) -> None:
-        """Make durable everything that was saved."""
+        """Make everything saved so far durable."""
         for chunk in np.searchsorted(self._shard, sorted(self._unsynced)).tolist():
             with file_named(self._path(chunk)):
                 os.fsync(self._open(chunk))
@@ -133,7 +134,7 @@ class SlotStore:
         self._unsynced.clear()
 
     def mark_durable(self) -> None:
-        """Declare the current slots those of the last durable checkpoint."""
+        """Protect the current slots as those of the last durable checkpoint."""
         self._durable = self.current.copy()
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ class SlotStore:
 
 
 class MemorySlots(SlotStore):
-    """The same in memory, for a run that leaves no files: one slot a chunk, and nothing to make durable."""
+    """Slots in memory, for a run that leaves no files: one per chunk, nothing to make durable."""
 
     def __init__(self) -> None:
         self.current = np.zeros(0, dtype=np.uint8)
@@ -164,10 +165,10 @@ class MemorySlots(SlotStore):
         self._kept: dict[int, list[np.ndarray]] = {}
 
     def allocate(self) -> None:
-        """Do nothing: memory comes with the first save."""
+        """Do nothing: the first save allocates memory."""
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
-        """Copy a chunk's latest state into `arrays`; False where it was never saved."""
+        """Copy a chunk's latest state into `arrays`; returns False if it was never saved."""
         for array, kept in zip(arrays, self._kept.get(chunk, ()), strict=False):
             array[:] = kept
         return chunk in self._kept
@@ -187,7 +188,7 @@ class MemorySlots(SlotStore):
 
 
 def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identity | None) -> SlotStore:
-    """Open the slots of a dataset's chunks; of none where nothing is kept of a row."""
+    """Open the slots of a dataset's chunks; without slots if a row has no state."""
     n_chunks = dataset.n_chunks if row_bytes else 0
     rows = np.diff(dataset.row_start)[:n_chunks]
     store = SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes)
@@ -197,7 +198,7 @@ def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identi
 
 def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
     written = os.pwritev(descriptor, buffers, offset)
-    # a short write: the disk is nearly full, the next one says so
+    # a short write: the disk is nearly full, and the next write raises the error
     data = memoryview(b"".join(buffers))[written:] if written < sum(map(len, buffers)) else b""
     while len(data):
         count = os.pwrite(descriptor, data, offset + written)

@@ -1,8 +1,8 @@
-"""Windows of a dataset, read after read; while one is trained on, the next is loaded into the other of two arenas.
+"""Streaming of a dataset in windows, read after read: while one is visited, the next is loaded into the other of two arenas.
 
-The order of a read is a pure function of (seed, read). A window holds many small chunks, and the items of all of them are
-mixed inside it: measured on real text, this converges like a random permutation of all rows, which blocks of
-neighbouring rows do not, and needs no random access to the disk.
+The order of a read is a pure function of (seed, read). A window holds many small chunks in random order, and their items are
+shuffled together. On real text this converges like a random permutation of all rows, unlike blocks of neighbouring rows, and
+needs no random access to the disk.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .window import Window
 
 T = TypeVar("T")
 
-_ORDER_OF_CHUNKS = 2**32 - 1  # takes the place of the window in the key of a whole read's order
+_ORDER_OF_CHUNKS = 2**32 - 1  # in place of the window in the random key of a read's order
 
 
 class Stream:
-    """Reader of windows, which decodes the next one in other threads while one is trained on.
+    """Reader of windows; while the caller works on one, other threads decode the next.
 
-    Until `close`, nothing but these threads may use `dataset`. `n_folds` is the number of folds to which the rows are
-    assigned (`assign_folds`); 0 for none. `n_threads` read at most; the plan has memory for `plan.readers`.
+    Until `close`, only these threads may use `dataset`. `n_folds` is the number of folds that rows are assigned to
+    (`assign_folds`), 0 for none. At most `n_threads` read, and at most `plan.readers`, for which the plan has memory.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Stream:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from the dataset's files so far."""
+        """Number of bytes read from the dataset's files so far."""
         return sum(reader.bytes_read for reader in self._readers)
 
     @property
     def read_seconds(self) -> float:
-        """Seconds that the reading threads together have spent loading chunks."""
+        """Seconds spent loading chunks so far, summed over the reading threads."""
         return sum(reader.seconds for reader in self._readers)
 
     @property
@@ -88,9 +88,9 @@ class Stream:
         return len(self._windows(read))
 
     def windows(self, read: int, first: int = 0, *, verify: bool = False) -> Iterator[Window]:
-        """Iterate over the windows of one read from number `first` on; taking one may overwrite the one before.
+        """Iterate over the windows of one read from number `first` on; each may overwrite the one before.
 
-        The order is a function of (seed, read). With `verify` the checksums of all chunks are checked, not only those of
+        The order is a function of (seed, read). With `verify`, the checksums of all chunks are checked, not only those of
         chunks that this process reads for the first time.
         """
         count = self.n_windows(read)
@@ -101,7 +101,7 @@ class Stream:
             yield window
 
     def restrict(self, units: np.ndarray) -> None:
-        """Read these units (chunks, or chunks that belong together) from now on, ascending; between reads only."""
+        """Read only these units (`Table.unit_start`), ascending, from now on; call it between reads."""
         if self._ahead is not None:
             wait(self._ahead[2])
         self._units, self._order_cache, self._ahead = units, None, None
@@ -134,7 +134,7 @@ class Stream:
         loads: list[Future[None]] = []
         if window.sweep is None and not (self.plan.resident and self._seen[chunks].all()):
             for number, reader in enumerate(self._readers):
-                # the same reader for a chunk in every window: what it has begun to load, no other one loads as well
+                # always the same reader for a chunk, so that no other one loads what this one has begun to read ahead
                 mine, hinted = chunks % len(self._readers) == number, hint % len(self._readers) == number
                 places = chunks[mine], *(start[mine] for start in starts)
                 if mine.any() or hinted.any():
@@ -145,7 +145,7 @@ class Stream:
     def _place(
         self, position: tuple[int, int, int], chunks: np.ndarray, arena: Any, verify: bool
     ) -> tuple[Window, tuple[np.ndarray, np.ndarray]]:
-        """Lay out a window in an arena; also returns where each chunk's items and entries begin."""
+        """Lay out a window in an arena; also returns the offsets of each chunk's items and entries."""
         items, entries = (np.diff(start)[chunks] for start in (self.table.item_start, self.table.entry_start))
         starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
         sweep = None
@@ -162,7 +162,7 @@ class Stream:
         if self._ahead is None or self._ahead[0] != (read, number):
             if self._ahead is not None:
                 wait(self._ahead[2])
-                # its arena is free again; the caller may still use the other one
+                # reuse its arena: the caller may still use the other one
                 self._next_arena = (self._next_arena - 1) % len(self._arenas)
             self._request(read, number, verify)
         assert self._ahead is not None
@@ -173,7 +173,7 @@ class Stream:
         return window
 
     def _sweep(self, arena: Any, chunks: np.ndarray, verify: bool) -> Iterator[int]:
-        """Implement `Window.sweep`; each part is loaded after the window being read ahead into the other arena."""
+        """Implement `Window.sweep`; each segment is loaded after the window being read ahead into the other arena."""
         entries, reader = np.diff(self.table.entry_start)[chunks], self._readers[0]
         start = 0
         while start < chunks.size:
@@ -192,11 +192,11 @@ class Stream:
 
 
 class _Reader:
-    """Loader of chunks into an arena, in a thread of its own, which reads ahead the chunks announced to it.
+    """Loader of chunks into an arena, in its own thread, with read-ahead of announced chunks.
 
-    If the page cache can hold the data, chunks are read into it and later reads need no disk: measured twice as fast as
-    plain reads from a cold disk. If not, they are read past it (`read_ahead`): of passes of 1.1-1.5 s, the time spent
-    waiting for the disk fell from 0.25-0.53 s to 0.06-0.28 s (100 M entries, a cap of 400 MB, runs in turn).
+    If the page cache can hold the data, chunks are read through it, and later reads need no disk; announcing them makes
+    reading from a cold disk twice as fast. If not, they are read past it (`read_ahead`): in passes of 1.1-1.5 s, the time
+    waiting for the disk fell from 0.25-0.53 s to 0.06-0.28 s (100 M entries, a cap of 400 MB, alternate runs).
     """
 
     def __init__(self, table: Table, decode: Decoder, seen: np.ndarray, ahead_bytes: int) -> None:
@@ -210,7 +210,7 @@ class _Reader:
             table.read_directly(ahead_bytes)
 
     def submit(self, work: Callable[..., T], *arguments: Any, at_once: bool = False) -> Future[T]:
-        """Have work done in the thread, after what it was given before; `at_once` in this one, which takes less long."""
+        """Queue work for the thread, or with `at_once` do it in the calling thread, which is faster for data in memory."""
         if not at_once:
             return self._thread.submit(work, *arguments)
         done: Future[T] = Future()
@@ -232,14 +232,13 @@ class _Reader:
         resident: bool,
         verify: bool,
     ) -> None:
-        """Load chunks of a window: their numbers, and where their items and entries begin; announce those of `hint`."""
+        """Load chunks of a window (`places`: their numbers, item and entry offsets), and announce those of `hint`."""
         if resident:
             missing = ~self._seen[places[0]]
             places = places[0][missing], places[1][missing], places[2][missing]
             hint = hint[~self._seen[hint]]
-        if not np.array_equal(
-            places[0], self._hinted
-        ):  # otherwise they were announced with the window before
+        # otherwise they were announced with the window before
+        if not np.array_equal(places[0], self._hinted):
             self.expect(places[0])
         self.expect(hint)
         self._hinted = hint
@@ -247,12 +246,12 @@ class _Reader:
             self.load(arena, chunk, item_start, entry_start, verify)
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
-        """Announce the chunks that will be loaded, in this order."""
+        """Announce chunks that will be loaded, in this order."""
         for chunk in chunks:
             self._table.expect(int(chunk))
 
     def load(self, arena: Any, chunk: int, item_start: int, entry_start: int, verify: bool) -> None:
-        """Decode a chunk into the arena, its items and entries from these offsets on."""
+        """Decode a chunk into the arena, at the given offsets of items and entries."""
         started = time.monotonic()
         self._decode(arena, chunk, item_start, entry_start, verify or not self._seen[chunk])
         self._seen[chunk] = True
@@ -265,10 +264,10 @@ class _Reader:
 
 
 def chunk_order(table: Table, units: np.ndarray, seed: int, read: int) -> np.ndarray:
-    """Draw a random order of units (chunks, or chunks that belong together) as a function of (seed, read).
+    """Draw a random order of units (`Table.unit_start`) as a function of (seed, read).
 
-    Where there are more shards than footers kept open, the shards are divided into random groups, new in every read; the
-    groups follow one another, and the units of each are shuffled.
+    If there are more shards than footers kept open, each read divides the shards into random groups, which are read one
+    after another, the units of each in random order.
     """
     key = random_key(seed, read, _ORDER_OF_CHUNKS)
     if table.n_shards <= MAX_OPEN_PARTS:
@@ -308,4 +307,4 @@ def cut_windows(table: Table, order: np.ndarray, plan: Plan) -> list[np.ndarray]
             bounds = zip(first[start:stop].tolist(), last[start:stop].tolist(), strict=True)
             windows.append(np.concatenate([np.arange(*unit) for unit in bounds]))
         start = stop
-    return windows or [order]  # a window without chunks, for when there is only the bias to train
+    return windows or [order]  # a window without chunks, if there is only the bias to train

@@ -1,4 +1,4 @@
-"""A window as solvers see it: chunks in memory at one time, decoded into the arrays of an arena."""
+"""A window: chunks that are in memory together, decoded into the arrays of an arena."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-_LINE = 64  # bytes that the processor fetches at a time
+_LINE = 64  # bytes of a cache line
 
 
 class RowArena:
-    """Preallocated arrays into which chunks of rows are decoded, and the state of the rows beside them.
+    """Preallocated arrays into which chunks of rows are decoded, with the state of the rows.
 
-    Scalars of a row lie together, as fields of one record: rows come in random order, and each array of its own would be
-    another line to fetch: with windows of 330,000 rows of 12 entries a visit took 190 ns a row, 125 with all
-    prefetched, and 64 with records.
+    The scalars of a row are the fields of one record: rows are visited in random order, and separate arrays would cost a
+    cache line each. With windows of 330,000 rows of 12 entries a visit took 190 ns per row with separate arrays, 125 with
+    all of them prefetched, and 64 with records.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RowArena:
         self.feature = np.empty(n_entries, dtype=dtypes[0])
         self.value = np.empty(n_entries, dtype=dtypes[1])
         self.code, self.weight, self.fold = (record[name][:n_rows] for name in ("code", "weight", "fold"))
-        self.fold[:] = 255  # of every row where there are no folds
+        self.fold[:] = 255  # no fold; stays if there are none
         if widths[1] == 1:
             self.alpha, self.active = record["alpha"][:n_rows], record["active"][:n_rows]
         else:
@@ -40,7 +40,7 @@ class RowArena:
 
 
 def row_record(widths: tuple[int, int]) -> np.dtype[Any]:
-    """Return the type of a row's record, with its state of `widths` numbers and flags where that is one lane's."""
+    """Return the dtype of a row's record; it holds the state (`widths` numbers and flags) if there is a single flag."""
     fields: list[tuple[Any, ...]] = [("indptr", np.int64), ("weight", np.float64)]
     if widths[1] == 1:
         fields += [("alpha", np.float64, (widths[0],))]
@@ -51,7 +51,7 @@ def row_record(widths: tuple[int, int]) -> np.dtype[Any]:
 
 
 def _aligned_zeros(n_rows: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return zeros that begin with a line of memory, so that as few records as possible lie across two."""
+    """Allocate zeros aligned to a cache line, so that as few records as possible straddle two."""
     memory = np.zeros(n_rows * dtype.itemsize + _LINE, dtype=np.uint8)
     start = -memory.ctypes.data % _LINE
     return memory[start : start + n_rows * dtype.itemsize].view(dtype)
@@ -72,10 +72,10 @@ class ColumnArena:
 
 @dataclass(frozen=True)
 class Window:
-    """Chunks in memory at one time."""
+    """Chunks that are in memory together."""
 
     read: int
-    number: int  # in the read, of `count`
+    number: int  # in the read, which has `count` windows
     count: int
     chunks: np.ndarray
     arena: Any  # RowArena or ColumnArena
@@ -83,8 +83,8 @@ class Window:
     stop: np.ndarray
     n_entries: int
     sweep: Callable[[], Iterator[int]] | None = None
-    """For a window of one feature with more entries than the arena, which holds none of them yet: loads them all, in order,
-    a part at a time, to the front of the arena, and yields the number of each part."""
+    """For a window of one feature with more entries than the arena holds: load them in order, a segment at a time, to the
+    front of the arena, and yield the number of entries of each segment. None for other windows."""
 
     def chunk_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Iterate over the chunks, each with the start and stop of its items in the arena."""

@@ -32,7 +32,7 @@ class Shape:
 CONVERT, TRAIN, PREDICT = "convert data.txt out", "train out run --max-passes 2", "predict out run -o p.csv"
 
 SHAPES = (
-    Shape("wide", 2000, 5_000_000, 2, 400, (f"{CONVERT} --scale standard", TRAIN)),
+    Shape("wide", 2000, 5_000_000, 2, 420, (f"{CONVERT} --scale standard", TRAIN)),
     Shape(
         "very wide",
         20_000,
