@@ -65,9 +65,9 @@ class Decisions:
     """One reading of the data: rows with the model's decisions, and the count of ignored entries.
 
     The budget is for the sum of the processes that decide, and then for this one, which reads their results; `left` of it
-    remains for the caller; `least_bytes` are needed beside the interpreter. Their files go to `scratch`. The footer of the Parquet file that the caller writes, of
-    `n_columns` columns in row groups of `block_rows` rows, is counted; `most_groups` is the number of groups there is room
-    for.
+    remains for the caller; `least_bytes` are needed beside the interpreter. Their files go to `scratch`. The footer of the
+    Parquet file that the caller writes, of `n_columns` columns in row groups of `block_rows` rows, is counted;
+    `most_groups` is the number of groups there is room for.
     """
 
     def __init__(
