@@ -12,6 +12,7 @@ from typing import Any
 import joblib
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 import sklearn.linear_model
@@ -334,6 +335,20 @@ def test_rows_of_a_dataset_are_trained_and_decided_like_those_of_arrays(
     assert np.array_equal(found.predict(dataset[test]), expected.predict(rows))
     assert found.score(dataset[test]) == expected.score(rows, y[test], weight[test])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_frames_of_lists_are_decided_like_their_dataset(least: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    index = [(np.sort(rng.choice(9, 3, replace=False)) + least).tolist() for _ in range(90)]
+    table = pa.table({"i": index, "v": rng.normal(size=(90, 3)).tolist(), "y": np.arange(90) % 2})
+    options = {"label": "y", "features": "i:v", "index_base": least, "dtype": "float64"}
+    dataset = streamcd.convert(table, tmp_path / "data", **options)
+    found = LinearSVC().fit(dataset)
+    assert not hasattr(found, "feature_names_in_")
+    assert np.array_equal(found.decision_function(table), found.decision_function(dataset))
+    beyond = table.set_column(0, "i", pa.array([[500, 501, 502]] * 90))
+    assert np.array_equal(found.decision_function(beyond), np.repeat(found.intercept_, 90))
 
 
 @pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])

@@ -305,7 +305,7 @@ def test_labels_that_are_no_integers_are_not_exported(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_export_says_that_indices_from_zero_are_shifted(tmp_path):
+def test_export_says_that_indices_from_zero_are_shifted_and_names_numbered(tmp_path):
     class Heard(Listener):
         warnings: list[str] = []  # noqa: RUF012 - one test, one class
 
@@ -314,6 +314,10 @@ def test_export_says_that_indices_from_zero_are_shifted(tmp_path):
 
     export_liblinear(a_model(index_base=0), tmp_path / "ours.txt", Heard())
     assert "add 1 to each index" in Heard.warnings[0]
+    export_liblinear(
+        a_model(class_names=["ham", "spam"], classes=[0.0, 1.0]), tmp_path / "names.txt", Heard()
+    )
+    assert "0 = ham, 1 = spam" in Heard.warnings[-1]
 
 
 GOOD = "solver_type L2R_LR\nnr_class 2\nlabel 1 -1\nnr_feature 3\nbias -1\nw\n1 \n2 \n3 \n"

@@ -148,6 +148,10 @@ def info(path: str, as_json: bool) -> None:
     """
     from ..runs.describe import describe_model, describe_run, kind_of_directory
 
+    if not os.path.exists(path):
+        raise UsageError(
+            f"{path} does not exist; 'streamcd convert SRC DATASET' makes a dataset, 'streamcd train DATASET RUN' a run"
+        )
     kind = kind_of_directory(path)
     if kind == "dataset":
         from ..dataset.dataset import open_dataset
@@ -217,6 +221,7 @@ def _carry_out(
 @click.argument("run", type=click.Path())
 @training_options
 @click.option(
+    "-R",
     "--unpenalized-bias",
     is_flag=True,
     help="Leave the bias's weight out of ½‖w‖². With --method primal or online only.",
@@ -263,7 +268,8 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None,
     if folds is not None:
         costs = ",".join(f"{cost:g}" for cost in options["C"])
         raise UsageError(
-            f"-v is not for train: 'streamcd tune {dataset} {run} -C {costs} --cv {folds}' cross-validates"
+            f"-v is not for train: 'streamcd tune {dataset} {run} -C {costs} --cv {folds}' cross-validates; "
+            "give it the other options too"
         )
     notes = weight_notes(options)
     options = checked_training_options(**options)

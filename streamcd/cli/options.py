@@ -159,7 +159,11 @@ json_option = click.option(
 
 output_options = together(
     click.option(
-        "-q", "--quiet", "quiet", is_flag=True, help="No progress and no messages; warnings and errors only."
+        "-q",
+        "--quiet",
+        "quiet",
+        is_flag=True,
+        help="No progress and no messages; results, warnings and errors only.",
     ),
     json_option,
 )

@@ -73,9 +73,9 @@ def _where_from(info: dict[str, Any]) -> str:
 
 def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
-    given = [f"{name} {info[name]}" for name in ("scale", "normalize") if info[name] != "none"]
+    given = [f"--{name} {info[name]}" for name in ("scale", "normalize") if info[name] != "none"]
     if given:
-        rows.append(("scaled by", ", ".join(given)))
+        rows.append(("scaling", ", ".join(given)))
     rms, norms = info["feature_rms"], info["row_norms"]
     if rms is not None:
         rows.append(("feature values", f"root mean squares from {rms['min']:.3g} to {rms['max']:.3g}"))
@@ -87,8 +87,13 @@ def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + [("note", line) for line in info["advice"]]
 
 
+def _counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _size_on_disk(info: dict[str, Any]) -> str:
-    return f"{format_size(info['bytes'])} in {info['n_shards']:,} shards, {info['n_chunks']:,} chunks"
+    return f"{format_size(info['bytes'])} in {_counted(info['n_shards'], 'shard')}, {_counted(info['n_chunks'], 'chunk')}"
 
 
 def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:

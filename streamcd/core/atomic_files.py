@@ -47,6 +47,8 @@ def check_output(
 
     The message names --force only where it helps.
     """
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"no such directory: {path.absolute().parent}; make it first")
     if not os.path.lexists(path):
         return
     if any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):

@@ -110,7 +110,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, code = np.unique(y, return_inverse=True)
         if self.classes_.size < 2:
-            raise ValueError(f"expected at least two classes, found one class only: {self.classes_[0]!r}")
+            raise ValueError(
+                f"expected at least two classes, found one class only: {self.classes_[:1].tolist()[0]!r}"
+            )
         factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
         weight = None
         if sample_weight is not None:

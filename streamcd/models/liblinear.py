@@ -77,6 +77,10 @@ def export_liblinear(
         listener.warning(
             "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
         )
+    if model.class_names is not None and listener is not None:
+        numbered = ", ".join(f"{number} = {name}" for number, name in enumerate(model.class_names[:5]))
+        more = ", …" if len(model.class_names) > 5 else ""
+        listener.warning(f"LIBLINEAR's labels are integers: the classes are numbered, {numbered}{more}")
     with replacing(Path(path)) as new, open(new, "w", encoding="ascii", newline="\n") as file:
         _write_liblinear(model, file)
 

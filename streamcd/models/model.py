@@ -60,23 +60,23 @@ class Model:
     class_weight : dict of float to float
         Factors on the cost of a label's rows.
     ridge, slack : float, str
-        Of twin planes: r in ``r/2 ‖w‖²``, and the loss of the rows that a plane keeps at a distance.
+        Parameters of twin planes: r in ``r/2 ‖w‖²``, and the loss of the rows that a plane keeps at a distance.
     tie_order : ndarray of int64, shape (n_classes,)
-        Classes (as places in `classes`) in the order of preference where decisions are equal: an empty row, say.
+        Indices into `classes` in order of preference for equal decisions, for example of an empty row.
     fingerprint : str
-        Of the dataset trained on; empty where there was none.
+        Fingerprint of the training dataset; empty if there was none.
     versions, certificate : dict
-        Of libraries; gap and objectives at the end of training. Carried along, not interpreted.
+        Versions of libraries; gap and objectives at the end of training. For information only.
     sigmoids : ndarray of float64, shape (2, n_vectors), or None
-        Platt's a and b, by which decisions become probabilities.
+        Platt's a and b, which map decisions to probabilities.
     free_bias : bool
         Whether the bias's weight was left out of ``½‖w‖²``.
     scaling : Scaling
-        What was done to the values that the model was trained on, and has to be done to those it decides about.
+        Transformation of the training values, which predictions apply to theirs.
     class_names : list of str or None
-        Names of the classes, which are then numbered from 0; None where labels are numbers.
+        Names of the classes, which are then numbered from 0; None if labels are numbers.
     encoding : Encoding or None
-        How the columns of the table trained on became features; None where the data came from no table.
+        Mapping of the training table's columns to features; None if the data did not come from a table.
 
     Examples
     --------
@@ -546,7 +546,7 @@ def _missing(path: Path) -> str:
     if path.is_file():
         return f"{path} is a file; expected a run or a model ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
     found = "no model.json in it" if path.exists() else "nothing there"
-    return f"{path}: expected a run or a model, found {found}"
+    return f"{path}: expected a run or a model, found {found}; 'streamcd train DATASET RUN' makes a run"
 
 
 def _check_file(path: Path, checksum: str) -> None:

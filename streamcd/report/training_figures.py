@@ -121,13 +121,15 @@ def validation_figure(histories: Histories) -> Figure:
 def work_figure(histories: Histories) -> Figure:
     """Draw active rows and bytes read against passes, and the seconds of every stage."""
     figure, (rows, read, stages) = new_figure(columns=3, height=3.0)
+    most = max(sum(record["bytes_read"] for record in records) for records in histories.values())
+    size, unit = (1e9, "GB") if most >= 1e9 else (1e6, "MB")
     for color, (name, records) in zip(_colors(histories), histories.items(), strict=True):
         train = [record for record in records if record["kind"] == "train"]
         active = [(record["passes"], record["active_rows"]) for record in train]
         rows.plot(*_points(active), color=color, label=name or None)
-        megabytes = accumulate(record["bytes_read"] / 1e6 for record in records)
-        read.plot([record["passes"] for record in records], list(megabytes), color=color)
-    for axes, title in ((rows, "Active rows (sum over lanes)"), (read, "Read so far, MB")):
+        read_so_far = accumulate(record["bytes_read"] / size for record in records)
+        read.plot([record["passes"] for record in records], list(read_so_far), color=color)
+    for axes, title in ((rows, "Active rows (sum over lanes)"), (read, f"Read so far, {unit}")):
         axes.set_title(title)
         axes.set_xlabel("passes")
         axes.set_ylim(bottom=0)

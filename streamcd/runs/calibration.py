@@ -37,7 +37,12 @@ def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
     """Refuse problems without decisions to calibrate, or with probabilities of their own."""
     if options.loss not in ("hinge", "squared_hinge") or options.code is not None:
         found = "a code matrix" if options.code is not None else options.loss
-        raise UsageError(f"calibrate: expected the loss hinge or squared_hinge, one-vs-rest, found {found}")
+        advice = (
+            "; log_loss has probabilities of its own: leave --calibrate out" if found == "log_loss" else ""
+        )
+        raise UsageError(
+            f"calibrate: expected the loss hinge or squared_hinge, one-vs-rest, found {found}{advice}"
+        )
     if on_workers:
         raise UsageError("calibrate: one process trains all folds in the same reads; leave --workers out")
 
@@ -93,7 +98,7 @@ def _fit(path: Path, folds: ResolvedRun, listener: Listener) -> dict[float, np.n
             outputs = {C: stack.enter_context(open(file, "wb")) for C, file in files.items()}
             for rows in held_out_rows(path, folds, listener, "decide about the folds"):
                 _records(rows).tofile(outputs[rows.C])
-        listener.message(f"calibration: fitting the sigmoids of {n_vectors * len(files)} vectors")
+        listener.message(f"calibration: fitting one sigmoid per vector, {n_vectors * len(files):,} in all")
         return {C: fit_sigmoids(partial(_blocks, file, n_vectors), n_vectors) for C, file in files.items()}
     finally:
         for file in files.values():

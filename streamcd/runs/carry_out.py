@@ -140,7 +140,7 @@ def carry_out(
         result.seconds += time.monotonic() - begun
         result.peak_memory_bytes = peak_memory_bytes()
     if not written and before == outcome.lanes["passes"].tolist():
-        listener.message(f"this run had ended by {result.stop_reason} and is left alone")
+        listener.message(f"this run has ended (stopped by: {result.stop_reason}) and is left alone")
     if result.fell_short:
         result.advice = advice(dataset, max(run.options.C), method=run.options.method)
         told = scaling_advice(run)  # at the start

@@ -204,7 +204,12 @@ def _training(histories: Histories, config: RunConfig) -> Section:
 def _lanes(model: Model) -> Section:
     found = model.certificate
     passes = found.get("passes", [])
-    rows = [(name.replace("_", " "), _text(value)) for name, value in found.items() if name != "passes"]
+    names = {"gap": "relative gap"}
+    rows = [
+        (names.get(name, name.replace("_", " ")), _text(value))
+        for name, value in found.items()
+        if name != "passes"
+    ]
     if passes:
         rows.append(
             (

@@ -1,15 +1,15 @@
 """Acceleration: an outer proximal point around a dual solver, ``F_v(w) = P(w) + kappa/2 ‖w - v‖²`` with a moving centre v.
 
-In the dual only ``mu = 1 + kappa`` appears: ``w = (w(alpha) + kappa v)/mu``, a row's curvature is q/mu, and a step adds
-``Δalpha y x/mu`` to w. A training read is one pass over this better conditioned problem; then the centre moves to w, and
-kappa follows from sums of the pass. kappa = 0 is plain coordinate descent, bit for bit. Objectives, gap and certificate are
-those of the original problem, at the point w where a pass ended and at alpha: ``P(w) - D(alpha) = Σ phi_i(w) +
-½‖w - w(alpha)‖²``.
+The dual depends on kappa only through ``mu = 1 + kappa``: ``w = (w(alpha) + kappa v)/mu``, a row's curvature is q/mu, and a
+step adds ``Δalpha y x/mu`` to w. A training read is one pass over this better conditioned problem; then the centre moves to
+w, and the next kappa is computed from sums of the pass. With kappa = 0 this is plain coordinate descent, bit for bit.
+Objectives, gap and certificate are those of the original problem, at alpha and at the point w where a pass ended:
+``P(w) - D(alpha) = Σ phi_i(w) + ½‖w - w(alpha)‖²``.
 
-Sources: Shalev-Shwartz & Zhang, Math. Programming 155 (2016); Lin, Mairal & Harchaoui, JMLR 18 (2018); Güler, SIAM J. Optim.
-2 (1992). The rule for kappa is our own: it balances the inner gap and the movement, between bounds that the dual variables
-in use give, and these follow the angle between movements: about -0.5 means noise, kappa being too small, near 1 drift, kappa
-being too large.
+Sources: Shalev-Shwartz & Zhang, Math. Programming 155 (2016); Lin, Mairal & Harchaoui, JMLR 18 (2018); Güler, SIAM J.
+Optim. 2 (1992). The rule for kappa is our own: it balances the inner gap and the movement of w, within bounds that are
+computed from the nonzero dual variables and adapted to the cosine of successive movements: about -0.5 indicates noise
+(kappa too small), near 1 drift (kappa too large).
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Acceleration:
     ----------
     problem : Problem
     asked : float or "auto"
-        A kappa that stays, or the rule.
+        A fixed kappa, or "auto" for the rule.
     class_counts : ndarray, shape (k,)
     mean_square : float or None
-        Mean of ``‖x‖²``; None where the dataset does not tell.
+        Mean of ``‖x‖²``; None if the dataset does not record it.
     """
 
     def __init__(
@@ -96,11 +96,10 @@ class Acceleration:
         self.n_bytes = 8 * ((problem.n_features + 1) * n_lanes * self._width + 2 * N_BUCKETS * n_lanes)
 
     def add_to(self, state: State) -> None:
-        """Add what is kept to a new state: the companion of w (see `kernels.acceleration`), and numbers of each lane.
+        """Add the arrays of acceleration to a new state: the companion of w (see `kernels.acceleration`), and per lane:
 
-        ``in_pass`` is set where w is the iterate of an unfinished training read, ``moves`` of which have ended;
-        ``distance`` is ``½‖w - w(alpha)‖²``; ``theta``, by which the bounds of kappa are multiplied, is 0 where kappa is
-        fixed.
+        ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones;
+        ``distance``, which is ``½‖w - w(alpha)‖²``; ``theta``, the factor on the bounds of kappa, 0 if kappa is fixed.
         """
         n_lanes = self._first.size
         state.matrices["companion"] = np.zeros(state.w.shape)
@@ -136,7 +135,7 @@ class Acceleration:
         kept["in_pass"][new] = True
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
-        """Measure what a training read has moved, and leave lanes at the point that a certificate would be of."""
+        """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
         sums, sketch = np.zeros((n_lanes, 2)), np.zeros((n_lanes, N_BUCKETS))
         weights, rest = (state.w, state.matrices["companion"], self._width), (kept["kappa"], sums, sketch)
@@ -147,7 +146,7 @@ class Acceleration:
         threads.run([partial(end, *weights, part, *rest) for part in parts])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
-        with np.errstate(all="ignore"):  # the loop says what is not finite
+        with np.errstate(all="ignore"):  # the loop reports sums that are not finite
             norms = np.sqrt(_row_products(sketch, sketch) * _row_products(previous, previous))
             products = _row_products(sketch, previous)
             cosine = np.divide(products, norms, out=np.zeros(n_lanes), where=norms > 0)
@@ -168,7 +167,7 @@ class Acceleration:
                 _update_kappa(state.lanes, lane, max(float(state.totals[lane, GAP]), 0.0))
 
     def recall_rows(self, state: State, trained: np.ndarray) -> None:
-        """Return all rows to lanes every few passes; not to a lane that is certified next, which writes no rows' states."""
+        """Reactivate all rows every few passes, except in lanes certified next: that read does not write rows' states."""
         kept = state.lanes
         due = (kept["passes"][trained] % _RECALL_EVERY == 0) & (kept["phase"][trained] == TRAIN)
         due &= kept["kappa"][trained] > 0.0
@@ -176,7 +175,7 @@ class Acceleration:
 
 
 def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float) -> np.ndarray:
-    """Kappa of the first pass, from the mean of C_i q_i over a lane's rows; rows' weights are not known."""
+    """Compute kappa of the first pass from the mean of C_i q_i over a lane's rows; weights of rows are unknown."""
     cost = problem.cost
     if problem.loss == "twin":
         cost = np.where(problem.sign < 0, 0.5 * cost, cost)
@@ -187,7 +186,7 @@ def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float)
 
 
 def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
-    """Balance inner gap and movement within bounds given by the alpha in use; theta, their factor, follows the angle."""
+    """Balance inner gap and movement, within bounds computed from alpha; adapt their factor theta to the cosine."""
     distance, n_passes = float(lanes["distance"][lane]), int(lanes["moves"][lane])
     alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
     if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
@@ -223,7 +222,7 @@ def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float
 
 
 def _row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the inner products of rows; no array of their size is made, which counts where lanes are many."""
+    """Return the inner products of corresponding rows, without a temporary array: there may be many lanes."""
     products: np.ndarray = np.einsum("ij,ij->i", a, b)
     return products
 
@@ -233,23 +232,23 @@ def _clip(number: float, low: float, high: float) -> float:
 
 
 def mu(lanes: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return 1 + kappa of every lane; 1 for lanes that are trained plainly."""
+    """Return 1 + kappa of every lane; 1 without acceleration."""
     scale: np.ndarray = 1.0 + lanes["kappa"] if "kappa" in lanes else np.ones(lanes["phase"].size)
     return scale
 
 
 def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: np.ndarray) -> np.ndarray:
-    """Return w(alpha) of every lane from what a state keeps: some rows of w and of its companion."""
+    """Compute w(alpha) of every lane from rows of w and of its companion."""
     width = w.shape[1] // lanes["kappa"].size
     in_pass, kappa = (np.repeat(lanes[name], width) for name in ("in_pass", "kappa"))
     return np.where(in_pass, w + kappa * (w - companion), companion)
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
-    """Report a lane's kappa, or its extrapolation, for its result; nothing where it was trained plainly."""
+    """Report a lane's kappa or extrapolation for its result; empty without acceleration."""
     return {name: float(lanes[name][lane]) for name in _REPORTED if name in lanes}
 
 
 def log_figures(lanes: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the smallest and the largest of `report` for a line of the log; nothing where lanes are trained plainly."""
+    """Return the smallest and largest of `report` over lanes, for the log; empty without acceleration."""
     return {name: [float(lanes[name].min()), float(lanes[name].max())] for name in _REPORTED if name in lanes}

@@ -1,9 +1,8 @@
 """Primal coordinate descent over the column layout: Algorithms 1 and 3 of Chang, Hsieh, Lin (2008), and CDN.
 
-The state is w, and beside it the score ``z = w·x`` of every row and lane, kept up to date with every step; from it follow
-residuals and margins. alpha = ``-C ξ'`` at the rows' margins is a point of the dual, so ``½‖∇f(w)‖²`` is the duality gap:
-summed up as a pass meets the coordinates it is the estimate, and in a read at fixed w, which recomputes the scores, the
-certificate.
+The state is w and the score ``z = w·x`` of every row and lane, updated with every step. alpha = ``-C ξ'`` at the rows'
+margins is a point of the dual, so ``½‖∇f(w)‖²`` is the duality gap: summed while a pass visits the coordinates it is an
+estimate; in a read at fixed w, which recomputes the scores, it is the certificate.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_tot
 from .row_scores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
 
 _BIAS = -1  # stands for the bias in an order of columns
-_BIAS_WINDOW = 2**32 - 2  # stands for the window where a key chooses the one that the bias is visited in
+_BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that chooses the window of the bias
 
 
 class PrimalSolver:
-    """Every coordinate once a pass, in a fresh random order, for squared hinge and logistic loss."""
+    """Primal coordinate descent for squared hinge and logistic loss: every coordinate once a pass, in random order."""
 
     threads = Threads()
 
@@ -59,7 +58,7 @@ class PrimalSolver:
     def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, extrapolates: bool = False) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
         self._extrapolation = Extrapolation(problem) if extrapolates else None
-        # in one window that holds all of them, independent draws are Algorithm 3 itself
+        # with all columns in one window, independent draws are exactly Algorithm 3
         whole = max(dataset.n_entries, 1)
         self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
         per_row = 2 * 8 * problem.n_lanes + constant_bytes(problem, dataset)
@@ -72,17 +71,17 @@ class PrimalSolver:
         self.paging = Paging(entry_bytes, 8, fixed_bytes, page_rows)
         self._paged: PagedRows | None = None
         self._constants: tuple[np.ndarray, np.ndarray] | None = None
-        # the signed costs, and what is made on the way to them and to the smaller sides
+        # the signed costs, and temporary tables for them and for `_smaller_side`
         self.more_memory = {"needs": {"signed costs": 3 * max(problem.n_folds, 1) * problem.full_table_bytes}}
 
     @cached_property
     def _costs(self) -> ColumnCosts:
-        """Made after the plan, in which they are counted."""
+        """Problem as an argument of kernels; made after the plan, which counts its memory."""
         problem = self.problem
         return ColumnCosts(_signed_costs(problem), problem.loss_code, problem.bias, problem.free_bias)
 
     def page_rows(self, folder: Path, page_rows: int) -> PagedRows | None:
-        """Keep what there is of all rows in a file, from before `new_state` on; in memory where `page_rows` is 0."""
+        """Keep the scores in a file, in memory if `page_rows` is 0; must be called before `new_state`."""
         if not page_rows:
             return None
         extrapolates = self._extrapolation is not None
@@ -91,7 +90,7 @@ class PrimalSolver:
         return self._paged
 
     def new_state(self) -> State:
-        """w = 0, and so are the scores."""
+        """Return the state before the first read: w and the scores are 0."""
         n_lanes = self.problem.n_lanes
         lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
         lanes |= {"side_minus": np.ones(n_lanes), "side_plus": np.ones(n_lanes)}
@@ -108,13 +107,13 @@ class PrimalSolver:
         return state
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Nothing is kept by chunk."""
+        """Do nothing: chunks have no state."""
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
-        """Nothing shrinks."""
+        """Do nothing: primal methods do not shrink."""
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Do nothing: columns are compiled for beside the windows."""
+        """Do nothing: kernels are compiled at the first visit."""
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
@@ -147,7 +146,7 @@ class PrimalSolver:
         rows.store(("score",))
 
     def columns(self, window: Window, order: np.ndarray) -> np.ndarray:
-        """Write the offsets of all columns of a window, the bias in one window of a read, to the front of `order`."""
+        """Write the offsets of a window's columns, and of the bias in one window per read, to the front of `order`."""
         chosen = all_rows(window, order)
         if self.problem.bias and self._bias_window(window) == window.number:
             order[chosen.size] = _BIAS
@@ -155,7 +154,7 @@ class PrimalSolver:
         return chosen
 
     def visits(self, window: Window, order: np.ndarray, key: np.uint64) -> np.ndarray:
-        """Write the offsets of the columns in the order of their visits, a function of `key`, to the front of `order`."""
+        """Write the offsets of the columns in visiting order, a function of `key`, to the front of `order`."""
         chosen = self.columns(window, order)
         if self.with_replacement:
             primitives.draw(chosen.copy(), key, chosen)
@@ -164,16 +163,16 @@ class PrimalSolver:
         return chosen
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
-        """The first pass has summed up the gradient at w = 0; the scores of a read at fixed w have served."""
+        """Store ``‖∇f(0)‖``, which the first pass has summed, and drop the scores of a read at fixed w."""
         self._rows(state).end_read()
         norm = state.lanes["start_norm"]
         norm[trained] = np.where(np.isnan(norm[trained]), _start_norm(state)[trained], norm[trained])
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, where alpha comes from the kept scores and margins from the fresh ones.
+        """Compute ``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, with alpha from the kept scores and margins from the fresh ones.
 
-        For the squared hinge alpha is scaled to the best point on its ray, which is free; alpha = 0 is a point of any dual.
-        Rounding is added as by `dual.RowSolver.certificate`.
+        For the squared hinge alpha is scaled to the best point on its ray, at no cost. The gap is at most the primal,
+        because alpha = 0 is dual feasible. Rounding is included as in `dual.RowSolver.certificate`.
         """
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, N_SUMS))
@@ -209,7 +208,7 @@ class PrimalSolver:
 
     @property
     def _n_terms(self) -> float:
-        """Terms of the longest sum over rows or over features."""
+        """Number of terms of the longest sum over rows or features."""
         return float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
 
     def _margin_rounding(self, state: State, sums: np.ndarray) -> np.ndarray:
@@ -220,9 +219,9 @@ class PrimalSolver:
             return np.asarray(UNIT * n * norm * np.sqrt(sums[:, LARGEST_COST] * state.totals[:, CURVE]))
 
     def _primal_rounding(self, primal: np.ndarray, margins: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """Bound what rounding puts the primal objective off; a loss changes by its slope times e_j, and C e_j², at most.
+        """Bound the error of the primal objective by rounding: a loss changes by at most its slope times e_j, plus C e_j².
 
-        The slopes are alpha but for what `SLOPES_SUM` has, and alpha² / C is at most alpha with the logistic loss.
+        `SLOPES_SUM` has the difference of slopes and alpha; with the logistic loss alpha² / C is at most alpha.
         """
         squares = 2.0 * sums[:, QUADRATIC_SUM] if self.problem.loss == "squared_hinge" else sums[:, ALPHA_SUM]
         slopes = np.sqrt(squares) + np.sqrt(sums[:, SLOPES_SUM])
@@ -231,7 +230,7 @@ class PrimalSolver:
     def _rounding(self, state: State, sums: np.ndarray, margins: np.ndarray) -> np.ndarray:
         """Bound the rounding of ``½‖w - v‖² + Σ phi``.
 
-        A term changes by ``slope e + C e²`` at most, and Cauchy's inequality sums that up.
+        A term changes by at most ``slope e + C e²``; the sum is bounded by the Cauchy–Schwarz inequality.
         """
         totals = state.totals
         with np.errstate(all="ignore"):  # the loop says what is wrong
@@ -245,7 +244,7 @@ class PrimalSolver:
             )
 
     def violation(self, state: State) -> np.ndarray:
-        """``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``: what LIBLINEAR's primal solvers compare with eps."""
+        """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps."""
         start = np.where(np.isnan(state.lanes["start_norm"]), _start_norm(state), state.lanes["start_norm"])
         norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
         seen = np.isfinite(state.totals[:, VIOLATION_MAX])
@@ -253,22 +252,22 @@ class PrimalSolver:
         return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Return the estimated gaps; sums up objectives, and with acceleration what the next pass begins with."""
+        """Estimate the gaps; also computes the objectives and, with acceleration, the next extrapolation."""
         rows = self._rows(state)
         if trained.size and self._extrapolation:
             self._objective = self._extrapolation.end_pass(state, trained, rows, self._costs)
         elif trained.size:
             self._objective = sum_up_objective(self.problem, state, trained, rows, self._costs)
-        gap: np.ndarray = np.abs(state.totals[:, GAP])  # below 0 it is rounding
+        gap: np.ndarray = np.abs(state.totals[:, GAP])  # negative only by rounding
         return gap
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Go on from the scores that the read at fixed w has computed."""
+        """Continue from the scores that the read at fixed w has computed."""
         for rows in self._rows(state).iter_blocks(more=("fresh",), saved=("score",)):
             rows.score[:, lanes] = rows.fresh[:, lanes]
 
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
-        """Return what `conclude_pass` has summed up of the scores; exact but for their drift."""
+        """Return the objectives that `conclude_pass` has computed from the scores; exact but for their drift."""
         return self._objective
 
     # -- inside
@@ -285,7 +284,7 @@ class PrimalSolver:
             primal_kernels.side_sums(rows.arrays, self._costs, lanes, sums)
         if not self.problem.free_bias:
             return
-        # the multiplier of a free bias asks for Σ y alpha = 0: the heavier side is scaled down to the lighter one
+        # a free bias requires Σ y alpha = 0: the heavier side is scaled down to the lighter one
         least = sums.min(axis=0)
         for name, side in (("side_minus", sums[0]), ("side_plus", sums[1])):
             factor = np.divide(least, side, out=np.ones_like(least), where=side > 0)
@@ -294,9 +293,9 @@ class PrimalSolver:
     def _columns(
         self, window: Window, state: State, order: np.ndarray, changed: str
     ) -> Iterator[tuple[Any, long_columns.LongColumn | None]]:
-        """Yield the arguments for runs of an order of columns, or, alone, a column that has to be visited in segments.
+        """Yield kernel arguments for runs of columns, or a single column that has to be visited in segments.
 
-        `changed` names the scores that are changed: those of the rows at hand are stored before a column of the latter kind.
+        `changed` names the scores that visits change: loaded rows are stored before a column of the second kind.
         """
         rows = self._rows(state)
         alone = (
@@ -335,7 +334,7 @@ class PrimalSolver:
         return RowsInMemory(state.rows, *self._constants)
 
     def _smaller_side(self) -> np.ndarray:
-        """Share of the rows of a lane that are on its smaller side."""
+        """Compute the share of a lane's rows on its smaller side."""
         counts = self._dataset.class_counts
         assert counts is not None
         plus, minus = (counts @ (side * self.problem.sign > 0) for side in (1, -1))
@@ -343,9 +342,9 @@ class PrimalSolver:
 
 
 class OnlineSolver(PrimalSolver):
-    """Coordinates drawn uniformly at random with replacement, as many as there are (Algorithm 3).
+    """Coordinates drawn uniformly at random with replacement, a pass being one draw per feature (Algorithm 3).
 
-    A window makes one draw for each feature that it holds: each has one expected visit a pass, whatever the chunks' sizes.
+    A window makes as many draws as it holds features, so each feature has one expected visit per pass, whatever the chunks.
     """
 
     with_replacement = True
@@ -359,18 +358,19 @@ def _gap_on_the_ray(
     error: np.ndarray,
     unit: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scale alpha by the best s; returns the gap, and what `error` of `curvature` and `unit` of all sums do to it.
+    """Scale alpha to the best point on its ray; returns the gap there and a bound of its rounding.
 
-    Given are the gap of alpha, Σ alpha, and ``‖v‖² + Σ D alpha²``.
+    `gap` is that of alpha, `alpha_sum` is Σ alpha and `curvature` is ``‖v‖² + Σ D alpha²``, wrong by up to `error`; `unit`
+    is the relative error of all sums.
     """
     some = curvature > 0
     slope = alpha_sum - curvature
     ratio = np.divide(alpha_sum, curvature, out=np.zeros_like(slope), where=some)
     gain = 0.5 * slope * np.divide(slope, curvature, out=np.zeros_like(slope), where=some)
     best = 0.5 * alpha_sum * ratio
-    # far from the optimum gap and gain agree in more digits than there are: their difference was 0 for data of size 1e7
+    # far from the optimum gap and gain cancel completely: their difference was 0 for data of size 1e7
     far = gap > primal
-    of_sum = np.where(far, ratio, np.abs(ratio - 1.0) * some)  # what an error of Σ alpha is multiplied by
+    of_sum = np.where(far, ratio, np.abs(ratio - 1.0) * some)  # factor on an error of Σ alpha
     of_curvature = np.where(far, ratio * ratio, np.abs(ratio * ratio - 1.0) * some)
     rounding = 2.0 * of_sum * unit * alpha_sum + of_curvature * error
     rounding += unit * np.where(far, primal + best, gap + gain)
@@ -392,7 +392,7 @@ def _start_norm(state: State) -> np.ndarray:
 
 
 def _signed_costs(problem: Problem) -> np.ndarray:
-    """y C of a row by ``class * folds + fold`` and lane; 0 where the lane leaves the row out."""
+    """Compute y C of a row by ``class * folds + fold`` and lane; 0 if the lane leaves the row out."""
     signed = problem.sign * problem.cost
     if not problem.n_folds:
         return np.ascontiguousarray(signed)

@@ -1,12 +1,12 @@
-"""The objective: losses, costs, signs, bias; and its value in plain numpy, by which solvers are judged.
+"""The objective: losses, costs, signs, bias; and its value in plain numpy, as a reference for solvers.
 
 Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
 A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
 
 A twin plane of class k is a lane too. It is fitted to the rows of k and keeps the others at a distance:
 ``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``. Divided by r it has the form above, with the loss ``½ t²``
-for rows of k (whose y is -1) and costs divided by r. So everything here and in the solvers is of that form, dual variables
-too; what users see is multiplied by r, `Problem.scale`.
+for rows of k (whose y is -1) and costs divided by r. All objectives and dual variables here and in the solvers have this
+form; those shown to users are multiplied by r, `Problem.scale`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..core.memory_budget import require
 from ..kernels import primitives
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
-"""C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of what they make
-together are numbers still, and so is the least dual variable of the logistic loss divided by it."""
+"""C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of their products
+stay finite, as does the smallest dual variable of the logistic loss divided by one."""
 
 LOSSES = {
     "squared_hinge": primitives.SQUARED_HINGE,
@@ -33,7 +33,7 @@ LOSSES = {
     "twin": primitives.TWIN_HINGE,
 }
 
-_MAX_TABLE = 1 << 18  # signs of classes and lanes that are kept each by itself: 2 MB
+_MAX_TABLE = 1 << 18  # elements of a table of classes and lanes that is stored in full: 2 MB
 
 SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUARED_HINGE}
 """Losses of the rows that a twin plane keeps at a distance."""
@@ -43,9 +43,9 @@ SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUAR
 class Lane:
     """One binary problem."""
 
-    label: float | None  # the class on the positive side; None where there is no single one
+    label: float | None  # class on the positive side; None if there is no single one
     C: float
-    fold: int = -1  # the fold that is left out; -1 for none
+    fold: int = -1  # fold that is left out; -1 for none
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,8 @@ class Problem:
     loss: str  # a key of `LOSSES`
     classes: np.ndarray  # (k,) float64
     lanes: tuple[Lane, ...]
-    code: (
-        np.ndarray
-    )  # (k, vectors) int8: sign of each class for each weight vector of one (C, fold); 0 leaves it out
+    # (k, vectors) int8: sign of each class for each weight vector of one (C, fold); 0 leaves it out
+    code: np.ndarray
     sign: np.ndarray  # (k, lanes) float64: y of a row of that class in that lane
     cost: np.ndarray  # like `sign`: C times the class weight
     lane_fold: np.ndarray  # (lanes,) int64
@@ -83,11 +82,11 @@ class Problem:
 
     @property
     def block_lanes(self) -> int:
-        """Lanes that make one classifier: those of one C and fold."""
+        """Number of lanes of one classifier, with one C and fold."""
         return 1 if self.loss == "crammer_singer" else int(self.code.shape[1])
 
     def subset(self, lanes: Sequence[int] | np.ndarray) -> Problem:
-        """The same problem with some of its lanes."""
+        """Return the problem with some of its lanes."""
         chosen = np.asarray(lanes, dtype=np.int64)
         return replace(
             self,
@@ -99,19 +98,19 @@ class Problem:
 
     @property
     def loss_code(self) -> int:
-        """The loss as the kernels' constant."""
+        """Constant of the loss in kernels."""
         return SLACKS[self.slack] if self.loss == "twin" else LOSSES[self.loss]
 
     @property
     def scale(self) -> float:
-        """Factor that makes the user's objectives of the lanes'."""
+        """Factor from the lanes' objectives to the user's."""
         return self.ridge if self.loss == "twin" else 1.0
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
-        """Factor of C for each class, as lanes of one C have it; 0 where none of them has the class."""
+        """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""
         chosen = np.asarray(lanes, dtype=np.int64)
         cost, sign = _take_lanes(self.cost, chosen), _take_lanes(self.sign, chosen)
-        if self.loss == "twin":  # C is of the rows that are kept at a distance
+        if self.loss == "twin":  # C applies to the rows kept at a distance
             pairs = zip(cost, sign, strict=True)
             largest = self.ridge * np.array([costs[signs > 0].max(initial=0.0) for costs, signs in pairs])
         else:
@@ -121,18 +120,18 @@ class Problem:
 
     @property
     def full_table_bytes(self) -> int:
-        """Bytes of a float64 for each class and lane, where these are many."""
+        """Bytes of a float64 table of classes and lanes; 0 if it is small."""
         return self.sign.size * 8 if self.sign.size > _MAX_TABLE else 0
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of `sign` and `cost`, where these are large and not the views that `_lane_tables` makes."""
+        """Bytes of `sign` and `cost`; 0 if they are small, or views made by `_lane_tables`."""
         large = self.sign.size > _MAX_TABLE
         return sum(table.nbytes for table in (self.sign, self.cost) if large and table.flags.c_contiguous)
 
 
 def _take_lanes(table: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-    """The columns of some lanes; a view of neighbours where the table is one itself."""
+    """Return the columns of some lanes; a view if the table is a view and the lanes are adjacent."""
     if not table.flags.c_contiguous and (np.diff(lanes) == 1).all():
         return table[:, lanes[0] : lanes[-1] + 1]
     return np.ascontiguousarray(table[:, lanes])
@@ -143,7 +142,7 @@ def class_costs(
 ) -> np.ndarray:
     """Compute the factor of C for each class; "balanced" is rows / (k · rows of the class).
 
-    Raises `UsageError` where a label is not in the data, or a weight is negative or not finite.
+    Raises `UsageError` if a label is not in the data, or a weight is negative or not finite.
     """
     if class_weight is None:
         return np.ones(classes.size)
@@ -182,11 +181,11 @@ def make_problem(
     slack: str = "hinge",
     memory: int | None = None,
 ) -> Problem:
-    """Lay out the lanes: for every C, for every fold left out (or none), one lane per column of the code matrix.
+    """Make the problem: for every C, and every fold left out (or none), a lane per column of the code matrix.
 
-    A negative `bias` is none, as in LIBLINEAR; the code matrix is one-vs-rest by default; f > 0 `folds` make f lanes of
-    each, each leaving one fold out, and 0 trains on all rows. Raises `UsageError`, also where the
-    budget `memory` has no room for tables of classes and lanes.
+    A negative `bias` means none, as in LIBLINEAR; the code matrix is one-vs-rest by default. With f > 0 `folds` every lane
+    is made f times, each time leaving out another fold; with 0 all rows are used. Raises `UsageError` for invalid values,
+    and if the budget `memory` is too small for tables of classes and lanes.
     """
     _check(loss, classes, C, bias)
     if free_bias and bias <= 0:
@@ -234,9 +233,9 @@ def _lane_tables(
     views: bool,
     memory: int | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Make the signs and costs of classes and lanes; of many classes as views that take no memory, where that is possible.
+    """Make the tables of signs and costs by class and lane; for many classes as views without memory, if possible.
 
-    It is with the default code (`views`), unless class weights meet several C, or with twin planes either of them.
+    Views need the default code (`views`) and either equal class weights or a single C; twin planes need both.
     """
     shape = factors.size, lane_C.size
     one_factor, one_C = (bool((values == values[0]).all()) for values in (factors, lane_C))
@@ -318,11 +317,12 @@ def _listed(labels: np.ndarray) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The truth, in plain numpy; slow, and used by tests and reports alone
+
+# Reference implementation in plain numpy; slow, for tests and reports only
 
 
 def row_loss(loss: str, t: np.ndarray) -> np.ndarray:
-    """Loss of rows with margins ``t = y w·x``."""
+    """Compute the loss of rows with margins ``t = y w·x``."""
     if loss == "hinge":
         return np.maximum(1 - t, 0)
     if loss == "squared_hinge":
@@ -335,13 +335,13 @@ def row_loss(loss: str, t: np.ndarray) -> np.ndarray:
 
 
 def primal_objective(loss: str, w: np.ndarray, t: np.ndarray, cost: np.ndarray) -> float:
-    """``½‖w‖² + Σ cost_i loss(t_i)``; `w` with its bias entry, rows of cost 0 without a term."""
+    """Compute ``½‖w‖² + Σ cost_i loss(t_i)``; `w` includes the bias entry, rows of cost 0 have no term."""
     used = cost > 0
     return float(0.5 * w @ w + cost[used] @ row_loss(loss, t[used]))
 
 
 def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Rows' terms of the dual objective at `alpha`; 0 where the cost is."""
+    """Compute the rows' terms of the dual objective at `alpha`; 0 for rows of cost 0."""
     if loss == "hinge":
         terms = alpha
     elif loss == "squared_hinge":
@@ -357,7 +357,7 @@ def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
 def lane_dual_terms(
     problem: Problem, lane: int, code: np.ndarray, alpha: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
-    """Rows' terms of a lane's dual objective; `code` is their classes, `weight` their weights."""
+    """Compute the rows' terms of a lane's dual objective; `code` holds their classes, `weight` their weights."""
     cost = problem.cost[code, lane] * weight
     if problem.loss != "twin":
         return dual_terms(problem.loss, alpha, cost)
@@ -366,7 +366,7 @@ def lane_dual_terms(
 
 
 def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
-    """Value of the dual at `alpha`, with ``w = w(alpha)``; rows of cost 0 without a term."""
+    """Compute the dual objective at `alpha`, with ``w = w(alpha)``; rows of cost 0 have no term."""
     return float(dual_terms(loss, alpha, cost).sum() - 0.5 * w @ w)
 
 
@@ -377,7 +377,7 @@ def _x_log_x(x: np.ndarray) -> np.ndarray:
 def twin_losses(
     h: np.ndarray, code: np.ndarray, cost: np.ndarray, weight: np.ndarray, slack: str
 ) -> np.ndarray:
-    """Terms of every row: ``½ weight_i h_ik²`` for its own plane k and ``cost_i loss(h_ik)`` for the others.
+    """Compute the loss of every row: ``½ weight_i h_ik²`` for its own plane k plus ``cost_i loss(h_ik)`` for the others.
 
     `h` (rows, k) is ``w_k·x``, `code` the rows' classes.
     """
@@ -388,12 +388,12 @@ def twin_losses(
 
 
 def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
-    """``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` (rows, k), `code` the rows' classes."""
+    """Compute ``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` is (rows, k), `code` the classes."""
     return float(0.5 * (w * w).sum() + cost @ crammer_singer_losses(scores, code))
 
 
 def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """``max_m(s_im - s_i,y_i + [m ≠ y_i])`` of every row; `scores` (rows, k), `code` the rows' classes."""
+    """Compute ``max_m(s_im - s_i,y_i + [m ≠ y_i])`` of every row; `scores` is (rows, k), `code` the rows' classes."""
     rows = np.arange(code.size)
     margin = scores - scores[rows, code][:, None] + 1.0
     margin[rows, code] = 0.0

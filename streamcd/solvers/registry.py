@@ -1,6 +1,6 @@
-"""The registry of solvers: every (loss, method), its properties, and how it is made.
+"""Registry of solvers: every (loss, method) with its properties and factory.
 
-Whatever depends on the solver reads it here, the command line and the tests too. Importing it loads no solver.
+Code, command line and tests read the properties of a solver only here. Importing this module imports no solver.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from .protocol import Solver
 
 Factory = Callable[["Problem", "Dataset", int, "float | str", "float | str"], "Solver"]
-"""Makes a solver of a problem, a dataset, a seed, omega, which is 1 where the solver does not relax, and acceleration: auto,
-none or a kappa."""
+"""Factory of a solver, from a problem, a dataset, a seed, omega (1 if the solver does not relax) and acceleration (auto,
+none or a kappa)."""
 
 
 @dataclass(frozen=True)
 class SolverEntry:
-    """One way to solve the problem of one loss."""
+    """A solver: one method for one loss."""
 
     loss: str
     method: str
     layout: Literal["rows", "columns"]  # the table that it reads
     factory: Factory
     liblinear: int | None = None  # LIBLINEAR's ``-s`` number of the same problem and method
-    relaxes: bool = False  # its steps have a closed form, which omega can stretch
-    # over rows an outer proximal point can go around it, with a kappa; over columns its passes can be extrapolated
+    relaxes: bool = False  # its steps have a closed form, to which omega applies
+    # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes
     accelerates: bool = False
-    # Several workers can train it together: block-diagonal dual coordinate descent with a line search along the dual, one
-    # lane or several. For Crammer–Singer the mathematics carries over whole: its dual is quadratic, and a step along any
-    # direction keeps every row's sum of zero.
+    # Several workers can train it together, by block-diagonal dual coordinate descent with a line search along the dual, for
+    # one lane or several. This holds for Crammer–Singer too: its dual is quadratic, and a step along any direction keeps
+    # every row's sum of zero.
     in_rounds: bool = False
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ METHODS = tuple(dict.fromkeys(entry.method for entry in SOLVERS))
 
 
 def find_solver(loss: str, method: str) -> SolverEntry:
-    """Return the entry of a loss and a method; raises `UsageError` where there is none."""
+    """Return the entry of a loss and a method; raises `UsageError` if there is none."""
     for entry in SOLVERS:
         if (entry.loss, entry.method) == (loss, method):
             return entry
@@ -125,7 +125,7 @@ def make_solver(
 ) -> Solver:
     """Make the solver of a problem.
 
-    Raises `UsageError` where there is none for its loss, or it penalises the bias whatever the problem says.
+    Raises `UsageError` if there is none for the loss, or the problem has a free bias, which the method cannot train.
     """
     if problem.free_bias and not reads_columns(method):
         ways = " and ".join(way for way in METHODS if reads_columns(way))
@@ -148,14 +148,14 @@ def _proximal_point(problem: Problem, dataset: Dataset, asked: float | str) -> A
 
 
 def reads_columns(method: str) -> bool:
-    """Return True for a method that reads the column layout."""
+    """Check if a method reads the column layout."""
     return any(entry.layout == "columns" for entry in SOLVERS if entry.method == method)
 
 
 def check_omega(omega: float | str, loss: str, method: str) -> float | str:
     """Check over-relaxation; returns it as a number or ``"auto"``.
 
-    Raises `UsageError` where it is outside (0, 2), or is not 1 and the steps have no closed form.
+    Raises `UsageError` if it is outside (0, 2), or differs from 1 although the steps have no closed form.
     """
     from .over_relaxation import omega_number
 

@@ -1,12 +1,11 @@
-"""Scores of all rows, as the primal methods keep them: in memory, or, where that is too little, in pages of a file.
+"""Scores of all rows for the primal methods: in memory or, if they do not fit, in pages of a file.
 
-In the file every page (a block of rows) has two slots, as dual variables have (`slot_store.SlotStore`): what the last
-durable checkpoint points to is never overwritten, so that a kill at any moment leaves the bits of a resumed run alone.
+Every page (a block of rows) has two slots in the file, like dual variables (`slot_store.SlotStore`): the slot that the last
+durable checkpoint points to is never overwritten, so that a run killed at any moment resumes with the same bits.
 
-A window of columns asks for the rows that occur in it: they are numbered anew, ascending, the window's entries are rewritten
-to these numbers, and the scores are loaded and stored in one walk through the file each. The kernel that runs over the
-window is the one that runs in memory, on the same numbers in the same order, with the same bits. A column of all rows is
-visited page by page.
+For a window of columns, the rows that occur in it are renumbered, ascending, the row indices of the window's entries are
+replaced by these numbers, and the scores are loaded and stored in one sweep over the file each. The kernel is the same as in
+memory, on the same values in the same order, with the same bits. The bias, a column of all rows, is visited page by page.
 """
 
 from __future__ import annotations
@@ -26,28 +25,26 @@ from ..stream.window import ColumnArena, Window
 from .problem import Problem
 
 PAGE_BYTES = 1 << 19
-"""Bytes of scores in a page: enough for the full speed of the disk, and few beside any memory budget."""
+"""Bytes of scores in a page: enough for the full speed of the disk, and small compared with any memory budget."""
 
 _RANK_ROWS = 1 << 19  # rows that are numbered at a time
-_SECTIONS = ("score", "fresh", "constant", "previous")  # of the file; the last one only where it is asked for
+_SECTIONS = ("score", "fresh", "constant", "previous")  # of the file; "previous" only with acceleration
 
 
 @dataclass(frozen=True)
 class Rows:
     """Scores and constants of some rows; the arrays may be changed in place."""
 
-    first: int  # of the rows, where they are a block
+    first: int  # number of the first row, if they are a block
     score: np.ndarray  # (rows, lanes): w·x, updated with every step
-    fresh: np.ndarray  # the same as the read at fixed w has summed it up; empty in other reads
-    kind: np.ndarray  # see `kernels/primal`
-    weight: np.ndarray  # empty where all are 1
-    previous: (
-        np.ndarray
-    )  # scores at the end of an earlier pass, where acceleration keeps them; empty elsewhere
+    fresh: np.ndarray  # like `score`, recomputed by a read at fixed w; empty in other reads
+    kind: np.ndarray  # see `kernels.primal.Scores`
+    weight: np.ndarray  # empty if all are 1
+    previous: np.ndarray  # scores at the end of an earlier pass, with acceleration; else empty
 
     @property
     def arrays(self) -> Scores:
-        """The same arrays as kernels take them, flat."""
+        """Flat arrays as an argument of kernels."""
         return Scores(self.score.reshape(-1), self.fresh.reshape(-1), self.kind, self.weight)
 
     def head(self, n_rows: int, first: int = 0) -> Rows:
@@ -59,8 +56,7 @@ class Rows:
 class RowsInMemory:
     """All rows, as one block in memory.
 
-    `arrays` are ``score``, with acceleration ``previous``, and in a read at fixed w ``fresh``: those of a `protocol.State`,
-    which checkpoints keep.
+    `arrays` are those of a `protocol.State`: ``score``, with acceleration ``previous``, in a read at fixed w ``fresh``.
     """
 
     paged = False
@@ -69,7 +65,7 @@ class RowsInMemory:
         self._arrays, self._kind, self._weight = arrays, kind, weight
 
     def begin_certificates(self) -> None:
-        """Make room for fresh scores."""
+        """Allocate fresh scores."""
         score = self._arrays["score"]
         if self._arrays.get("fresh", score[:0]).shape != score.shape:
             self._arrays["fresh"] = np.zeros_like(score)
@@ -89,7 +85,7 @@ class RowsInMemory:
         return self._rows()
 
     def store(self, saved: Sequence[str]) -> None:
-        """Store what a visit has changed; here the rows were changed in place."""
+        """Do nothing: rows are changed in place."""
 
     def _rows(self) -> Rows:
         score = self._arrays["score"]
@@ -98,10 +94,10 @@ class RowsInMemory:
 
 
 class PagedRows:
-    """All rows, in a file of pages of `page_rows` each, in a folder of the run; `seed` is that of the folds.
+    """All rows, in a file with pages of `page_rows` rows, in a folder of the run; `seed` is that of the folds.
 
-    With `extrapolates` there are scores of an earlier pass too. The loop makes `slots` durable. Pages that were never saved
-    are zero.
+    With `extrapolates` the scores of an earlier pass are kept too. The loop makes `slots` durable. Pages that were never
+    saved are zero.
     """
 
     paged = True
@@ -169,7 +165,7 @@ class PagedRows:
                 self._write_page(number, name)
 
     def load(self, window: Window, *, fresh: bool) -> Rows:
-        """Load the rows of a window's entries, which the arena has by new numbers from now on."""
+        """Load the rows of a window's entries; renumbers the rows in the arena."""
         if self._loaded is None:
             self._compact(window)
             assert self._room is not None
@@ -281,23 +277,23 @@ def constant_bytes(problem: Problem, dataset: Dataset) -> int:
 
 
 def paging_bytes(problem: Problem, dataset: Dataset, *, extrapolates: bool) -> tuple[int, int, int]:
-    """Compute the memory of pages: bytes for each entry of a window, bytes beside, and the rows of a page.
+    """Compute the memory of paging: bytes for each entry of a window, other bytes, and the rows of a page.
 
-    Scores of an earlier pass are never those of a window. In the worst case every entry of a window is of another row.
+    A window never holds scores of an earlier pass. In the worst case every entry of a window belongs to another row.
     """
     row_bytes = 16 * problem.n_lanes + constant_bytes(problem, dataset)
     page_rows = max(PAGE_BYTES // (8 * problem.n_lanes), 1)
     n_pages = -(-dataset.n_rows // page_rows)
-    # a page, its bytes as they are read, and temporary copies of both; of every page two slots a section in tables
+    # a page, its bytes as read, and temporary copies of both; the tables have two slots per page and section
     page_bytes, table_bytes = (row_bytes + 8 * problem.n_lanes, 270) if extrapolates else (row_bytes, 200)
     fixed = 4 * page_rows * page_bytes + 8 * _RANK_ROWS + table_bytes * n_pages
     return row_bytes + 8, fixed, page_rows
 
 
 def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Read kind and weight (the latter empty where all are 1) of all rows, chunk by chunk.
+    """Read kind and weight (empty if all are 1) of all rows, chunk by chunk.
 
-    Raises `DatasetError` where the manifest does not list a label.
+    Raises `DatasetError` if the manifest does not list a label.
     """
     n_folds = problem.n_folds
     dtype = kind_dtype(problem.classes.size, n_folds)

@@ -20,15 +20,15 @@ from .dual import RowSolver, rows_of, set_thresholds, steering_of, variables_of
 from .problem import Problem
 from .protocol import CERTIFY, START, Start, State, all_rows
 
-_SCIPY_BYTES = 60_000_000  # scipy.linalg and its buffers, which no other solver loads: 45 MB were seen
+_SCIPY_BYTES = 60_000_000  # scipy.linalg and its buffers, which no other solver imports: measured 45 MB
 
 
 class TwinSorSolver(RowSolver):
     """Twin planes by SOR with the inverse of a matrix of features × features (`twin_kernels.twin_sor_visit`).
 
-    The first read sums up H, and Bᵀa of the dual variables that a warm start brings. The inverse of H is kept, and the
-    visits change the dual variables of the other classes' rows alone. It is the problem that `DualSolver` solves for twin
-    planes, with half of the variables eliminated: it converges well where that one does not (a small ridge).
+    The first read sums H, and Bᵀa of the dual variables of a warm start. The inverse of H is kept, and visits change only
+    the dual variables of the other classes' rows. This is the problem that `DualSolver` solves for twin planes, with the
+    variables of the plane's own rows eliminated: it converges well with a small ridge too, where that one does not.
     """
 
     warm_start: Start = "alpha"
@@ -50,13 +50,13 @@ class TwinSorSolver(RowSolver):
         lanes = over_relaxation.new_lane_arrays(n_lanes, self.omega)
         lanes["seen_phase"] = np.full(n_lanes, START, dtype=np.int64)
         state = self.start_state(lanes, START)
-        # zeros that are never touched take no memory: on resume they are replaced
+        # untouched zeros take no memory, and resuming replaces them
         state.matrices["inverse"] = np.zeros((n_lanes, self.size, self.size))
         state.matrices["pulled"] = np.zeros((self.size, n_lanes))
         return state
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Certify lanes at their fixed w (at 0 at the start, for `pulled` and DUAL), train others; sum up matrices."""
+        """Certify lanes at their fixed w (at 0 when starting, for `pulled` and DUAL), train others; sum matrices."""
         state.lanes["seen_phase"][:] = state.lanes["phase"]
         super().visit(window, state, order, key)
         starting = state.phase(START)
@@ -71,15 +71,15 @@ class TwinSorSolver(RowSolver):
             return np.einsum("ij,ij->i", apart, apart)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
-        """Invert what was summed up; renew w from alpha where a certificate was made; thresholds, omega."""
+        """Invert the summed matrices, recompute w from alpha after a certificate, set thresholds and omega."""
         seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
         for lane in np.flatnonzero(seen == START):
             _invert(state.matrices["inverse"][lane], self.problem.ridge)
         for lane in np.flatnonzero((seen == START) | (seen == CERTIFY)):
-            # not w(alpha) as the certificate has it: there a rounding error of w is multiplied by H
+            # not the certificate's w(alpha), in which a rounding error of w is multiplied by H
             w = state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
             if seen[lane] == START:
-                # `stopping` takes ½‖w‖² off this sum, and the quadratic term is ½ aᵀBH⁻¹Bᵀa
+                # `estimated_primals` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
                 state.lanes["dual_sum"][lane] += 0.5 * float(w @ w - w @ pulled[:, lane])
             pulled[:, lane] = 0.0
         set_thresholds(state, trained)
@@ -103,7 +103,7 @@ class TwinSorSolver(RowSolver):
         elimination = Elimination(state.matrices["inverse"], self._column)
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
         twin_kernels.twin_sor_visit(*rows, steering, state.totals, lanes, elimination)
-        # `stopping` takes ½‖w‖² off the sum of DUAL; here the quadratic term is in that sum already
+        # `estimated_primals` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
         state.totals[lanes, DUAL] += (_half_squares(state.w) - before)[lanes]
 
 
@@ -113,7 +113,7 @@ def _half_squares(w: np.ndarray) -> np.ndarray:
 
 def _invert(matrix: np.ndarray, ridge: float) -> None:
     """Replace a Gram matrix G by ``(I + G)⁻¹``, in place."""
-    from scipy.linalg import lapack  # tens of MB that no other training needs
+    from scipy.linalg import lapack  # here: it takes tens of MB, which no other training needs
 
     matrix[np.diag_indices_from(matrix)] += 1.0
     # LAPACK sees the transpose, whose columns are contiguous: its upper triangle is the lower one here

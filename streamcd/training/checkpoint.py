@@ -38,17 +38,17 @@ RUN = Kind(
 )
 
 _OWN_KEYS = ("format", "format_version", "checksum", "identity", "identity_adopted")  # of config.json
-_HEADERS_BYTES = 1 << 20  # of the arrays of a state, and the few numbers beside it
-LINE_BYTES = 1 << 20  # of the log, at most
+_HEADERS_BYTES = 1 << 20  # of the arrays of a state, and other small values
+LINE_BYTES = 1 << 20  # largest line of a log
 _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial")
 
 
 class Run:
-    """An existing run directory, locked while it is open; `locked` is False for one inside a run that is locked already."""
+    """An existing run directory, locked while open; `locked` is False for a directory inside a run already locked."""
 
     def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
         self.path, self.identity = path, identity
-        self.slot_identity = identity  # once a state carries the identity, all slots do
+        self.slot_identity = identity  # once a state has the identity, all slots have it
         self.config_path, self.state_path = path / "config.json", path / "state.npz"
         self.log_path, self.model_path = path / "log.jsonl", path / "model"
         self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
@@ -59,7 +59,7 @@ class Run:
             (path / name).unlink(missing_ok=True)
 
     def part(self, name: str) -> Run:
-        """Open a directory inside the run for a part of the work; created where it does not exist."""
+        """Open a directory inside the run for a part of the work; created if needed."""
         (self.path / name).mkdir(exist_ok=True)
         return Run(self.path / name, self.identity.part(name), locked=False)
 
@@ -71,7 +71,7 @@ class Run:
         write_metadata(self.config_path, RUN, {**config, **own})
 
     def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace ``state.npz``: temporary name, sync, rename; with the length of the log."""
+        """Replace ``state.npz``, atomically; it records the length of the log."""
         if self._log_bytes:
             sync(self.log_path)
         with replacing(self.state_path) as partial, open(partial, "wb") as file:
@@ -80,15 +80,14 @@ class Run:
             np.savez(file, **{**arrays, **own})  # type: ignore[arg-type]
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
-        """Read the arrays of the last checkpoint, and cut the log back to it; None where there is none yet.
+        """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
 
-        A state that takes far more than `room` bytes is refused before it is read.
+        A state much larger than `room` bytes is refused before it is read.
         """
         arrays = read_arrays(self.state_path, identity=self.identity, room=room + _HEADERS_BYTES)
         if arrays is None:
-            if (
-                self.log_path.exists() and self.log_path.stat().st_size
-            ):  # the first state comes before the first line
+            # the first state is written before the first line of the log
+            if self.log_path.exists() and self.log_path.stat().st_size:
                 raise CheckpointError(
                     f"{self.state_path}: missing, though the run's log tells of passes; restore it from a copy, or train "
                     "again with --force"
@@ -111,13 +110,13 @@ class Run:
         self._log_bytes += len(line)
 
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
-        """Open the slots of a dataset's chunks, or `pages`, which take their place, as files of this run."""
+        """Open the slots of a dataset's chunks, or use `pages` in their place, as files of this run."""
         slots = pages or chunk_slots(self.path / "dual", dataset, row_bytes, None)
         slots.identity = self.identity
         return slots
 
     def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
-        """Iterate over blocks of rows of an array of the last checkpoint, of a part of the run or (empty) the run itself."""
+        """Iterate over blocks of rows of an array in the last checkpoint of a part, or with "" of the run itself."""
         return read_array_rows(self.path / part / "state.npz", name, block_rows)
 
     def close(self) -> None:
@@ -141,7 +140,7 @@ class Run:
 
 
 class MemoryRun(Run):
-    """A run that leaves no files: its last state is kept, as it is, and nothing can be resumed."""
+    """A run without files, which keeps its last state in memory and cannot be resumed."""
 
     def __init__(self) -> None:
         self.path = Path("(in memory)")
@@ -149,11 +148,11 @@ class MemoryRun(Run):
         self._parts: dict[str, MemoryRun] = {}
 
     def part(self, name: str) -> MemoryRun:
-        """Return the part of that name; empty for the run itself."""
+        """Return the part of that name; with "" the run itself."""
         return self._parts.setdefault(name, MemoryRun()) if name else self
 
     def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep the arrays, not copies of them."""
+        """Keep the arrays, not copied."""
         self._arrays = arrays
 
     def read_state(self, room: int) -> None:
@@ -175,7 +174,7 @@ class MemoryRun(Run):
 
 
 def log_identity(path: Path) -> str | None:
-    """Read the name of the run from the first line of its log; an error where that is no record."""
+    """Read the name of the run from the first line of its log; raises `CheckpointError` if the line is damaged."""
     with open(path, "rb") as file:
         line = file.readline(LINE_BYTES)
     try:
@@ -196,10 +195,10 @@ def read_arrays(
     *,
     whole: bool = False,
 ) -> dict[str, np.ndarray] | None:
-    """Read arrays of a state, all or those named; None where there is no file, an error where it is damaged.
+    """Read arrays of a state, all or those named; None if there is no file. Raises `CheckpointError` if it is damaged.
 
-    It has to be that of the run `identity`, if that is given, and to hold at most `room` bytes. `whole` checks the checksums
-    of all arrays.
+    The state must belong to the run `identity`, if given, and hold at most `room` bytes. `whole` verifies the checksums of
+    all arrays.
     """
     if not path.exists():
         return None
@@ -215,7 +214,7 @@ def read_arrays(
 
 @contextmanager
 def _open_archive(path: Path, room: int | None = None) -> Iterator[zipfile.ZipFile]:
-    """Open an ``.npz`` file whose members lie in it as they are; one that inflates was not written here."""
+    """Open an ``.npz`` file and refuse compressed members: streamcd does not write such files."""
     with _damage_named(path), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         size = sum(member.file_size for member in members)
@@ -229,7 +228,7 @@ def _open_archive(path: Path, room: int | None = None) -> Iterator[zipfile.ZipFi
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Raise one error that names the file, whatever the readers of archives make of a damaged one."""
+    """Turn the many errors that a damaged archive can raise into a `CheckpointError` that names the file."""
     try:
         with file_named(path):
             yield
@@ -238,7 +237,7 @@ def _damage_named(path: Path) -> Iterator[None]:
         ValueError,
         EOFError,
         LookupError,
-        RuntimeError,  # a flipped bit says that the file is encrypted, or packed in a way that is not known
+        RuntimeError,  # a flipped bit can mark the file as encrypted, or its compression as unknown
         AssertionError,
         MemoryError,  # a header that claims more than the file holds
         tokenize.TokenError,  # numpy's, of a header that ends too early
@@ -254,9 +253,9 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
-    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, which is never whole in memory."""
+    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, without reading it as a whole."""
     with _open_archive(path) as archive, archive.open(name + ".npy") as file:
-        # two dimensions and a plain type: numpy writes the first version of the header
+        # for two dimensions and a plain dtype numpy writes version 1.0 of the header
         assert np.lib.format.read_magic(file) == (1, 0)
         (n_rows, n_columns), fortran, dtype = np.lib.format.read_array_header_1_0(file)
         assert not fortran
@@ -266,7 +265,7 @@ def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarr
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the configuration of a run directory; refuse what is not one, or is damaged."""
+    """Read the configuration of a run directory; raises `CheckpointError` if it is not a run, or is damaged."""
     config_path = path / "config.json"
     try:
         config, _ = read_metadata(config_path, RUN)
@@ -279,7 +278,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_identity(path: Path) -> Identity | None:
-    """Read the identity of a run; None where it was written before there was any."""
+    """Read the identity of a run; None for a run of an earlier version, which has none."""
     raw, _ = read_metadata(path / "config.json", RUN)
     if raw["format_version"] == 1:
         return None
@@ -290,7 +289,7 @@ def read_identity(path: Path) -> Identity | None:
 
 
 def _refuse_links(path: Path) -> None:
-    """Refuse a run with symbolic links in it: nothing is written through one."""
+    """Refuse a run that contains symbolic links, so that nothing is written through one."""
     for folder, directories, files in os.walk(path):
         for name in (*directories, *files):
             if os.path.islink(os.path.join(folder, name)):
@@ -301,11 +300,11 @@ def _refuse_links(path: Path) -> None:
 
 
 def create_run(path: Path, *, force: bool) -> Run:
-    """Make an empty run directory, or empty one with `force`; the caller refuses a run that is not to be replaced."""
+    """Create a run directory, or with `force` empty an existing one; the caller protects runs that must not be replaced."""
     if os.path.lexists(path) and not path.is_dir():
         raise CheckpointError(f"{path} exists and is not a run; name another directory")
     path.mkdir(parents=True, exist_ok=True)
-    # the lock is all that is left where a process ended before it had written the configuration
+    # a process that ended before it wrote the configuration leaves only the lock
     leftovers = [entry for entry in path.iterdir() if entry.name not in ("lock", *_PARTIAL)]
     if leftovers and not (path / "config.json").exists():
         raise CheckpointError(f"{path} is not empty and not a run; name another directory")
@@ -314,7 +313,7 @@ def create_run(path: Path, *, force: bool) -> Run:
             f"{path} is not empty; name another directory, or give --force to replace what is in it"
         )
     run = Run(path, Identity.new())
-    # the configuration goes last: a directory whose removal was interrupted is still known as a run, and --force removes it
+    # the configuration is removed last: after an interruption the directory is still a run, which --force can replace
     with ExitStack() as stack:
         stack.push(run)
         for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
@@ -327,7 +326,7 @@ def create_run(path: Path, *, force: bool) -> Run:
 
 
 def open_run(path: Path) -> Run:
-    """Lock an existing run directory; one that was written before there were identities gets one."""
+    """Lock an existing run directory; a run of an earlier version gets an identity."""
     read_config(path)
     _refuse_links(path)
     return Run(path, read_identity(path) or Identity.new(adopted=True))

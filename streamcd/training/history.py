@@ -18,13 +18,13 @@ def read_history(run: Path) -> dict[str, list[dict[str, Any]]]:
     Returns
     -------
     dict
-        By the directory inside the run ("" for the run itself), in the order of training: a log's records, oldest first.
-        Beside the fields of ``log.jsonl`` each has ``elapsed``, the seconds of all reads until its own ended.
+        The records of each log, oldest first, by directory inside the run ("" for the run itself), in the order of training.
+        In addition to the fields of ``log.jsonl`` each has ``elapsed``, the seconds of all reads up to the end of its own.
 
     Raises
     ------
     CheckpointError
-        Where `run` is not a run, or a line of a log is damaged. The last one may be half-written: it is left out.
+        If `run` is not a run, or a line of a log is damaged. An incomplete last line is ignored.
     """
     read_config(run)
     logs = sorted(run.rglob("log.jsonl"), key=_training_order)

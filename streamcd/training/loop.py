@@ -1,4 +1,4 @@
-"""The loop that all solvers share: reads, windows, stopping, logging, checkpoints; and the base of all training loops."""
+"""The training loop of all solvers (reads, windows, stopping, log, checkpoints), and the base class of training loops."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
 from .warm_start import WarmStart
 
 StopRequested = Callable[[], int | None]
-"""Asked after every window; returns the number of a signal that asks the run to stop, or None."""
+"""Callable that returns the number of a signal that requests a stop, or None; called after every window."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """Parties of a training: who hears of it, who may stop it, and who does the work."""
+    """Environment of a training: listener, stop requests, workers and threads."""
 
     listener: Listener
     stop_requested: StopRequested | None
-    client: Any = None  # of the workers; None where this process trains
+    client: Any = None  # of the workers; None if this process trains
     threads: Threads = field(default_factory=Threads)  # of this process
-    until: float = math.inf  # seconds of the monotonic clock at which to stop
+    until: float = math.inf  # time of the monotonic clock at which to stop
 
 
 class _TimeIsUp(StreamcdError):
@@ -61,7 +61,7 @@ def deadline(max_seconds: float | None) -> float:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything a loop needs to know of a training."""
+    """Specification of a training for a loop."""
 
     dataset: Dataset
     problem: Problem  # the lanes to train
@@ -71,16 +71,16 @@ class Task:
     seed: int
     checkpoint_every: float  # seconds
     run: str  # the run directory, for messages
-    name: str = ""  # precedes the phase in progress; empty where there is one task only
+    name: str = ""  # prefix of the phase in progress; empty if there is one task only
     warm_start: WarmStart | None = None
     validate: validation.Validate | None = None  # not on workers
 
 
 class TrainingLoop(ABC):
-    """One session of a task, from the last checkpoint in a directory to the end or to an interruption.
+    """One session of a task, from the last checkpoint in a directory to the end or an interruption.
 
-    A subclass carries out the reads, and adds to a checkpoint what it keeps beside the state. `directory` holds the state,
-    the dual variables and the log.
+    A subclass carries out the reads, and adds its own arrays to the checkpoint. `directory` holds the state, the dual
+    variables and the log.
     """
 
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
@@ -106,7 +106,7 @@ class TrainingLoop(ABC):
                 self._stop_if_requested()
                 self._train()
         except _TimeIsUp:
-            # the state on disk knows no clock
+            # only in the outcome: the state on disk does not depend on time
             reason = np.where(lanes["phase"] == DONE, lanes["reason"], BY_TIME)
             lanes = {**lanes, "reason": reason}
         finally:
@@ -135,7 +135,7 @@ class TrainingLoop(ABC):
         state.totals[:] = new_totals(task.problem.n_lanes)
 
     def _review_phases(self, certified: np.ndarray) -> None:  # noqa: B027
-        """Correct what the rules of a single process have decided; nothing by default."""
+        """Revise the decisions of `update_lane_phases`; nothing by default."""
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        """Add what is kept beside the state."""
+        """Add the subclass's arrays."""
 
     @abstractmethod
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
@@ -181,21 +181,21 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def _bytes_read(self) -> int:
-        """Bytes read in all sessions."""
+        """Return the bytes read in all sessions."""
 
     @abstractmethod
     def _before_stop(self) -> str:
-        """Save what is not saved yet; returns where a resumed run continues, for the message."""
+        """Save the state, if needed; returns a description of where a resumed run continues, for the message."""
 
     def _stop_if_requested(self) -> None:
         signum, time_is_up = self.stop_requested(), time.monotonic() >= self.until
         if signum is None and not time_is_up:
             return
         where, state = self._before_stop(), describe_status(self._find_status(0))
-        way_on = f"{state}; 'streamcd resume {self.task.run}' {where}"
+        advice = f"{state}; 'streamcd resume {self.task.run}' {where}"
         if signum is not None:
-            raise Interrupted(f"stopped by a signal {way_on}", signum)
-        self.listener.message(f"time is up {way_on}")
+            raise Interrupted(f"stopped by a signal {advice}", signum)
+        self.listener.message(f"time is up {advice}")
         raise _TimeIsUp
 
     def _seconds(self) -> float:
@@ -215,7 +215,7 @@ class TrainingLoop(ABC):
         self.listener.progress(Progress(self.task.name + phase, done, total, "entries", note, status))
 
     def _lane_figures(self) -> dict[str, Any]:
-        """Summary of all lanes for a line of the log."""
+        """Summarise all lanes for a line of the log."""
         lanes, scale = self.state.lanes, self.task.problem.scale
         return {
             "passes": int(lanes["passes"].max()),
@@ -274,7 +274,7 @@ class Loop(TrainingLoop):
         self.slots.close()
 
     def _read(self, stream: Stream) -> None:
-        """Go through the rest of the current read."""
+        """Carry out the rest of the current read."""
         state = self.state
         before = self._figures()
         certifying_only = not state.phase(TRAIN).size
@@ -328,7 +328,7 @@ class Loop(TrainingLoop):
         self.meter["validation"] += time.monotonic() - started
 
     def _pause(self) -> None:
-        """Between windows: stop where that was requested, save a checkpoint where one is due."""
+        """Between windows, stop if requested, and save a checkpoint if one is due."""
         self._stop_if_requested()
         if time.monotonic() - self.last_checkpoint >= self.task.checkpoint_every:
             self._checkpoint()
@@ -364,11 +364,11 @@ class Loop(TrainingLoop):
         self._checkpoint()
 
     def _warm_start(self, start: WarmStart) -> None:
-        """Take over from another run what the solver asks for."""
+        """Initialise the state from another run, as far as the solver can use it."""
         state, solver = self.state, self.task.solver
         if solver.warm_start == "w":
             start.fill_weights(state.w, dual=False)
-            # a read at this w computes its scores; that it fails as a certificate is no reason to delay later ones
+            # a certifying read computes the scores; caution 2, because its likely failure must not delay the next one
             state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
             return
         dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
@@ -384,7 +384,7 @@ class Loop(TrainingLoop):
         return self.bytes_before + of_dataset + self.slots.bytes_read
 
     def _figures(self) -> dict[str, float]:
-        """Running sums, of which a log record has the differences."""
+        """Return running totals; a log record has their differences."""
         read = self.stream.read_seconds if self.stream else 0.0
         return {"total": time.monotonic(), "read": read, "bytes_read": self._bytes_read(), **self.meter}
 
@@ -413,9 +413,9 @@ def _finite(number: float) -> float | None:
 
 
 class _RowStates:
-    """Load the rows' dual variables of a window from the slots, and save them there.
+    """Loading and saving of the dual variables of a window's rows in the slots.
 
-    Those of a resident dataset stay in the arena, and `flush` writes what changed; others are written after every visit.
+    Those of a resident dataset stay in the arena until `flush`; others are written after every visit.
     """
 
     def __init__(self, slots: SlotStore, solver: Solver, dataset: Dataset, resident: bool) -> None:

@@ -1,4 +1,4 @@
-"""Result of a training: the object that ``--json`` prints."""
+"""Result of a training, which ``--json`` prints."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def worst_reason(reasons: np.ndarray) -> str:
 class Result:
     """Result of a training; its fields are those of ``train --json``.
 
-    An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; with another omega
-    than 1, ``omega`` too, and of one chosen by trial ``omega_trial``, the gain of the dual per pass with each; with
-    acceleration the last ``kappa``, by a primal method the last ``extrapolation``.
+    An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; also ``omega`` if
+    it is not a fixed 1, with ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and
+    with acceleration the last ``kappa``, or for primal methods the last ``extrapolation``.
 
     Examples
     --------
@@ -58,9 +58,7 @@ class Result:
     rounding: (
         float  # largest bound on what rounding puts gap and primal objective off, relative to the latter
     )
-    violation: (
-        float  # of the optimality conditions at the certified weights, the largest (LIBLINEAR's measure)
-    )
+    violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all lanes are
     stop_reason: str  # "gap", "violation", "validation", "max_passes", "rounding" or "time", of the lane that ended worst
     passes: int  # training passes of the slowest lane
@@ -145,7 +143,7 @@ class TuneResult(Result):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Final state of a loop over some lanes."""
+    """Final state of the lanes of a training loop."""
 
     lanes: dict[str, np.ndarray]  # the per-lane arrays of the last state
     seconds: float
@@ -165,13 +163,13 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def relative_gaps(lanes: dict[str, np.ndarray]) -> np.ndarray:
-    """Compute (primal - dual) / primal of every lane; 0 where the primal is 0."""
+    """Compute (primal - dual) / primal of every lane; 0 if the primal is 0."""
     primal = np.abs(lanes["primal"])
     return np.divide(lanes["gap"], primal, out=np.zeros_like(primal), where=primal != 0)
 
 
 def _relative_rounding(lanes: dict[str, np.ndarray]) -> float:
-    """The larger of both roundings of a lane, relative to its primal objective; the largest of all lanes."""
+    """Compute the largest bound on rounding of a lane's gap or primal objective, relative to the latter."""
     primal = np.abs(lanes["primal"])
     found = np.fmax(lanes["rounding"], lanes["primal_rounding"])
     return float(np.divide(found, primal, out=np.zeros_like(primal), where=primal != 0).max())

@@ -1,4 +1,4 @@
-"""Status of a training for people: how far the gap, or the violation, is from what is wanted."""
+"""Status of a training for progress reports: the gap, or the violation, and the tolerance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .stopping import StopRule
 def training_status(
     state: State, problem: Problem, rule: StopRule, task: str, passes_ahead: int
 ) -> TrainingStatus:
-    """Sum up the lanes of a task; the read or round in work adds `passes_ahead` passes."""
+    """Summarise the lanes of a task; the read or round in progress adds `passes_ahead` passes."""
     lanes = state.lanes
     is_open = lanes["phase"] != DONE
     measured = lanes["seen_violation"] if rule.tol is None else _relative_estimates(lanes)
@@ -44,11 +44,11 @@ def describe_status(status: TrainingStatus) -> str:
 
 
 def _relative_estimates(lanes: dict[str, np.ndarray]) -> np.ndarray:
-    """Estimate the relative gap of every lane; nan where there is no estimate yet."""
+    """Estimate the relative gap of every lane; nan if there is no estimate yet."""
     relative: np.ndarray = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
     return relative
 
 
 def _largest(numbers: np.ndarray) -> float:
-    """Return the largest number; nan where there is none, or one is not known."""
+    """Return the largest number; nan if there is none, or one is unknown."""
     return float(numbers.max()) if numbers.size else float("nan")

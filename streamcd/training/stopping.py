@@ -1,11 +1,10 @@
-"""Rules of stopping: at the end of every read, for all solvers alike, lanes are certified, restored, or done.
+"""Stopping rules for all solvers: after every read, decide which lanes are certified, restored, or done.
 
-During a training read the active rows' terms of the gap add up to an estimate; when it says that a certificate will
-succeed, the lane spends a read at a fixed w over all rows. Only that read decides, so nothing here can make a result
-wrong, only late. Where the certificate fails, it is tried again at half the estimate; where the gap lies in rows that
-shrinking took out, they are restored. (The usual rule waits until a shrunk set's
-estimate is a tenth of the gap allowed: a9a took 143 passes instead of 119 with squared hinge at 1e-3, and over 1,000
-instead of 481 with hinge at 1e-4.)
+During a training read the active rows' terms of the gap are summed to an estimate; once it predicts that a certificate will
+succeed, the lane spends a read over all rows at fixed w. Only that read decides, so a bad estimate can delay a result, but
+not make it wrong. If the certificate fails, it is tried again at half the estimate; if the gap lies in shrunk rows, they are
+restored. (The usual rule waits until the estimate over a shrunk set is a tenth of the allowed gap: with it a9a took 143
+passes instead of 119 with squared hinge at 1e-3, and over 1,000 instead of 481 with hinge at 1e-4.)
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
 from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VALIDATION, BY_VIOLATION
 
-_OUTSIDE = 2.0  # a certified gap this many times the estimate lies in rows that shrinking took out
+_OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows
 
 
 CERTIFIED = ("primal", "dual", "gap", "violation", "rounding", "primal_rounding")
-"""What a certificate says of each lane (`protocol.Solver.certificate`)."""
+"""Arrays of a certificate (`protocol.Solver.certificate`)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
         "shrunk": np.zeros(n_lanes, dtype=bool),
         "reason": np.zeros(n_lanes, dtype=np.int64),
         "converged": np.zeros(n_lanes, dtype=bool),
-        # share of the allowed gap that the estimate has to reach; less after a failure
+        # share of the allowed gap that the estimate has to reach; smaller after a failure
         "caution": np.ones(n_lanes),
     }
 
@@ -69,7 +68,7 @@ def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
 def update_lane_phases(state: State, rule: StopRule, solver: Solver, data: str) -> None:
     """Decide what each lane does next, from the totals of the read that ended; changes `state` in place.
 
-    Sums or certificates that are not finite are an error of the dataset, which `data` names.
+    Raises `DatasetError`, which names `data`, if sums or certificates are not finite.
     """
     _refuse_infinite(state, data)
     certified, trained = state.phase(START, CERTIFY), state.phase(TRAIN)
@@ -94,7 +93,7 @@ def _refuse_infinite(state: State, data: str) -> None:
 
 
 def reopen(state: State, rule: StopRule) -> bool:
-    """Return lanes to training that are done, but not by this rule; whether there are any."""
+    """Resume training of lanes that are done but do not satisfy this rule; returns True if there are any."""
     lanes = state.lanes
     done = lanes["phase"] == DONE
     if not done.any():
@@ -119,18 +118,18 @@ def _satisfied(state: State, rule: StopRule) -> np.ndarray:
 
 
 def _gap_reached(lanes: dict[str, np.ndarray], tol: float) -> np.ndarray:
-    """Tell of which lanes the gap is proven to be within the tolerance, however rounding put the primal objective off."""
+    """Mark the lanes whose gap is proven to be within the tolerance, whatever the rounding of the primal objective."""
     least_primal = np.abs(lanes["primal"]) - np.nan_to_num(lanes["primal_rounding"])  # nan in an older run
     return np.asarray(lanes["gap"] <= tol * least_primal)
 
 
 def _only_rounding(lanes: dict[str, np.ndarray], tol: float) -> np.ndarray:
-    """Tell of which lanes the gap would be within the tolerance if there were no rounding."""
+    """Mark the lanes whose gap would be within the tolerance without rounding."""
     return np.asarray(lanes["gap"] - lanes["rounding"] <= tol * np.abs(lanes["primal"]))
 
 
 def restore(state: State, lanes: np.ndarray) -> None:
-    """Make every row of these lanes active again in the next read, without the thresholds of older ones."""
+    """Make all rows of these lanes active again in the next read, and reset the shrinking thresholds."""
     state.lanes["restore"][lanes] = True
     state.lanes["shrunk"][lanes] = False
     state.lanes["high"][lanes] = np.inf
@@ -178,7 +177,7 @@ def _update_training_lanes(
 
 
 def _update_phase(state: State, rule: StopRule, lane: int, previous: float, was_shrunk: bool) -> None:
-    """Decide what a lane that has trained does next, given its estimate and whether rows were out before this read."""
+    """Decide what a lane does after training, given its previous estimate and whether it was shrunk before this read."""
     lanes, primal = state.lanes, float(state.lanes["estimated_primal"][lane])
     if rule.tol is not None:
         expected = _expected_gap(lanes, lane, previous)
@@ -198,12 +197,12 @@ def _update_phase(state: State, rule: StopRule, lane: int, previous: float, was_
 def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float) -> float:
     """Return the gap expected of a certificate, from the estimates of this pass and of the `previous` one.
 
-    The rows' terms were computed before each row's own step, on average halfway through the pass, so at its end their sum is
-    smaller: by about the factor by which the estimate fell since the pass before. The distance of w from w(alpha), which
-    acceleration adds to the estimate, is that at the end.
+    Each row's term was computed before the row's own step, on average halfway through the pass, so at the end of the pass
+    their sum is smaller, by about the factor by which the estimate fell since the previous pass. The distance of w from
+    w(alpha), which acceleration adds to the estimate, is measured at the end.
     """
     estimate = float(lanes["estimate"][lane])
-    fall = min(estimate / previous, 1.0) if previous > 0 else 1.0  # the first pass has no fall to go by (nan)
+    fall = min(estimate / previous, 1.0) if previous > 0 else 1.0  # nan in the first pass
     if "distance" not in lanes:
         return estimate * fall
     at_end = float(lanes["distance"][lane])
@@ -212,10 +211,10 @@ def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float) -> f
 
 
 def _caution_after_failure(lanes: dict[str, np.ndarray], lane: int) -> float:
-    """Return the share of the allowed gap that the expected one has to reach after a certificate that failed.
+    """Return the share of the allowed gap that the expected gap has to reach after a failed certificate.
 
-    With acceleration, whose passes gain much, by how much the certified gap was larger than the expected one: halving took
-    a9a 2 to 4 passes of 15 to 20 too many.
+    With acceleration it is the ratio of expected to certified gap: accelerated passes gain so much that halving cost a9a 2
+    to 4 unnecessary passes of 15 to 20.
     """
     if "expected_gap" not in lanes:
         return 0.5 * float(lanes["caution"][lane])

@@ -1,10 +1,10 @@
-"""Warm start: the result of one run as the beginning of another on the same rows.
+"""Warm start: the result of one run as the initial point of another on the same rows.
 
-For the dual methods new lanes are combinations of old ones, alpha and w alike, so w stays ``w(alpha)``: exact, and without
-reading the data. From C to C' the factor is C'/C, which keeps every bound; from k folds to all rows it is 1/(k - 1), since
-each row was left out once. An accelerated run has the old w, as it is, for its first centre. The primal methods begin with
-w alone, as it is (the mean over folds), whatever method found it: times C'/C it is worse than w = 0 (ijcnn1 from C = 1 to
-1.3, passes to 1e-3: 45 from 0, 7 from w, 48 from 1.3 w; to 3: 54, 19, 75; to 0.3: 38, 9, 43).
+For the dual methods, alpha and w of new lanes are the same linear combination of old ones, so w stays exactly ``w(alpha)``,
+without reading the data. From C to C' the factor is C'/C, which keeps all bounds; from k folds to all rows it is 1/(k - 1),
+since each row was left out once. The first centre of an accelerated run is the old w, not scaled. The primal methods begin
+with w alone, not scaled (the mean over folds), whatever method found it: scaled by C'/C it is worse than w = 0 (ijcnn1,
+passes to 1e-3 from 0, from w and from scaled w: from C = 1 to 1.3, 45, 7, 48; to 3, 54, 19, 75; to 0.3, 38, 9, 43).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..stream.slot_store import SlotStore, chunk_slots
 from . import checkpoint
 
 Source = tuple[Path, Identity | None, Solver, Sequence[int]]
-"""A group of lanes of the old run: its directory, its identity if it has one, the solver, and the old lanes it holds."""
+"""Group of lanes of the old run: directory, identity (if it has one), solver, and numbers of its lanes."""
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
 
 
 def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
-    """Return the matrix that combines old lanes to new ones, shape (old lanes, new lanes); without `dual`, for w alone.
+    """Return the matrix of the linear combinations, shape (old lanes, new lanes); without `dual`, for w alone.
 
-    An old problem that differs in more than C and folds is refused.
+    Raises `UsageError` if the problems differ in more than C and folds.
     """
     same = {
         "loss": old.loss == new.loss,
@@ -67,7 +67,7 @@ def _same_factors(old: Problem, new: Problem) -> bool:
 
 
 class WarmStart:
-    """Initial values of new lanes, from an ended run.
+    """Initial values of new lanes, from a finished run.
 
     `problem` has the new lanes, and `matrix` is their `combination`.
     """
@@ -80,7 +80,7 @@ class WarmStart:
         self._sources = [_LaneSource(dataset, source, (matrix, mean), problem) for source in sources]
 
     def write_alpha(self, slots: SlotStore, n_flags: int, *, copies: int = 1) -> np.ndarray:
-        """Write the dual variables of all rows, `copies` times side by side, every row active with `n_flags` flags.
+        """Write the dual variables of all rows, `copies` times side by side, with all rows active (`n_flags` flags each).
 
         Returns the sum of the dual's terms, shape (lanes,).
         """
@@ -98,7 +98,7 @@ class WarmStart:
         label, weight = dataset.read_rows(chunk, ("label", "weight"))
         code = np.searchsorted(problem.classes, label)
         if problem.loss == "crammer_singer":
-            # -Σ_{m ≠ y} alpha is the variable of the row's own class: those of all classes add up to 0
+            # -Σ_{m ≠ y} alpha is the variable of the row's own class: the sum over all classes is 0
             per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)
             terms = [per_lane[np.arange(code.size), lane, code] for lane in range(problem.n_lanes)]
         else:
@@ -109,13 +109,13 @@ class WarmStart:
         return np.array([term.sum() for term in terms])
 
     def fill_weights(self, w: np.ndarray, *, dual: bool = True) -> None:
-        """Write w of the new lanes to `w`, shape (n_features + 1, vectors); with `dual` w(alpha), else the certified one."""
+        """Write w of new lanes to `w`, shape (n_features + 1, vectors): w(alpha) if `dual`, else the certified one."""
         w[:] = 0.0
         for source in self._sources:
             source.add_weights(w, dual=dual)
 
     def fill_from_alpha(self, state: State) -> None:
-        """Write w(alpha) of the new lanes, and of accelerated ones the first centre."""
+        """Write w(alpha) of the new lanes and, with acceleration, their first centre."""
         if "companion" not in state.matrices:
             self.fill_weights(state.w)
             return
@@ -123,9 +123,9 @@ class WarmStart:
         self._fill_centre(state)
 
     def _fill_centre(self, state: State) -> None:
-        """Write the mean of the old lanes' own w to `state.w`, the first centre, and begin with their kappa and theta.
+        """Write the mean of the old lanes' w to `state.w`, as the first centre, and adopt their kappa and theta.
 
-        From C = 1 to 10 a9a with squared hinge took 2 to 4 passes so, 14 to 24 from the centre w(alpha), 12 from nothing.
+        From C = 1 to 10 a9a with squared hinge took 2 to 4 passes; from the centre w(alpha) 14 to 24, without warm start 12.
         """
         steering = np.zeros((2, self._problem.n_lanes))
         for source in self._sources:
@@ -190,7 +190,7 @@ class _LaneSource:
             steering += np.stack([arrays["lane_kappa"], arrays["lane_theta"]]) @ self._lane_mean
 
     def _weights_of_alpha(self) -> Iterator[np.ndarray]:
-        """Rows of w(alpha), from which an accelerated run's w differs."""
+        """Iterate over blocks of rows of w(alpha), which differs from w in an accelerated run."""
         arrays = checkpoint.read_arrays(self._path / "state.npz", ("lane_kappa", "lane_in_pass"))
         assert arrays is not None
         lanes = {name.removeprefix("lane_"): array for name, array in arrays.items()}
