@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.errors import DataError, UsageError
-from ..models.encoding import check_columns
 from .byte_sources import (
     STANDARD_INPUT,
     ByteRange,
@@ -177,28 +174,12 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
 
 
 def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str) -> Source:
-    from .table_rows import TableSource, plan_encoding, wanted_types
+    from .table_rows import open_tables
 
-    types, name = reader.types(), display_name(name)
-    known = reading.encoding
-    if known is None and not reading.needs_label:
+    name = display_name(name)
+    if reading.encoding is None and not reading.needs_label:
         raise DataError(
             f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
             "have no names; train on a dataset that was converted from a table"
         )
-    encoding = plan_encoding(types, options, name) if known is None else known
-    if known is not None:
-        check_columns(known, types, reading.needs_label, name)
-    wanted = wanted_types(encoding, types, reading.class_names, reading.of_numbers)
-    return TableSource(
-        reader,
-        encoding,
-        wanted,
-        np.dtype(reading.value_dtype),
-        list(reading.class_names),
-        grows=known is None,
-        needs_label=reading.needs_label,
-        sparse_least=reading.index_base or 0,
-        width_end=reading.width_end - (0 if known is None else known.sparse_start),
-        ignore_beyond=reading.ignore_beyond,
-    )
+    return open_tables(reader, reader.types(), reading, options, name)

@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import type_name
-from ..models.encoding import check_columns
 from .matrices import MatrixBlock, MatrixSource
 from .sources import Counted, Reading, Source
-from .table_rows import TableBatch, TableOptions, TableSource, distinct_names, plan_encoding, wanted_types
+from .table_rows import TableBatch, TableOptions, distinct_names, open_tables
 
 LABEL = "label"
 """Name of the column for labels that are given beside a frame."""
@@ -135,22 +134,7 @@ def _open_frames(tables: Iterator[Any], reading: Reading, options: TableOptions)
     }
     if not options.label and LABEL in types and reading.encoding is None:
         options = options._replace(label=LABEL)
-    known = reading.encoding
-    encoding = plan_encoding(types, options, "data") if known is None else known
-    if known is not None:
-        check_columns(known, types, reading.needs_label, "data")
-    return TableSource(
-        FrameReader(chain([first], tables), types),
-        encoding,
-        wanted_types(encoding, types, reading.class_names, reading.of_numbers),
-        np.dtype(reading.value_dtype),
-        list(reading.class_names),
-        grows=known is None,
-        needs_label=reading.needs_label,
-        sparse_least=reading.index_base or 0,
-        width_end=reading.width_end - (0 if known is None else known.sparse_start),
-        ignore_beyond=reading.ignore_beyond,
-    )
+    return open_tables(FrameReader(chain([first], tables), types), types, reading, options, "data")
 
 
 def _open_arrays(batches: Iterator[Any], reading: Reading) -> Source:

@@ -206,9 +206,7 @@ def _parse(
                 while text[end] > 0x20 and text[end] != 0x23:
                     end += 1
             else:
-                if (
-                    text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9
-                ):  # one digit: the only case in binary data
+                if text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9:  # one digit: binary data
                     number, end, kind = np.float64(text[start] - 48), start + 1, OK
                 else:
                     number, end, kind = number_at(text, start)

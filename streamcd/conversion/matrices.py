@@ -14,7 +14,7 @@ from ..kernels import tables as kernels
 from ..models.table_encoder import BLOCK_CELLS, describe_refusal, sorted_rows
 from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows
-from .sources import Counted, Reader
+from .sources import Reader, ReaderSource
 
 
 class MatrixBlock(NamedTuple):
@@ -47,7 +47,7 @@ class MatrixReader(Reader, Protocol):
 
 
 @dataclass(frozen=True)
-class MatrixSource:
+class MatrixSource(ReaderSource):
     """Rows of matrices, whose columns are the indices from `first_index` on."""
 
     reader: MatrixReader
@@ -65,29 +65,8 @@ class MatrixSource:
     grows = False
     of_indices = True
 
-    @property
-    def paths(self) -> list[str]:
-        return self.reader.paths
-
-    @property
-    def in_memory(self) -> bool:
-        return self.reader.in_memory
-
-    @property
-    def total_bytes(self) -> int | None:
-        return self.reader.total_bytes
-
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         return None if self.total_bytes is None else 2 * sum(piece.n_bytes for piece in pieces)
-
-    def whole(self) -> list[Any]:
-        return self.reader.whole()
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        return self.reader.pieces(n_tasks)
-
-    def count(self, piece: Any) -> Counted:
-        return self.reader.count(piece)
 
     def parse(
         self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None

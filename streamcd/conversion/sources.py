@@ -122,6 +122,33 @@ class Source(Reader, Protocol):
         """Make batches of the rows of pieces; strings are numbered by `dictionary`, or by the encoding."""
 
 
+class ReaderSource:
+    """Base of sources that get their rows from a reader."""
+
+    reader: Any
+
+    @property
+    def paths(self) -> list[str]:
+        return self.reader.paths
+
+    @property
+    def in_memory(self) -> bool:
+        return self.reader.in_memory
+
+    @property
+    def total_bytes(self) -> int | None:
+        return self.reader.total_bytes
+
+    def whole(self) -> list[Any]:
+        return self.reader.whole()
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        return self.reader.pieces(n_tasks)
+
+    def count(self, piece: Any) -> Counted:
+        return self.reader.count(piece)
+
+
 class IndexedSource:
     """Base of sources whose features are numbered by indices, and whose labels are numbers."""
 

@@ -18,12 +18,12 @@ from ..dataset.arrow_columns import (
     type_name,
 )
 from ..kernels import tables as kernels
-from ..models.encoding import MISSING, Column, Encoding
+from ..models.encoding import MISSING, Column, Encoding, check_columns
 from ..models.table_encoder import StringTable, TableEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows
-from .sources import Counted, Reader
+from .sources import Reader, ReaderSource, Reading
 
 
 class TableBatch(NamedTuple):
@@ -176,7 +176,7 @@ def distinct_names(names: Sequence[str], where: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class TableSource:
+class TableSource(ReaderSource):
     """Rows of tables.
 
     `table_types` gives the types of the columns to read. With `grows`, categories are numbered in order of appearance;
@@ -198,14 +198,6 @@ class TableSource:
     what = "rows"
 
     @property
-    def paths(self) -> list[str]:
-        return self.reader.paths
-
-    @property
-    def in_memory(self) -> bool:
-        return self.reader.in_memory
-
-    @property
     def names_labels(self) -> bool:
         return bool(self.class_names) or self.table_types.get(self.encoding.label) in ("string", "boolean")
 
@@ -217,21 +209,8 @@ class TableSource:
     def of_indices(self) -> bool:
         return self.encoding.sparse is not None and len(self.encoding.columns) == 1
 
-    @property
-    def total_bytes(self) -> int | None:
-        return self.reader.total_bytes
-
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         return self.reader.expected_bytes(pieces)
-
-    def whole(self) -> list[Any]:
-        return self.reader.whole()
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        return self.reader.pieces(n_tasks)
-
-    def count(self, piece: Any) -> Counted:
-        return self.reader.count(piece)
 
     def parse(
         self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
@@ -267,6 +246,30 @@ class TableSource:
                 weights = None if weight is None else weight[mine]
                 rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
                 yield RowBatch(rows, batch.bytes_read, counts)
+
+
+def open_tables(
+    reader: TableReader, types: dict[str, str], reading: Reading, options: TableOptions, name: str
+) -> TableSource:
+    """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
+    known = reading.encoding
+    if known is None:
+        encoding = plan_encoding(types, options, name)
+    else:
+        encoding = known
+        check_columns(known, types, reading.needs_label, name)
+    return TableSource(
+        reader,
+        encoding,
+        wanted_types(encoding, types, reading.class_names, reading.of_numbers),
+        np.dtype(reading.value_dtype),
+        list(reading.class_names),
+        grows=known is None,
+        needs_label=reading.needs_label,
+        sparse_least=reading.index_base or 0,
+        width_end=reading.width_end - (0 if known is None else known.sparse_start),
+        ignore_beyond=reading.ignore_beyond,
+    )
 
 
 def _take_counts(counts: Counts, encoder: TableEncoder, batch: TableBatch, of_indices: bool) -> None:
