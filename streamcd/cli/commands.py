@@ -34,6 +34,7 @@ from .options import (
     max_seconds_option,
     memory_option,
     model_options,
+    moved_validation_options,
     output_options,
     refused_option,
     round_options,
@@ -326,12 +327,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     metavar="PATH",
     help="The dataset's directory, if it was moved after the run began.",
 )
-@click.option("--validation", type=click.Path(), metavar="PATH", help="Likewise of the validation set.")
-@click.option(
-    "--early-stop/--no-early-stop",
-    default=None,
-    help="Let the validation set end the training, or go on where it has.",
-)
+@moved_validation_options
 @threads_option
 @worker_options
 @output_options

@@ -443,6 +443,20 @@ validation_options = together(
     ),
 )
 
+moved_validation_options = together(
+    click.option(
+        "--validation",
+        type=click.Path(),
+        metavar="PATH",
+        help="The validation set, if it was moved after the run began.",
+    ),
+    click.option(
+        "--early-stop/--no-early-stop",
+        default=None,
+        help="Let the validation set end the training, or go on where it has.",
+    ),
+)
+
 worker_options = together(
     click.option(
         "--workers",
