@@ -212,7 +212,9 @@ def test_what_can_be_read_but_once_is_read_by_one(text_file: Path, tmp_path: Pat
     os.mkfifo(pipe)
     with subprocess.Popen(f"cat {text_file} > {pipe}", shell=True):
         piped = convert(pipe, tmp_path / "piped", workers=2, listener=Heard(), **CUT)
-    assert said == ["standard input and pipes are read by one process: converting with --workers 1"]
+    assert said == [
+        "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
+    ]
     assert piped.fingerprint == convert(text_file, tmp_path / "file", **CUT).fingerprint
 
 

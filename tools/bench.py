@@ -218,7 +218,7 @@ def _disk_alone(data: Dataset) -> float:
     """Seconds to read the entries' files past the page cache, in pieces of a megabyte, in random order."""
     pieces = [
         (path, start, min(_PIECE, path.stat().st_size - start))
-        for path in sorted((data.path / "entries").iterdir())
+        for path in sorted(Path(data.path, "entries").iterdir())
         for start in range(0, path.stat().st_size, _PIECE)
     ]
     random.Random(len(pieces)).shuffle(pieces)

@@ -20,11 +20,13 @@ import click
 from .._version import __version__
 from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import format_size
+from ..core.storage import local_path, location
 from ..runs.interrupts import stop_requests
 from . import console
 from .options import (
     BIT,
     SECONDS,
+    PathOrUrl,
     checked_training_options,
     convert_options,
     costs_option,
@@ -323,7 +325,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 @max_seconds_option
 @click.option(
     "--dataset",
-    type=click.Path(exists=True, file_okay=False),
+    type=PathOrUrl(exists=True, file_okay=False),
     metavar="PATH",
     help="The dataset's directory, if it was moved after the run began.",
 )
@@ -506,9 +508,7 @@ def export(
       streamcd export run model.txt --format liblinear
       streamcd export data data.libsvm --format libsvm
     """
-    found = target_format or (
-        "libsvm" if os.path.exists(os.path.join(source, "manifest.json")) else "liblinear"
-    )
+    found = target_format or ("libsvm" if (location(source) / "manifest.json").exists() else "liblinear")
     with console.Console(quiet) as listener:
         if found == "libsvm":
             if C is not None:
@@ -546,7 +546,9 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     from ..models.model import is_unfinished
 
     if not is_unfinished(model):
-        check_output(Path(model), "a model", lambda path: (path / "model.json").is_file(), force=force)
+        check_output(
+            local_path(model, "a model"), "a model", lambda path: (path / "model.json").is_file(), force=force
+        )
     found = import_liblinear(file)
     found.save(model)
     labels = found.label_numbers()

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ..core.errors import UsageError
+from ..core.storage import is_url
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SOLVERS
 
 LIBLINEAR_TYPES = {
@@ -45,6 +46,14 @@ class Parsed(click.ParamType):
             self.fail(f"expected {self._expected}, found {value!r}.", param, ctx)
         except FileNotFoundError:
             self.fail(f"no such file: {value}.", param, ctx)
+
+
+class PathOrUrl(click.Path):
+    """A path that is checked, or a URL that is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check what is no URL."""
+        return value if is_url(value) else super().convert(value, param, ctx)
 
 
 def _seconds(text: str) -> float:
@@ -253,7 +262,7 @@ convert_options = together(
     ),
     click.option(
         "--like",
-        type=click.Path(exists=True),
+        type=PathOrUrl(exists=True),
         metavar="DATASET|MODEL",
         help="Take index base, number of features, labels, columns and scaling from there; use it for test data.",
     ),

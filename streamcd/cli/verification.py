@@ -7,6 +7,7 @@ import os
 import click
 
 from ..core.errors import DatasetError
+from ..core.storage import location
 from . import console
 
 
@@ -33,7 +34,7 @@ def find_problems(
         # files that are missing are problems to list, not a reason to stop
         return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory), advice
     except DatasetError as error:
-        if not os.path.exists(path):
+        if not location(path).exists():
             raise
         return [str(error)], advice
 

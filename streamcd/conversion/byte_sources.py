@@ -1,4 +1,4 @@
-"""Input as bytes: files, directories, globs or standard input, compressed or not, in blocks that end where a line ends.
+"""Input as bytes: files, folders, globs, URLs, standard input, compressed or not, in blocks that end where a line ends.
 
 A thread reads and decompresses ahead of the parser, into a fixed set of buffers, so memory is bounded by the size of a block
 and by the longest line.
@@ -24,6 +24,7 @@ import numpy as np
 
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
+from ..core.storage import Url, file_size, location, open_bytes
 
 STANDARD_INPUT = "-"
 BLOCK_BYTES = 8 << 20
@@ -63,7 +64,8 @@ class ByteBlock:
 def expand_sources(sources: str | Path | Sequence[str | Path]) -> list[str]:
     """List the files of the sources, in an order that does not depend on the file system.
 
-    Sources are files, directories (the files in them, hidden ones skipped), glob patterns, or ``"-"`` for standard input.
+    Sources are files, directories (the files in them, hidden ones skipped), glob patterns, URLs of any of these, or ``"-"``
+    for standard input.
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths = [path for source in given for path in _expand(os.fspath(source))]
@@ -81,6 +83,12 @@ def expand_sources(sources: str | Path | Sequence[str | Path]) -> list[str]:
 def _expand(source: str) -> list[str]:
     if source == STANDARD_INPUT:
         return [source]
+    if isinstance(url := location(source), Url):
+        if not (there := url.expand()):
+            raise UsageError(f"no such file, folder or pattern of files: {source}; check the name")
+        return [str(file) for file in there]
+    if "://" in source:
+        source = str(url)  # file:// is a path
     if os.path.isdir(source):
         found = sorted(
             entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")
@@ -123,10 +131,16 @@ def display_name(source: str) -> str:
 
 
 def total_bytes(paths: Sequence[str]) -> int | None:
-    """Bytes of all files together as they lie on disk; None where standard input or a pipe is among them."""
-    if any(path == STANDARD_INPUT or not os.path.isfile(path) for path in paths):
-        return None
-    return sum(os.path.getsize(path) for path in paths)
+    """Bytes of all files together as they lie on disk; None where one can be read from its beginning to its end only.
+
+    Such are standard input, pipes, and URLs of servers that give no ranges.
+    """
+    total = 0
+    for path in paths:
+        if path == STANDARD_INPUT or (n_bytes := file_size(path)) is None:
+            return None
+        total += n_bytes
+    return total
 
 
 def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm text") -> None:
@@ -152,7 +166,7 @@ class ByteRange:
     @property
     def n_bytes(self) -> int:
         """Bytes on disk."""
-        return (os.path.getsize(self.path) if self.stop is None else self.stop) - self.start
+        return ((file_size(self.path) or 0) if self.stop is None else self.stop) - self.start
 
 
 class _Counted(io.RawIOBase):
@@ -194,7 +208,7 @@ def _open(part: ByteRange) -> _Counted:
     if part.path == STANDARD_INPUT:
         # closing the copy leaves the process's own standard input alone
         return _Counted(open(os.dup(sys.stdin.fileno()), "rb", buffering=0), head=part.head)
-    file = open(part.path, "rb", buffering=0)  # noqa: SIM115 - closed with what counts it
+    file = open_bytes(part.path)
     if part.stop is None:
         return _Counted(file)
     file.seek(part.start)
@@ -222,8 +236,8 @@ def read_head(part: ByteRange, n_bytes: int, decoder_bytes: int = DECODER_BYTES)
 
 def is_compressed(path: str) -> bool:
     """Return whether a file is compressed, by its first bytes."""
-    with open(path, "rb") as file:
-        return _codec(file.read(6)) is not None
+    with open_bytes(path) as file:
+        return _codec(file.read(6) or b"") is not None
 
 
 def expected_text_bytes(ranges: Iterable[ByteRange]) -> int | None:
@@ -238,7 +252,7 @@ def expected_text_bytes(ranges: Iterable[ByteRange]) -> int | None:
 
 def share_out(paths: Sequence[str], n_tasks: int) -> list[ByteRange]:
     """Cut regular files into about `n_tasks` ranges, within bounds of their size."""
-    size = sum(os.path.getsize(path) for path in paths) // n_tasks
+    size = (total_bytes(paths) or 0) // n_tasks
     return cut_into_ranges(paths, min(max(size, LEAST_RANGE_BYTES), MOST_RANGE_BYTES))
 
 
@@ -258,11 +272,11 @@ def range_starts(ranges: Sequence[ByteRange], counted: Sequence[tuple[int, int]]
 
 
 def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
-    size = os.path.getsize(path)
+    size = file_size(path) or 0
     if size <= range_bytes or is_compressed(path):
         yield ByteRange(path)
         return
-    with open(path, "rb") as file:
+    with io.BufferedReader(open_bytes(path)) as file:
         start = 0
         while start < size:
             # the first line that begins where the cut should be, or after it; a long line is never cut

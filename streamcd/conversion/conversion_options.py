@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
+from ..core.storage import Url, location
 from ..dataset.scaling import Scaling
 from ..models.encoding import Encoding
 from .table_rows import TableOptions
@@ -19,16 +20,20 @@ _LEAST_DECODER_BYTES = 10 << 20
 
 
 class Stamp(NamedTuple):
-    """Properties of a file that tell when it was changed."""
+    """Properties of a file that tell when it was changed; of a URL, what the server calls its version."""
 
     device: int
     inode: int
-    n_bytes: int
+    n_bytes: int | None
     modified: int
+    version: str = ""
 
     @classmethod
     def of(cls, path: str) -> Stamp | None:
         """None for what is no plain file, or not there."""
+        if isinstance(url := location(path), Url):
+            size, version = url.status()
+            return cls(0, 0, size, 0, version)
         if not os.path.isfile(path):
             return None
         found = os.stat(path)

@@ -19,6 +19,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, require
 from ..core.process_pool import checked_workers, memory_per_worker, open_pool
 from ..core.progress import Listener, ends_progress
+from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import checked_names
 from ..models.encoding import read_encoding
@@ -150,13 +151,13 @@ def convert(
     options = Options(
         columns=checked_options(label, weight_column, features, drop, hash, missing),
         in_memory=not from_files,
-        dest=Path(dest),
+        dest=local_path(dest, "a dataset to be written"),
         memory_bytes=parse_size(memory),
         seed=int(seed),
         value_dtype=_value_dtype(dtype),
         index_base=_index_base(index_base),
         n_features=_width(n_features),
-        like=None if like is None else _load_like(Path(like)),
+        like=None if like is None else _load_like(location(like)),
         shuffle=shuffle,
         shard_bytes=parse_size(shard_size),
         chunk_bytes=parse_size(chunk_size),
@@ -171,9 +172,11 @@ def convert(
     _check(options, paths)
     listener = listener or Listener()
     if from_files and options.workers > 1 and total_bytes(paths) is None:
-        listener.warning("standard input and pipes are read by one process: converting with --workers 1")
+        listener.warning(
+            "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
+        )
         options = replace(options, workers=1)
-    plan = _plan(options)
+    plan = _plan(options, REMOTE_BYTES if any(map(is_url, paths)) else 0)
     reading = _reading(options, plan)
     if from_files:
         source = open_source(paths, roots, format, reading, options.columns)
@@ -213,7 +216,7 @@ def _width(n_features: int | None) -> int | None:
     return n_features
 
 
-def _load_like(path: Path) -> Like:
+def _load_like(path: Location) -> Like:
     if (path / "manifest.json").exists():
         dataset = open_dataset(path)
         if dataset.manifest.get("compact"):
@@ -225,7 +228,7 @@ def _load_like(path: Path) -> Like:
     else:
         from ..models.model import load_model  # needed for this only
 
-        found = load_model(path)
+        found = load_model(local_path(str(path), "a model"))
         scaling, encoding = found.scaling, found.encoding
     names = tuple(found.class_names or ())
     return Like(
@@ -328,12 +331,13 @@ def _has_content(path: Path) -> bool:
     return not path.is_dir() or any(path.iterdir())
 
 
-def _plan(options: Options) -> Plan:
+def _plan(options: Options, client_bytes: int) -> Plan:
     """Divide the memory: each share is a fraction of what the interpreter and the writer leave over."""
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
         "blocks being read": _LEAST_BYTES,
+        "the client of URLs": client_bytes,
         "scales of the features": 2 * _scales_in_memory(options.like),  # of all, and those at work
     }
     if options.workers == 1:

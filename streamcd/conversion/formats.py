@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DataError, UsageError
+from ..core.storage import is_url
 from .byte_sources import (
     STANDARD_INPUT,
     ByteRange,
@@ -16,6 +17,7 @@ from .byte_sources import (
     expand_sources,
     is_compressed,
     read_head,
+    total_bytes,
 )
 from .sources import LibsvmSource, Reading, Source
 
@@ -75,7 +77,7 @@ def recognise(path: str) -> tuple[str, bytes]:
 
     A pipe, which can be opened only once, is not inspected: libsvm text is expected.
     """
-    if path != STANDARD_INPUT and not os.path.isfile(path):
+    if path != STANDARD_INPUT and not is_url(path) and not os.path.isfile(path):
         return "libsvm", b""
     head, text = read_head(ByteRange(path), _HEAD_BYTES)
     kept = head if path == STANDARD_INPUT else b""
@@ -130,7 +132,18 @@ def open_source(
         return _open_table(_table_reader(paths, roots, format, head, reading), reading, options, paths[0])
     from .matrix_files import open_matrices  # zip and npy: only where they are met
 
+    _refuse_urls(paths, format)
+
     return open_matrices(paths, format, reading, options)
+
+
+def _refuse_urls(paths: list[str], format: str) -> None:
+    """Refuse what is mapped into memory, or found by name in a file."""
+    for path in filter(is_url, paths):
+        raise UsageError(
+            f"{path}: expected a file on disk where it holds {format}, found a URL (text, CSV and Parquet are read from "
+            "there); download it first"
+        )
 
 
 def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
@@ -163,10 +176,13 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
         sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
         return CsvReader(paths, delimiter_of(text) or ",", *sizes, head)
     for path in paths:
-        if not os.path.isfile(path) or is_compressed(path):
+        if total_bytes([path]) is None or is_compressed(path):
             raise UsageError(
-                f"{display_name(path)}: expected a plain {format} file, found another; decompress it first"
+                f"{display_name(path)}: expected a plain {format} file that can be read at any place, found another; "
+                "decompress or download it first"
             )
+        if format == "arrow":
+            _refuse_urls([path], format)
     if format == "arrow":
         return ArrowReader(paths, reading.batch_bytes)
     partitions = {path: partitions_of(path, root) for path, root in roots.items()}

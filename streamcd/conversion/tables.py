@@ -17,11 +17,12 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.parquet as pq
 
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
+from ..core.storage import file_size, location
 from ..dataset.arrow_columns import type_name
+from ..dataset.parquet import parquet_file
 from ..kernels import tables as kernels
 from .byte_sources import (
     DECODER_BYTES,
@@ -275,7 +276,7 @@ class ParquetReader:
         found = {}
         for path in self.paths:
             with _Refusing(path):
-                found[path] = pq.read_metadata(path)
+                found[path] = parquet_file(location(path)).metadata
         return found
 
     def expected_bytes(self, pieces: Sequence[GroupRange]) -> int | None:
@@ -292,7 +293,7 @@ class ParquetReader:
         return range(piece.start, n_groups if piece.stop is None else piece.stop)
 
     def whole(self) -> list[GroupRange]:
-        return [GroupRange(path, n_bytes=os.path.getsize(path)) for path in self.paths]
+        return [GroupRange(path, n_bytes=file_size(path) or 0) for path in self.paths]
 
     def pieces(self, n_tasks: int) -> list[GroupRange]:
         sizes = [
@@ -317,7 +318,7 @@ class ParquetReader:
     def types(self) -> dict[str, str]:
         path = self.paths[0]
         with _Refusing(path):
-            schema = pq.read_schema(path)
+            schema = parquet_file(location(path)).schema_arrow
         distinct_names(schema.names, path)
         types = {name: type_name(schema.field(name).type) for name in schema.names}
         keys = dict.fromkeys(key for values in self.partitions.values() for key in values)
@@ -346,14 +347,16 @@ class ParquetReader:
     def _read(self, path: str, groups: range, types: dict[str, str]) -> Iterator[Any]:
         metadata = self._metadata[path]
         with _Refusing(path):
-            schema = pq.read_schema(path)
+            schema = parquet_file(location(path)).schema_arrow
         distinct_names(schema.names, path)
         names = [name for name in types if name in schema.names]
         texts = [name for name in names if types[name] == "string"]
         batch_rows = self._batch_rows(path, metadata, groups, names)
         with (
             _Refusing(path),
-            pq.ParquetFile(path, read_dictionary=texts, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file,
+            parquet_file(
+                location(path), read_dictionary=texts, buffer_size=_BUFFER_BYTES, pre_buffer=False
+            ) as file,
         ):
             yield from file.iter_batches(
                 batch_size=batch_rows, row_groups=list(groups), columns=names, use_threads=False
@@ -436,7 +439,7 @@ class ArrowReader:
         return 2 * sum(piece.n_bytes for piece in pieces)
 
     def whole(self) -> list[GroupRange]:
-        return [GroupRange(path, n_bytes=os.path.getsize(path)) for path in self.paths]
+        return [GroupRange(path, n_bytes=file_size(path) or 0) for path in self.paths]
 
     def pieces(self, n_tasks: int) -> list[GroupRange]:
         found = []

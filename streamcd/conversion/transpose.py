@@ -41,6 +41,7 @@ from ..core.process_pool import (
     open_pool,
 )
 from ..core.progress import Listener, ends_progress
+from ..core.storage import local_path
 from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import scatter
@@ -108,20 +109,21 @@ def make_columns(
     if compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected compression lz4, zstd or none, found {compression!r}")
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    path = local_path(str(dataset.path), "a dataset that gets a column layout")
     if has_columns(dataset) and not force:
         raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
     options = Options(parse_size(chunk_size), parse_size(shard_size), compression)
     plan = _make_plan(dataset, parse_size(memory), options, checked_workers(workers))
-    listener, work = listener or Listener(), dataset.path / f".{FOLDER}.partial"
+    listener, work = listener or Listener(), path / f".{FOLDER}.partial"
     disk_full = (
         f"{dataset.path}: the disk is full; make room (about three times the size of the decoded entries) and run it "
         "again: it goes on where it stopped"
     )
-    with _locked(dataset.path), disk_full_means(disk_full):
+    with _locked(path), disk_full_means(disk_full):
         _begin_or_go_on(dataset, options, plan, work, workers, listener)
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
-        put_directory(work / FOLDER, dataset.path / FOLDER, work / "replaced")
+        put_directory(work / FOLDER, path / FOLDER, work / "replaced")
         remove_work(work)
     dataset.close()
     return open_columns(dataset)
@@ -323,7 +325,7 @@ def _begin_or_go_on(
 ) -> None:
     """Prepare ``work / "state.json"``, or keep that of an earlier call of the same task, whatever its workers."""
     task = options.task(dataset)
-    for begun in (work, *dataset.path.glob(f".{FOLDER}.*")):
+    for begun in (work, *work.parent.glob(f".{FOLDER}.*")):
         check_own(begun)
     try:
         # a kill right after the layout was put in place left a state of what is there no more
@@ -332,8 +334,8 @@ def _begin_or_go_on(
             return
     except (OSError, ValueError, KeyError):
         pass
-    for begun in dataset.path.glob(f".{FOLDER}.*"):
-        restore_directory(dataset.path / FOLDER, begun / "replaced")
+    for begun in work.parent.glob(f".{FOLDER}.*"):
+        restore_directory(work.parent / FOLDER, begun / "replaced")
         shutil.rmtree(begun)
     (work / FOLDER).mkdir(parents=True)
     state = {"task": task, **_divide(dataset, options, plan, n_workers)}

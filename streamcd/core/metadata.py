@@ -15,6 +15,7 @@ import msgspec
 from .atomic_files import write_file
 from .errors import StreamcdError
 from .progress import warn_once
+from .storage import Location
 
 MAX_DEPTH = 32
 """Levels of nesting allowed; streamcd's own files have at most five."""
@@ -76,7 +77,7 @@ def _elements(value: Any) -> Collection[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def read_metadata(path: Path, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
+def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
     """Read a metadata file: all its keys as they are, and the declared ones in the declared types.
 
     Raises the error that `kind` names if the file is damaged or of another kind, and FileNotFoundError or

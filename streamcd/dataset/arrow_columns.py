@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as numpy arrays (numbers, strings, lists), and columns of strings in Parquet files.
+"""Columns of Arrow tables as numpy arrays: numbers, strings, lists.
 
 Arrow's own `to_numpy` imports pandas if it is installed, and copies; these functions view the buffers in place.
 """
@@ -6,18 +6,11 @@ Arrow's own `to_numpy` imports pandas if it is installed, and copies; these func
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from .parquet import reading
-
-_GROUP_STRINGS = 1 << 16
-"""Strings in a row group; fixed, so that a file's bytes follow from its content."""
 
 
 class Strings(NamedTuple):
@@ -154,31 +147,3 @@ def sorted_distinct_strings(parts: Iterable[Strings]) -> tuple[Strings, list[np.
     _, offsets, data = distinct.buffers()
     ends = np.frombuffer(offsets, np.int64, count=len(distinct) + 1, offset=8 * distinct.offset)
     return Strings(np.frombuffer(data, np.uint8) if data.size else np.empty(0, np.uint8), ends), places
-
-
-def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray) -> None:
-    """Write a Parquet file with a column `name` of strings, and others of numbers."""
-    fields = [pa.field(key, pa.from_numpy_dtype(column.dtype), False) for key, column in columns.items()]
-    schema = pa.schema([*fields, pa.field(name, pa.large_string(), False)])
-    with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
-        for start in range(0, max(strings.size, 1), _GROUP_STRINGS):
-            stop = min(start + _GROUP_STRINGS, strings.size)
-            arrays = [pa.array(column[start:stop]) for column in columns.values()]
-            arrays.append(strings.slice(start, stop).to_arrow())
-            writer.write_table(pa.table(arrays, schema=schema))
-
-
-def read_strings(path: Path, name: str) -> Strings:
-    """Read a column of strings that `write_strings` wrote."""
-    parts = []
-    with reading(path), pq.ParquetFile(path, pre_buffer=False) as reader:
-        for group in range(reader.num_row_groups):
-            column: Any = reader.read_row_group(group, columns=[name], use_threads=False).column(name)
-            parts += [strings_of(chunk)[0] for chunk in column.chunks]
-    ends, data, total = [np.zeros(1, np.int64)], [], 0
-    for part in parts:
-        first, stop = int(part.offsets[0]), int(part.offsets[-1])
-        data.append(part.data[first:stop])
-        ends.append(part.offsets[1:] - first + total)
-        total += stop - first
-    return Strings(np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate(ends))

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -20,6 +18,7 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.metadata import Count, FileName, Kind, Structure, content_digest, read_metadata
 from ..core.progress import warn_once
+from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location
 from .parquet import NO_CRC, OpenParts, file_checksum, read_table, reading
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
@@ -162,7 +161,9 @@ class ChunkedTable:
     TABLES: ClassVar[Mapping[str, str]]
     """First column that training reads, by table of a part."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.fingerprint: str = manifest["fingerprint"]
@@ -182,7 +183,7 @@ class ChunkedTable:
 
     @classmethod
     def read_chunk_table(
-        cls, path: Path, manifest: Mapping[str, Any], check_files: bool
+        cls, path: Location, manifest: Mapping[str, Any], check_files: bool
     ) -> dict[str, np.ndarray]:
         """Read ``chunks.parquet``; raises `DatasetError` if it, or with `check_files` any file, is not as listed."""
         listed = [file for file in cls.listed_files(manifest) if check_files or file[0] == "chunks.parquet"]
@@ -236,9 +237,21 @@ class ChunkedTable:
         n_entries = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
         return self._read("entries", chunk, columns, n_entries, verify)
 
-    def expect(self, chunk: int) -> None:
-        """Announce a read of a chunk's entries for training; reads must follow in the order announced."""
-        self._parts.expect(*self._file("entries", chunk), self.TABLES["entries"])
+    def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
+        """Announce a read of a chunk's entries; reads must follow in the order announced.
+
+        They are read from the column that `first` names, by default training's. Of a URL, the other table comes first.
+        """
+        first = first or self.TABLES
+        if isinstance(self.path, Url):
+            for table in first.keys() - {"entries"}:
+                self._parts.expect(*self._file(table, chunk), first[table])
+        self._parts.expect(*self._file("entries", chunk), first["entries"])
+
+    @property
+    def client_bytes(self) -> int:
+        """Memory that reading takes where the table is at a URL."""
+        return DATASET_BYTES if isinstance(self.path, Url) else 0
 
     def another(self) -> Self:
         """Return the same table with its own open files, for another thread."""
@@ -277,16 +290,14 @@ def starts_of(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
-def file_problems(path: Path, files: Iterable[tuple[str, int, str]]) -> Iterator[tuple[Path, str]]:
+def file_problems(path: Location, files: Iterable[tuple[str, int, str]]) -> Iterator[tuple[Location, str]]:
     """Find files (name, bytes, checksum) that are missing or have another size; yields the path and a message for each."""
-    for name, n_bytes, _ in files:
-        try:
-            status = os.stat(path / name)
-        except (FileNotFoundError, NotADirectoryError):
+    files = list(files)
+    sizes = file_sizes(path, [name for name, *_ in files])
+    for (name, n_bytes, _), found in zip(files, sizes, strict=True):
+        if found is None:
             yield path / name, f"{path / name}: the file is missing"
-            continue
-        found = status.st_size
-        if not stat.S_ISREG(status.st_mode):  # a device or a pipe would be read for ever
+        elif found == NO_FILE:  # it would be read for ever
             yield path / name, f"{path / name}: expected a file, found a device, a pipe or a directory"
         elif found != n_bytes:
             kind = "truncated" if found < n_bytes else "too long"
@@ -299,7 +310,9 @@ class RowTable(ChunkedTable):
     KIND = ROW_LAYOUT
     TABLES: ClassVar = FIRST_OF_ROWS
 
-    def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
+    ) -> None:
         super().__init__(path, manifest, chunk_table)
         self.n_rows: int = manifest["n_rows"]
         self.n_features: int = manifest["n_features"]
@@ -320,12 +333,12 @@ class RowTable(ChunkedTable):
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, check_files: bool = True) -> Self:
         """Open the row layout in a directory; see `open_dataset`."""
-        path = Path(path)
+        place = location(path)
         try:
-            manifest, _ = read_metadata(path / "manifest.json", cls.KIND)
+            manifest, _ = read_metadata(place / "manifest.json", cls.KIND)
         except (FileNotFoundError, NotADirectoryError):
-            raise DatasetError(_describe_absence(path)) from None
-        return cls(path, manifest, cls.read_chunk_table(path, manifest, check_files))
+            raise DatasetError(_describe_absence(place)) from None
+        return cls(place, manifest, cls.read_chunk_table(place, manifest, check_files))
 
     def read_rows(
         self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
@@ -368,7 +381,7 @@ class RowTable(ChunkedTable):
         return type(self)(self.path, {**self.manifest, **totals, "parts": chosen}, table)
 
 
-def _describe_absence(path: Path) -> str:
+def _describe_absence(path: Location) -> str:
     if (path / "config.json").exists():
         return f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
     found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
+from ..core.storage import Location
 from .chunked_table import COLUMN_LAYOUT, ChunkedTable, RowTable, starts_of
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
 from .table_writer import PartFiles, chunk_records, write_manifest
@@ -118,7 +119,9 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
     return columns
 
 
-def _miscounted(path: Path, key: str, manifest: Mapping[str, Any], other: str, found: int) -> DatasetError:
+def _miscounted(
+    path: Location, key: str, manifest: Mapping[str, Any], other: str, found: int
+) -> DatasetError:
     return DatasetError(
         f"{path / 'manifest.json'}: damaged ({key} is {manifest[key]}, the {other} has {found}); {AGAIN}"
     )
@@ -299,7 +302,7 @@ class ColumnsOutline(ColumnsWriter):
 
     def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
-            dataset.path, dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
+            Path(dataset.path), dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
         )
         self.starts: list[
             tuple[int, int]

@@ -8,17 +8,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..core.progress import Listener
+from ..core.storage import Location
 from .chunked_table import RowTable
 from .parquet import read_groups, reading
 from .scaling import Scaling
-from .schema import row_dtype
+from .schema import FIRST_OF_ALL, row_dtype
 
 
 class Dataset(RowTable):
@@ -26,7 +26,7 @@ class Dataset(RowTable):
 
     Attributes
     ----------
-    path : Path
+    path : Path or core.storage.Url
     manifest : dict
     n_rows, n_features, n_entries, n_chunks, n_shards : int
     index_dtype, value_dtype : dtype
@@ -59,7 +59,9 @@ class Dataset(RowTable):
 
     held_bytes = 0
 
-    def __init__(self, path: Path, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
+    ) -> None:
         super().__init__(path, manifest, chunk_table)
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
@@ -397,9 +399,9 @@ class RowSelection(Dataset):
         other._whole = self._whole.another()
         return other
 
-    def expect(self, chunk: int) -> None:
+    def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce that a chunk will be read."""
-        self._whole.expect(int(self._chunks[chunk]))
+        self._whole.expect(int(self._chunks[chunk]), first or FIRST_OF_ALL)
 
     def read_directly(self, ahead_bytes: int) -> None:
         """Read past the page cache from now until `close`."""
@@ -441,6 +443,7 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     Parameters
     ----------
     path : path
+        A directory, or the URL of one: ``s3://``, ``gs://``, ``https://``.
     check_files : bool
         Check that every file exists with its recorded size; no file is read.
 

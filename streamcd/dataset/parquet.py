@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import zlib
 from collections import OrderedDict
@@ -17,8 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure
-from .read_ahead import ReadAhead
+from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader
+from .read_ahead import AHEAD_BYTES, ReadAhead
 
 # Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
 # random order it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s, mimalloc 200.
@@ -30,21 +33,21 @@ NO_CRC = -1
 
 _COPY_BYTES = 1 << 22
 
-_ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES)
+_ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOSYS)
 """Errors that do not mean that the file's content is damaged."""
 
 
-def file_checksum(path: Path) -> str:
+def file_checksum(path: Location) -> str:
     """Compute the SHA-256 of a file, as ``"sha256:<hex>"``."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_bytes(path) as file:
         while block := file.read(_COPY_BYTES):
             digest.update(block)
     return "sha256:" + digest.hexdigest()
 
 
 @contextlib.contextmanager
-def reading(path: Path, where: str = "") -> Iterator[None]:
+def reading(path: Location, where: str = "") -> Iterator[None]:
     """Turn the errors that pyarrow raises for a damaged file into a `DatasetError` that names the file, in one line."""
     location = f"{path}, {where}" if where else str(path)
     try:
@@ -76,10 +79,17 @@ def column_values(column: pa.ChunkedArray) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
 
 
-def read_table(path: Path) -> dict[str, np.ndarray]:
+def parquet_file(path: Location, **options: Any) -> pq.ParquetFile:
+    """Open a Parquet file."""
+    if isinstance(path, Url):
+        return pq.ParquetFile(pa.PythonFile(io.BufferedReader(open_bytes(path)), mode="r"), **options)
+    return pq.ParquetFile(path, **options)
+
+
+def read_table(path: Location) -> dict[str, np.ndarray]:
     """Read all columns of a small file, verifying its checksums."""
     with reading(path):
-        table = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
+        table = parquet_file(path, page_checksum_verification=True).read(use_threads=False)
         return {name: column_values(table.column(name)) for name in table.column_names}
 
 
@@ -104,11 +114,11 @@ def has_column(path: Path, name: str) -> bool:
 
 
 def read_groups(
-    path: Path, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
+    path: Location, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
 ) -> Iterator[dict[str, np.ndarray]]:
     """Read columns (by default all numeric ones) of a file, one row group at a time, from `first_group` on."""
     # pre-buffering would copy once more what is in the page cache
-    with reading(path), pq.ParquetFile(path, page_checksum_verification=verify, pre_buffer=False) as reader:
+    with reading(path), parquet_file(path, page_checksum_verification=verify, pre_buffer=False) as reader:
         if columns is None:
             columns = [field.name for field in reader.schema_arrow if pa.types.is_primitive(field.type)]
         for group in range(first_group, reader.num_row_groups):
@@ -121,13 +131,14 @@ class _Source:
 
     closed = False
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._offset = descriptor, 0
-        self._size = os.fstat(descriptor).st_size
+    def __init__(self, file: LocalReader | RemoteReader) -> None:
+        self._file, self._offset = file, 0
         self.ahead: tuple[int, memoryview] | None = None  # offset and bytes; served without a copy
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
+        self._offset = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._file.size}[whence]
+        )
         return self._offset
 
     def tell(self) -> int:
@@ -139,7 +150,7 @@ class _Source:
             if start >= 0 and start + n_bytes <= len(self.ahead[1]):
                 self._offset += n_bytes
                 return self.ahead[1][start : start + n_bytes]
-        data = os.pread(self._descriptor, n_bytes, self._offset)
+        data = self._file.read(self._offset, n_bytes)
         self._offset += len(data)
         return data
 
@@ -158,10 +169,10 @@ def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple
 class PartReader:
     """One open Parquet file of a part, for reads of row groups with or without verification, and hints to the kernel."""
 
-    def __init__(self, path: Path, footer: pq.FileMetaData | None = None) -> None:
+    def __init__(self, path: Location, footer: pq.FileMetaData | None = None) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self._bytes = _Source(self._descriptor)
+        self._file = open_reader(path)
+        self._bytes = _Source(self._file)
         self._source = pa.PythonFile(self._bytes, mode="r")
         self._reader = self._open() if footer is None else self._open(metadata=footer)
         self._verifying: pq.ParquetFile | None = None
@@ -205,23 +216,21 @@ class PartReader:
 
     def fetch(self, offset: int, n_bytes: int) -> bytes:
         """Read raw bytes of the file."""
-        return os.pread(self._descriptor, n_bytes, offset)
+        return self._file.read(offset, n_bytes)
 
     def expect(self, offset: int, n_bytes: int) -> None:
         """Have the kernel read ahead; if the footer is too damaged for that, the read that follows reports it."""
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            with contextlib.suppress(OSError, OverflowError):
-                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+        self._file.expect(offset, n_bytes)
 
     def close(self) -> None:
         self._source.close()
-        os.close(self._descriptor)
+        self._file.close()
 
 
 class OpenParts:
     """Least-recently-used cache of the open parts of a directory, at most `limit`, with their footers in memory."""
 
-    def __init__(self, path: Path, limit: int) -> None:
+    def __init__(self, path: Location, limit: int) -> None:
         self._path, self._limit = path, limit
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
         self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
@@ -239,7 +248,12 @@ class OpenParts:
 
     def read_directly(self, ahead_bytes: int) -> None:
         """Read expected ranges past the page cache, if the file system supports it, from now until `close`."""
-        if self._ahead is None:
+        if self._ahead is not None:
+            return
+        if isinstance(self._path, Url):
+            most = storage.AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else storage.SHARED_AHEAD_BYTES
+            self._ahead = ReadAhead(most, Url.read, storage.REQUESTS_AT_A_TIME)
+        else:
             self._ahead = ReadAhead(ahead_bytes)
 
     def __getitem__(self, name: str) -> PartReader:
@@ -285,6 +299,8 @@ class OpenParts:
     def expect(self, name: str, group: int, first_column: str) -> None:
         """Announce a read of a row group's columns from `first_column` on; reads must follow in the order announced."""
         offset, n_bytes = self.extent(name, group, first_column)
+        if isinstance(self._path, Url):
+            self.read_directly(AHEAD_BYTES)
         if self._ahead is None or not self._ahead.possible:
             self[name].expect(offset, n_bytes)
         else:

@@ -1,4 +1,4 @@
-"""Read-ahead of file ranges past the page cache (O_DIRECT), by threads, into bounded memory.
+"""Read-ahead of ranges of files past the page cache (O_DIRECT), or at URLs, by threads, into bounded memory.
 
 For data larger than the page cache: every page read through the cache evicts another one, and costs one more copy on the
 processor that trains.
@@ -10,9 +10,10 @@ import errno
 import mmap
 import os
 from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 AHEAD_BYTES = 6_000_000
 """Largest number of bytes read ahead, unless a single range is larger: a 1 MB chunk for each thread, one being decoded."""
@@ -29,14 +30,14 @@ _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 @dataclass(eq=False)
 class _Range:
-    path: Path
+    path: os.PathLike[str]
     offset: int
     length: int
     buffer: mmap.mmap | None = None
     complete: Future[bool] | None = None  # None until reading begins
 
     @property
-    def key(self) -> tuple[Path, int]:
+    def key(self) -> tuple[os.PathLike[str], int]:
         return self.path, self.offset
 
     @property
@@ -50,25 +51,32 @@ class _Range:
         return -(-(self.offset + self.length - self.start) // _BLOCK) * _BLOCK
 
 
+Fetch = Callable[[Any, int, int], bytes]
+"""Reads a range of what is named, as much as there is."""
+
+
 class ReadAhead:
     """Reader of announced ranges, in the order in which they were announced and will be taken.
 
     A range that cannot be read in this way (no direct reads on this file system, file too short or missing) is left to the
-    caller, whose own read reports the error.
+    caller, whose own read reports the error. `fetch` reads ranges of what is no file.
     """
 
-    def __init__(self, ahead_bytes: int = AHEAD_BYTES) -> None:
-        self._limit = ahead_bytes
-        self.possible = bool(_DIRECT)  # false once the file system has refused a direct read
+    def __init__(
+        self, ahead_bytes: int = AHEAD_BYTES, fetch: Fetch | None = None, n_threads: int = _THREADS
+    ) -> None:
+        self._limit, self._fetch = ahead_bytes, fetch
+        # false once the file system has refused a direct read
+        self.possible = fetch is not None or bool(_DIRECT)
         self._coming: deque[_Range] = deque()  # announced and not taken yet
-        self._announced: Counter[tuple[Path, int]] = Counter()  # keys of `_coming`
+        self._announced: Counter[tuple[os.PathLike[str], int]] = Counter()  # keys of `_coming`
         self._waiting: deque[_Range] = deque()  # the end of `_coming`: not being read yet
         self._held = 0
         self._free: list[mmap.mmap] = []
         self._taken: _Range | None = None
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streamcd-disk")
+        self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="streamcd-disk")
 
-    def expect(self, path: Path, offset: int, length: int) -> None:
+    def expect(self, path: os.PathLike[str], offset: int, length: int) -> None:
         """Announce a range of a file that will be taken."""
         wanted = _Range(path, offset, length)
         self._coming.append(wanted)
@@ -76,7 +84,7 @@ class ReadAhead:
         self._waiting.append(wanted)
         self._begin()
 
-    def take(self, path: Path, offset: int) -> memoryview | None:
+    def take(self, path: os.PathLike[str], offset: int) -> memoryview | None:
         """Return the bytes of an announced range, valid until the next call; None if the caller has to read them itself.
 
         Ranges announced earlier and not taken are dropped.
@@ -127,7 +135,7 @@ class ReadAhead:
 
     def _read(self, wanted: _Range) -> bool:
         try:
-            return _read(wanted)
+            return _read(wanted) if self._fetch is None else _copy(wanted, self._fetch)
         except OSError as error:  # the caller's own read reports it
             if error.errno == errno.EINVAL:
                 self.possible = False
@@ -141,6 +149,15 @@ class ReadAhead:
         while self._free and self._held + sum(map(len, self._free)) + size > self._limit:
             self._free.pop()
         return mmap.mmap(-1, size)
+
+
+def _copy(wanted: _Range, fetch: Fetch) -> bool:
+    """Fetch a range; true where all of it is there."""
+    assert wanted.buffer is not None
+    data = fetch(wanted.path, wanted.offset, wanted.length)
+    shift = wanted.offset - wanted.start
+    wanted.buffer[shift : shift + len(data)] = data
+    return len(data) == wanted.length
 
 
 def _read(wanted: _Range) -> bool:

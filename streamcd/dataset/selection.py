@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -87,9 +87,9 @@ class SelectedColumns(Columns):
         other._whole = self._whole.another()
         return other
 
-    def expect(self, chunk: int) -> None:
+    def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce that a chunk will be read."""
-        self._whole.expect(chunk)
+        self._whole.expect(chunk, first)
 
     def read_directly(self, ahead_bytes: int) -> None:
         """Read past the page cache from now until `close`."""

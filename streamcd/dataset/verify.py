@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,9 +22,10 @@ from ..core.process_pool import (
     open_pool,
 )
 from ..core.progress import Listener, Progress
+from ..core.storage import Location
 from ..kernels import primitives
 from .chunked_table import ChunkedTable, RowTable, file_problems
-from .column_layout import AGAIN, FOLDER, Columns, open_columns
+from .column_layout import AGAIN, FOLDER, Columns, has_columns, open_columns
 from .parquet import file_checksum, read_groups
 from .schema import ChunkData
 
@@ -56,7 +56,7 @@ def verify(
     with open_pool(workers, listener or Listener(), __name__) as pool:
         tasks = _Tasks(pool, budget)
         problems = list(_row_problems(dataset, tasks))
-        if (dataset.path / FOLDER).exists():
+        if has_columns(dataset) or (dataset.path / FOLDER).exists():
             problems += _column_problems(dataset, tasks, compare=not problems)
     return problems
 
@@ -86,8 +86,8 @@ class _Tasks:
         self._pool, self._budget = pool, budget
 
     def changed_files(
-        self, path: Path, files: Sequence[tuple[str, int, str]], phase: str
-    ) -> Iterator[tuple[Path, str]]:
+        self, path: Location, files: Sequence[tuple[str, int, str]], phase: str
+    ) -> Iterator[tuple[Location, str]]:
         """Find files (name, bytes, checksum) with another checksum; yields the path and a message for each."""
         tasks = [(path / name, checksum) for name, _, checksum in files]
         sizes = [n_bytes for _, n_bytes, _ in files]
@@ -127,7 +127,7 @@ class _Tasks:
             self._pool.listener.progress(Progress(phase, done, sum(sizes), unit))
 
 
-def _is_changed(path: Path, checksum: str) -> bool:
+def _is_changed(path: Location, checksum: str) -> bool:
     return file_checksum(path) != checksum
 
 
@@ -141,7 +141,7 @@ def _check_reopened(
         table.close()
 
 
-def _changed_files(table: ChunkedTable, tasks: _Tasks, phase: str) -> dict[Path, str]:
+def _changed_files(table: ChunkedTable, tasks: _Tasks, phase: str) -> dict[Location, str]:
     """Find files of a table that differ from its manifest; a message for each."""
     listed = list(table.listed_files(table.manifest))
     problems = dict(file_problems(table.path, listed))
@@ -188,14 +188,14 @@ def _row_opener(dataset: RowTable) -> Callable[[], RowTable]:
     return partial(type(dataset).open, dataset.path, check_files=False)
 
 
-def _check_rows(dataset: RowTable, start: int, stop: int, damaged: set[Path]) -> _RowFindings:
+def _check_rows(dataset: RowTable, start: int, stop: int, damaged: set[Location]) -> _RowFindings:
     found = _RowFindings()
     for chunk in range(start, stop):
         found.join(_check_row_chunk(dataset, chunk, damaged))
     return found
 
 
-def _check_row_chunk(dataset: RowTable, chunk: int, damaged: set[Path]) -> _RowFindings:
+def _check_row_chunk(dataset: RowTable, chunk: int, damaged: set[Location]) -> _RowFindings:
     part = dataset.manifest["parts"][dataset.chunk_part[chunk]]
     if damaged.intersection(dataset.path / part[table] for table in dataset.TABLES):
         return _RowFindings(complete=False)
@@ -336,7 +336,7 @@ def _column_problems(dataset: RowTable, tasks: _Tasks, *, compare: bool) -> Iter
         yield f"{columns.path}: the entries are not those of the rows; {AGAIN}"
 
 
-def _open_columns_again(path: Path) -> Columns:
+def _open_columns_again(path: Location) -> Columns:
     return open_columns(RowTable.open(path, check_files=False), check_files=False)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.metadata import Count, Structure
+from ..core.storage import Location
 
 if TYPE_CHECKING:
     from ..dataset.arrow_columns import Strings
@@ -181,15 +182,16 @@ class Encoding:
 
     def save(self, path: Path) -> None:
         """Write the categories."""
-        from ..dataset.arrow_columns import write_strings  # pyarrow: not for a bare import
+        from ..dataset.string_files import write_strings  # pyarrow: not for a bare import
 
         assert self.categories is not None
         write_strings(path, "category", self.categories, column=self.category_columns())
 
 
-def read_encoding(directory: Path, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
+def read_encoding(directory: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
     """Read the encoding in the directory of a dataset or a model; None if its data did not come from a table."""
-    from ..dataset.arrow_columns import no_strings, read_strings
+    from ..dataset.arrow_columns import no_strings
+    from ..dataset.string_files import read_strings
 
     if record is None:
         return None

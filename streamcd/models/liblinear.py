@@ -14,6 +14,7 @@ import numpy as np
 from ..core.atomic_files import begins_with, check_output, replacing
 from ..core.errors import ModelError
 from ..core.progress import Listener
+from ..core.storage import local_path
 from .model import Model
 
 LIBLINEAR_SOLVERS: dict[str, tuple[str, str]] = {
@@ -58,7 +59,7 @@ def export_liblinear(
         If `path` exists, without `force` or as another kind of file.
     """
     is_kind = partial(begins_with, pattern=b"solver_type ")
-    check_output(Path(path), "a model of LIBLINEAR's", is_kind, force=force)
+    check_output(local_path(path, "a model"), "a model of LIBLINEAR's", is_kind, force=force)
     if model.loss == "twin":
         raise ModelError(
             "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"

@@ -23,6 +23,7 @@ from ..core.code_matrices import default_code, has_vector_per_class
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata, write_metadata
+from ..core.storage import local_path
 from ..dataset.scaling import Scaling
 from .calibration import sigmoid_logarithms
 from .encoding import CATEGORIES_FILE, Encoding, read_encoding
@@ -332,7 +333,7 @@ class Model:
         """
         from ..dataset.parquet import file_checksum  # here, because it imports pyarrow
 
-        directory = Path(path)
+        directory = local_path(path, "a model")
         directory.mkdir(parents=True, exist_ok=True)
         description = self._description()
         description["categories_checksum"] = ""
@@ -459,7 +460,7 @@ def load_model(
     >>> streamcd.load_model("run").loss
     'log_loss'
     """
-    directory = _model_directory(path, C)
+    directory = _model_directory(local_path(path, "a model"), C)
     if memory is not None and (directory / "weights.npy").exists():
         files = [directory / name for name in ("weights.npy", "scaling.npy", CATEGORIES_FILE)]
         require(

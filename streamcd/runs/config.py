@@ -16,6 +16,7 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.progress import Listener
+from ..core.storage import is_url
 from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
@@ -414,10 +415,19 @@ def _blas_threads() -> str:
     return next((number for number in given if number), str(n_processors))
 
 
+def absolute_path(data: str | Path) -> str:
+    """Return a path, or a pattern of paths, as it is found from every working directory; a URL stays as it is."""
+    return str(data) if is_url(data) else os.path.abspath(data)
+
+
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
     for source in (config.dataset, config.start_from, config.validation):
-        if source is not None and Path(source).resolve().is_relative_to(path.resolve()):
+        if (
+            source is not None
+            and not is_url(source)
+            and Path(source).resolve().is_relative_to(path.resolve())
+        ):
             raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
     if force or not (path / "config.json").exists():
         return

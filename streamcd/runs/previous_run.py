@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..core.errors import UsageError
+from ..core.storage import local_path
 from ..solvers.problem import Problem
 from ..solvers.registry import reads_columns
 from ..training import checkpoint
@@ -41,7 +42,7 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
     source = new.config.start_from
     if source is None:
         return None
-    path = Path(source)
+    path = local_path(source, "a run")
     config = read_config(path)
     if config.tune is not None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")

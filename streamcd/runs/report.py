@@ -14,6 +14,7 @@ from ..core.atomic_files import begins_with, check_output, replacing, write_file
 from ..core.errors import StreamcdError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener
+from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model, models_of_path
 from ..prediction.curves import ScoreCurves
@@ -77,7 +78,7 @@ def write_report(
     --------
     >>> streamcd.write_report("run", "report.html", data="reviews/test.txt")
     """
-    run, page_path = Path(run), Path(out)
+    run, page_path = local_path(run, "a run"), local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=force)
     config, histories = read_config(run), _few(read_history(run))
     sections = [_configuration(config), _training(histories, config)]
@@ -112,7 +113,7 @@ def plot_evaluation(
 
     The end of its name, .png, .svg or .pdf, gives the format. Parameters and errors: see `evaluate`, `write_report`.
     """
-    path = Path(out)
+    path = local_path(out, "a picture")
     form = image_format(path)
     check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
     loaded = load_model(model, C)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ..core.errors import UsageError
 from ..core.progress import Listener, ends_progress
+from ..core.storage import local_path, location
 from ..core.threads import make_threads
 from ..training import checkpoint
 from ..training.loop import Session, StopRequested, deadline
@@ -17,6 +17,7 @@ from ..training.result import Result
 from .carry_out import carry_out
 from .config import (
     RunConfig,
+    absolute_path,
     check_workers,
     differs,
     make_rule,
@@ -90,16 +91,17 @@ def resume(
     >>> result.gap <= 1e-6
     True
     """
+    path = local_path(run, "a run")
     threading = make_threads(threads)
     session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
     on_workers = Workers.asked(client, workers, scheduler, fewest=1)
 
     def change(config: RunConfig) -> RunConfig:
-        place = config.dataset if dataset is None else str(Path(dataset).resolve())
+        place = config.dataset if dataset is None else str(location(dataset).resolve())
         config = _with_validation(replace(config, dataset=place), validation, early_stop)
         return _changed(config, max_passes, tol, checkpoint_every)
 
-    return go_on(Path(run), on_workers, session, change)
+    return go_on(path, on_workers, session, change)
 
 
 def go_on(
@@ -144,7 +146,7 @@ def _with_validation(config: RunConfig, validation: str | Path | None, early_sto
         raise UsageError(
             "this run has no validation set, nor memory for one; begin another with --validation and --start-from"
         )
-    place = config.validation if validation is None else os.path.abspath(validation)
+    place = config.validation if validation is None else absolute_path(validation)
     stops = config.rule.early_stop if early_stop is None else bool(early_stop)
     return replace(config, validation=place, rule=replace(config.rule, early_stop=stops))
 

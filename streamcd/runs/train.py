@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
+from ..core.storage import local_path
 from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.registry import SOLVERS, find_solver
@@ -25,6 +25,7 @@ from .config import (
     ProblemOptions,
     SharedRounds,
     TrainOptions,
+    absolute_path,
     changed_by,
     is_begun,
     make_rule,
@@ -180,6 +181,7 @@ def train(
     >>> result.converged
     True
     """
+    path = local_path(run, "a run")
     listener = listener or Listener()
     on_workers = Workers.asked(client, workers, scheduler, fewest=2)
     threading = make_threads(threads)
@@ -223,13 +225,13 @@ def train(
         check_calibration(problem, on_workers=bool(on_workers))
     resolved = resolve(dataset, asked, listener)
     session = Session(listener, stop_requested, threads=threading, until=deadline(max_seconds))
-    if resume and is_begun(Path(run), resolved.config):
+    if resume and is_begun(path, resolved.config):
         from .resume import go_on
 
-        return go_on(Path(run), on_workers, session, lambda config: changed_by(config, resolved.config))
+        return go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
     warn_early(resolved, listener)
     previous = previous_run(resolved)  # refused before anything is made
-    with begin_run(Path(run), resolved, force=force) as directory, on_workers.connected(listener) as found:
+    with begin_run(path, resolved, force=force) as directory, on_workers.connected(listener) as found:
         return carry_out(directory, resolved, previous, replace(session, client=found))
 
 
@@ -248,7 +250,7 @@ def _validation_path(
         )
     from .validation import check_validation  # with the kernels of decisions
 
-    path = os.path.abspath(validation.path if isinstance(validation, Dataset) else validation)
+    path = absolute_path(str(validation.path) if isinstance(validation, Dataset) else validation)
     check_validation(path, on_workers=bool(workers))
     return path
 

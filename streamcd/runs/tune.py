@@ -11,6 +11,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
+from ..core.storage import local_path
 from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..training.loop import Session, StopRequested, deadline
@@ -95,6 +96,7 @@ def tune(
     """
     if not 2 <= cv <= MAX_FOLDS:
         raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {cv}")
+    path = local_path(run, "a run")
     threading = make_threads(threads)
     session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
@@ -117,14 +119,14 @@ def tune(
         problem, parse_size(memory), checkpoint_every, make_rule(tol, eps, max_passes), search=True
     )
     search = resolve(dataset, asked, session.listener)
-    if resume and is_begun(Path(run), search.config):
+    if resume and is_begun(path, search.config):
         from .resume import go_on
 
-        found = go_on(Path(run), Workers(), session, lambda config: changed_by(config, search.config))
+        found = go_on(path, Workers(), session, lambda config: changed_by(config, search.config))
         assert isinstance(found, TuneResult)
         return found
     warn_early(search, session.listener)
     from .search import carry_out_search  # loads the kernels of scoring
 
-    with begin_run(Path(run), search, force=force) as directory:
+    with begin_run(path, search, force=force) as directory:
         return carry_out_search(directory, search, session)

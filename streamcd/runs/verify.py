@@ -13,6 +13,7 @@ from ..cluster.partition import paired_layout
 from ..core.errors import CheckpointError, StreamcdError, UsageError
 from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
+from ..core.storage import local_path
 from ..models.model import load_model, models_of_path
 from ..solvers.problem import Problem
 from ..stream.identity import Identity
@@ -49,7 +50,7 @@ def verify_run(
         If `memory` is too small.
     """
     budget = None if memory is None else parse_size(memory)
-    path, listener = Path(path), listener or Listener()
+    path, listener = local_path(path, "a run"), listener or Listener()
     try:
         with checkpoint.open_run(path):
             problems = list(_run_problems(path, listener, budget))

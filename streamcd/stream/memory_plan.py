@@ -43,6 +43,8 @@ class Table(Protocol):
     chunk_part: np.ndarray  # the shard of every chunk
     entry_start: np.ndarray  # (chunks + 1,)
 
+    @property
+    def client_bytes(self) -> int: ...  # of reading from a URL
     def expect(self, chunk: int) -> None: ...
     def another(self) -> Self: ...
     def read_directly(self, ahead_bytes: int) -> None: ...
@@ -196,7 +198,8 @@ def _count_readers(table: Table, budget: int) -> int:
 
     The number of processors is ignored: windows, and with them the bits of a result, would depend on it.
     """
-    return 1 + min(_MAX_READERS - 1, max(budget - RESERVED_BYTES, 0) // 8 // _reader_bytes(table))
+    left = max(budget - RESERVED_BYTES - table.client_bytes, 0)
+    return 1 + min(_MAX_READERS - 1, left // 8 // _reader_bytes(table))
 
 
 def _reader_bytes(table: Table) -> int:
@@ -211,4 +214,4 @@ def _reading_bytes(table: Table) -> int:
     footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
     entries, items = _largest_chunk(table)
     ahead = min(AHEAD_BYTES, table.n_entries * table.entry_bytes)
-    return 4 * (entries * table.entry_bytes + items * 40) + ahead + footers
+    return 4 * (entries * table.entry_bytes + items * 40) + ahead + footers + table.client_bytes

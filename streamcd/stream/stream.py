@@ -206,7 +206,9 @@ class _Reader:
         self.bytes_read = 0
         self.seconds = 0.0
         n_bytes = table.bytes_on_disk()
-        if n_bytes and n_bytes > 0.6 * page_cache_room():  # affects speed alone, never results
+        if table.client_bytes or (
+            n_bytes and n_bytes > 0.6 * page_cache_room()
+        ):  # affects speed alone, never results
             table.read_directly(ahead_bytes)
 
     def submit(self, work: Callable[..., T], *arguments: Any, at_once: bool = False) -> Future[T]:

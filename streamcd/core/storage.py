@@ -1,0 +1,435 @@
+"""Files to read, on disk or at a URL: the one door to fsspec, which is loaded where a URL is met.
+
+A URL is s3://, gs:// or https://; http:// is for this machine only, and file:// is a path. Credentials come from where the
+scheme's own library looks for them, the environment and its files, and from nowhere else. Failures are the system's errors:
+what is missing, not permitted, or not to be had after some attempts.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from .errors import UsageError
+
+REQUESTS_AT_A_TIME = 16
+"""Enough to hide 50 ms a request where a chunk of a megabyte takes 3 ms or more to train on."""
+
+NO_FILE = -1
+"""In place of a size."""
+
+_BLOCK_BYTES, _BLOCKS_AHEAD, _BLOCKS_HELD = 1 << 20, 8, 12
+_CLIENT_BYTES = 100_000_000  # of fsspec, s3fs, botocore and aiohttp, measured on Linux x86-64: 75 MB
+REMOTE_BYTES = _CLIENT_BYTES + 2 * _BLOCKS_HELD * _BLOCK_BYTES
+"""Memory of whoever reads URLs: the client, and the blocks of a file with their copies on the way."""
+
+AHEAD_BYTES, SHARED_AHEAD_BYTES = 24_000_000, 6_000_000
+"""Bytes of a dataset that are read ahead by one reader, or by each of several: as much as the requests under way bring."""
+
+DATASET_BYTES = REMOTE_BYTES + 2 * AHEAD_BYTES
+"""Memory of whoever reads a dataset at a URL: ranges are there twice as they come."""
+
+_ATTEMPTS, _FIRST_PAUSE = 5, 0.2  # seconds; each pause is three times the one before
+_LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "https": "aiohttp", "http": "aiohttp"}
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist")
+_LISTED = ("s3", "gs")  # have folders and patterns
+_LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.EISDIR, errno.ENOTDIR)
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {
+        "use_listings_cache": False,
+        # one attempt: they are counted here
+        "config_kwargs": {
+            "max_pool_connections": REQUESTS_AT_A_TIME,
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+        },
+    },
+    "gs": {"use_listings_cache": False},
+}
+
+
+class Status(NamedTuple):
+    """What a server says of a file: `size` is None where it can only be read from its beginning to its end."""
+
+    size: int | None
+    version: str
+
+
+@dataclass(frozen=True)
+class Url(os.PathLike[str]):
+    """An object in a bucket, or a file on a server; as far as they go, the methods are those of `pathlib.Path`."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.scheme not in _LIBRARIES:
+            raise UsageError(
+                f"{self.text}: expected s3://, gs://, https:// or file://, found {self.scheme}://; name another place"
+            )
+        if self.scheme == "http" and urlsplit(self.text).hostname not in _LOOPBACK:
+            raise UsageError(
+                f"{self.text}: expected https://, found http://, by which anybody on the way can change the data; "
+                "use https://, or download it first"
+            )
+
+    @property
+    def scheme(self) -> str:
+        return self.text.partition("://")[0].lower()
+
+    @property
+    def name(self) -> str:
+        return self.text.rstrip("/").rpartition("/")[2]
+
+    def __truediv__(self, name: str | Path) -> Url:
+        return Url(f"{self.text.rstrip('/')}/{name}")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __fspath__(self) -> str:
+        return self.text
+
+    def resolve(self) -> Url:
+        return self
+
+    def status(self) -> Status:
+        """Ask for size and version: one request."""
+        return self._try(self._ask)
+
+    def size(self) -> int:
+        """Bytes of a file that can be read at any place; others are refused."""
+        found = self.status().size
+        if found is None:
+            raise UsageError(
+                f"{self.text}: expected a server that gives ranges of bytes, found one that does not; "
+                "download the data first"
+            )
+        return found
+
+    def exists(self) -> bool:
+        """True for a file; what may not be looked at is not there, as S3 says where it may not be listed either."""
+        try:
+            self.status()
+        except (FileNotFoundError, PermissionError):
+            return False
+        return True
+
+    is_file = exists
+
+    def read_bytes(self) -> bytes:
+        """Read a small file."""
+        content: bytes = self._try(lambda: self._files().cat_file(self.text))
+        return content
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Read a range, or as much of it as there is; one request."""
+
+        def ask() -> bytes:
+            content: bytes = self._files().cat_file(self.text, start=offset, end=offset + n_bytes)
+            if len(content) > n_bytes:
+                raise OSError(errno.ENOSYS, "the server gives no ranges of bytes; download it first")
+            return content
+
+        return self._try(ask) if n_bytes > 0 else b""
+
+    def open_stream(self) -> Any:
+        """Open a file that is read from its beginning to its end, in pieces as they come."""
+        return self._try(lambda: self._files().open(self.text, block_size=0))
+
+    def expand(self) -> list[Url]:
+        """List the files that are meant: this one, those in this folder (hidden ones skipped), or those that match."""
+        if self.scheme not in _LISTED:
+            return [self] if self.exists() else []
+        files = self._files()
+        if any(sign in self.text for sign in "*?["):
+            found = self._try(lambda: files.glob(self.text, detail=True)).values()
+        elif self._try(lambda: files.isfile(self.text)):
+            return [self]
+        else:
+            found = self._try(lambda: files.ls(self.text, detail=True))
+        names = [entry["name"] for entry in found if entry["type"] == "file" and entry["size"]]
+        visible = sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
+        return [Url(f"{self.scheme}://{name}") for name in visible]
+
+    def _files(self) -> Any:
+        """The library's file system; it keeps its connections itself."""
+        try:
+            import fsspec  # a URL is met
+
+            files = fsspec.filesystem(self.scheme, **_OPTIONS.get(self.scheme, {}))
+        except ImportError as error:
+            library = _LIBRARIES[self.scheme]
+            raise UsageError(
+                f"{self.text}: expected fsspec and {library} to be installed, found that they are not ({error}); "
+                f"pip install {'gcsfs' if library == 'gcsfs' else repr('streamcd[remote]')}"
+            ) from None
+        files.retries = 1
+        return files
+
+    def _ask(self) -> Status:
+        if self.scheme in _LISTED:
+            found = self._files().info(self.text)
+            if found["type"] != "file":
+                raise FileNotFoundError(self.text)
+            version = found.get("ETag") or found.get("etag") or found.get("LastModified")
+            return Status(found["size"], str(version))
+        # the answer to a request for the first byte tells whether ranges are served; `info` does not
+        with self._files().open(self.text, block_size=0, headers={"Range": "bytes=0-0"}) as file:
+            headers = file.r.headers
+            size = headers.get("Content-Range", "").rpartition("/")[2] if file.r.status == 206 else ""
+            return Status(
+                int(size) if size.isdigit() else None, headers.get("ETag") or headers.get("Last-Modified", "")
+            )
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        """Call, again and again while what fails may pass."""
+        pause = _FIRST_PAUSE
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return call()
+            except UsageError:
+                raise
+            except Exception as error:
+                failure = _system_error(error, self.text)
+                if failure is None:
+                    raise
+                if failure.errno != errno.EIO or attempt == _ATTEMPTS:
+                    raise failure from error
+            time.sleep(pause)
+            pause *= 3
+        raise AssertionError
+
+
+Location = Path | Url
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Tell a URL from a path; file:// is a path."""
+    text = os.fspath(path)
+    return "://" in text and text.partition("://")[0].isalnum() and not text.lower().startswith("file://")
+
+
+def location(path: str | os.PathLike[str]) -> Location:
+    """The path or URL that is meant."""
+    if isinstance(path, Url):
+        return path
+    text = os.fspath(path)
+    if is_url(text):
+        return Url(text)
+    return Path(unquote(urlsplit(text).path)) if text.lower().startswith("file://") else Path(text)
+
+
+def local_path(path: str | os.PathLike[str], what: str) -> Path:
+    """The path of what is written, replaced and locked, which a URL cannot be."""
+    found = location(path)
+    if isinstance(found, Url):
+        raise UsageError(
+            f"{path}: expected {what} on a local or shared disk, found a URL; datasets and files to read may be URLs, "
+            "name a directory here"
+        )
+    return found
+
+
+def _system_error(error: Exception, name: str) -> OSError | None:
+    """The system's error for a library's, EIO where another attempt may help; None for mistakes of ours."""
+    text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    status = getattr(error, "status", None)  # aiohttp's
+    library = type(error).__module__.partition(".")[0]
+    if isinstance(error, FileNotFoundError):
+        return OSError(errno.ENOENT, "no such bucket" if _NO_BUCKET.search(text) else "no such object", name)
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return OSError(errno.EACCES, f"no permission to read it ({text}); check the credentials", name)
+    if "Credentials" in type(error).__name__ or type(error).__name__ == "ProfileNotFound":
+        return OSError(
+            errno.EACCES, f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE", name
+        )
+    if status is not None and status < 500 and status != 429:
+        return OSError(errno.EINVAL, text, name)
+    if isinstance(error, OSError) and error.errno in _LASTING:
+        return OSError(error.errno, error.strerror, name)
+    if isinstance(error, OSError | EOFError) or library in (
+        "aiohttp",
+        "botocore",
+        "aiobotocore",
+        "gcsfs",
+        "fsspec",
+    ):
+        return OSError(errno.EIO, f"{text}, after {_ATTEMPTS} attempts", name)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def file_size(path: str | Location) -> int | None:
+    """Bytes of a file that can be read at any place; None for a pipe, and for what a server gives as a whole only."""
+    found = location(path)
+    if isinstance(found, Url):
+        return found.status().size
+    return os.path.getsize(found) if os.path.isfile(found) else None
+
+
+def file_sizes(folder: Location, names: Iterable[str]) -> Iterable[int | None]:
+    """Bytes of files in a folder: None for what is missing, `NO_FILE` for a device, a pipe or a directory."""
+    if not isinstance(folder, Url):
+        return (_size_there(folder / name) for name in names)
+    with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as threads:
+        return list(threads.map(lambda name: _size_there(folder / name), names))
+
+
+def _size_there(path: Location) -> int | None:
+    try:
+        if isinstance(path, Url):
+            return path.size()
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else NO_FILE
+
+
+def open_bytes(path: str | Location) -> io.RawIOBase:
+    """Open a file for reading, without a buffer of Python's."""
+    found = location(path)
+    if not isinstance(found, Url):
+        return open(found, "rb", buffering=0)
+    size = found.status().size
+    return _Stream(found) if size is None else _RemoteFile(found, size)
+
+
+class _Stream(io.RawIOBase):
+    """A file that a server gives as a whole only."""
+
+    def __init__(self, url: Url) -> None:
+        self._url, self._file = url, url.open_stream()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._file.read(len(buffer))
+        except Exception as error:  # it cannot be asked for again from here
+            raise _system_error(error, str(self._url)) or error from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file at a URL, in blocks, of which the latest are kept, and those after one that was read are asked for ahead."""
+
+    def __init__(self, url: Url, size: int) -> None:
+        self._url, self._size, self._offset = url, size, 0
+        self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(_BLOCKS_AHEAD, thread_name_prefix="streamcd-url")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._offset
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:
+        if self._offset >= self._size or not len(buffer):
+            return 0
+        number, start = divmod(self._offset, _BLOCK_BYTES)
+        data = memoryview(self._block(number))[start : start + len(buffer)]
+        buffer[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
+    def _block(self, number: int) -> bytes:
+        follows = number - 1 in self._blocks
+        self._expect(number)
+        self._blocks.move_to_end(number)
+        if follows:
+            for ahead in range(number + 1, min(number + _BLOCKS_AHEAD, -(-self._size // _BLOCK_BYTES))):
+                self._expect(ahead)
+        return self._blocks[number].result()
+
+    def _expect(self, number: int) -> None:
+        if number not in self._blocks:
+            while len(self._blocks) >= _BLOCKS_HELD:
+                self._blocks.popitem(last=False)[1].cancel()
+            self._blocks[number] = self._threads.submit(self._fetch, number)
+
+    def _fetch(self, number: int) -> bytes:
+        start = number * _BLOCK_BYTES
+        n_bytes = min(_BLOCK_BYTES, self._size - start)
+        data = self._url.read(start, n_bytes)
+        if len(data) != n_bytes:
+            raise OSError(errno.EIO, "it became shorter while it was read", str(self._url))
+        return data
+
+    def close(self) -> None:
+        if not self.closed:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        super().close()
+
+
+class LocalReader:
+    """A file on disk, open for reads of ranges."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Read a range, or as much of it as there is."""
+        return os.pread(self._descriptor, n_bytes, offset)
+
+    def expect(self, offset: int, n_bytes: int) -> None:
+        """Have the kernel read ahead; where it objects, the read to come says why."""
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            with suppress(OSError, OverflowError):
+                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._descriptor)
+
+
+class RemoteReader:
+    """A file at a URL for reads of ranges, each of which is a request."""
+
+    def __init__(self, url: Url) -> None:
+        self._url, self.size = url, url.size()
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """See `LocalReader.read`."""
+        return self._url.read(offset, min(n_bytes, self.size - offset))
+
+    def expect(self, offset: int, n_bytes: int) -> None:
+        """Do nothing: `read_ahead` reads ahead."""
+
+    def close(self) -> None:
+        """Do nothing: connections are shared."""
+
+
+def open_reader(path: Location) -> LocalReader | RemoteReader:
+    """Open a file for reads of ranges."""
+    return RemoteReader(path) if isinstance(path, Url) else LocalReader(path)

@@ -1,0 +1,507 @@
+"""Files and datasets at URLs: an S3 server and a web server on loopback, started once for the module."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import gzip
+import http.server
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from small_datasets import random_rows, write_dataset
+
+import streamcd
+from streamcd.cli.commands import cli
+from streamcd.conversion.byte_sources import LEAST_RANGE_BYTES, share_out
+from streamcd.core import storage
+from streamcd.core.errors import DataError, DatasetError, UsageError
+from streamcd.core.storage import Url, location, open_bytes
+from streamcd.dataset.dataset import Dataset, open_dataset
+
+boto3 = pytest.importorskip("boto3")
+pytest.importorskip("moto")
+s3fs = pytest.importorskip("s3fs")
+
+BUCKET = "s3://bucket"
+
+pytestmark = pytest.mark.filterwarnings("ignore:not converged")
+
+
+class Server(NamedTuple):
+    """An S3 server; `answer` may look at a request, wait, or refuse it with a status."""
+
+    client: Any
+    requests: list[tuple[str, str, str]]  # method, path, range
+    answer: list[Callable[[str, str], int | None]]
+
+    def upload(self, folder: Path, name: str) -> str:
+        """Put all files of a folder into the bucket; returns its URL."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.client.upload_file(str(path), "bucket", f"{name}/{path.relative_to(folder)}")
+        return f"{BUCKET}/{name}"
+
+    def put(self, name: str, content: bytes) -> str:
+        self.client.put_object(Bucket="bucket", Key=name, Body=content)
+        return f"{BUCKET}/{name}"
+
+
+def forget_connections() -> None:
+    """Have the environment looked at again."""
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server
+
+    requests: list[tuple[str, str, str]] = []
+    answer: list[Callable[[str, str], int | None]] = []
+    backend = DomainDispatcherApplication(create_backend_app)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        requests.append((method, path, environ.get("HTTP_RANGE", "")))
+        status = answer[0](method, path) if answer else None
+        if status is not None:
+            start_response(f"{status} refused", [("Content-Length", "0")])
+            return [b""]
+        return backend(environ, start_response)
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    running = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    before = dict(os.environ)
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{running.server_port}",
+        "AWS_ACCESS_KEY_ID": "name",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    os.environ.update(settings)
+    forget_connections()  # of a server that ran here before
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="bucket")
+    yield Server(client, requests, answer)
+    running.shutdown()
+    for name in settings:
+        os.environ.pop(name)
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def quiet_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.answer.clear()
+    server.requests.clear()
+    monkeypatch.setattr(storage, "_FIRST_PAUSE", 0.001)
+
+
+@pytest.fixture(scope="module")
+def text() -> bytes:
+    """libsvm text of some ranges' length."""
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{1 if rng.random() < 0.5 else -1} "
+        + " ".join(f"{k}:{value:.6f}" for k, value in enumerate(rng.standard_normal(40), start=1))
+        for _ in range(6000)
+    ]
+    content = ("\n".join(lines) + "\n").encode()
+    assert len(content) > 2 * LEAST_RANGE_BYTES
+    return content
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Rows in several parts of several chunks."""
+    return write_dataset(
+        tmp_path_factory.mktemp("local") / "data", random_rows(3000, 30), n_chunks=30, n_shards=4
+    )
+
+
+@pytest.fixture(scope="module")
+def remote(server: Server, local: Dataset) -> str:
+    return server.upload(local.path, "data")
+
+
+def weights(run: Path) -> np.ndarray:
+    return np.asarray(streamcd.load_model(run).weights)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Names
+
+
+def test_file_urls_are_paths() -> None:
+    assert location("file:///some/a%20b") == Path("/some/a b")
+    assert location("s3://bucket/a") == Url("s3://bucket/a")
+
+
+@pytest.mark.parametrize("name", ["ftp://host/a", "http://example.com/a"])
+def test_other_schemes_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"expected (s3|https)://"):
+        location(name)
+
+
+def test_what_is_missing_is_named(server: Server) -> None:
+    for name, reason in (("bucket/none", "no such object"), ("other/none", "no such bucket")):
+        for ask in (Url(f"s3://{name}").status, Url(f"s3://{name}").read_bytes):
+            with pytest.raises(FileNotFoundError) as found:
+                ask()
+            assert found.value.strerror == reason
+            assert found.value.filename == f"s3://{name}"
+
+
+def test_a_refusal_is_told_at_once(server: Server) -> None:
+    server.answer.append(lambda method, path: 403)
+    with pytest.raises(PermissionError, match="no permission"):
+        Url(f"{BUCKET}/a").read(0, 10)
+    assert len(server.requests) == 1
+
+
+def test_without_credentials_the_line_says_which(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    forget_connections()
+    with pytest.raises(PermissionError, match="AWS_ACCESS_KEY_ID"):
+        Url(f"{BUCKET}/a").status()
+    forget_connections()
+
+
+def test_attempts_are_repeated_and_counted(server: Server) -> None:
+    server.put("some", b"0123456789")
+    server.requests.clear()
+    failures = [503, 500, None]
+    server.answer.append(lambda method, path: failures.pop(0))
+    assert Url(f"{BUCKET}/some").read(2, 5) == b"23456"
+    assert len(server.requests) == 3
+    server.requests.clear()
+    server.answer[0] = lambda method, path: 503
+    with pytest.raises(OSError, match="after 5 attempts") as found:
+        Url(f"{BUCKET}/some").read(2, 5)
+    assert found.value.errno == errno.EIO
+    assert len(server.requests) == 5
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UsageError, match=r"pip install 'streamcd\[remote\]'"):
+        Url(f"{BUCKET}/a").status()
+
+
+def test_reads_at_any_place_are_those_of_a_file(server: Server, tmp_path: Path) -> None:
+    content = np.random.default_rng(1).bytes(3 * (1 << 20) + 17)
+    (tmp_path / "file").write_bytes(content)
+    url = server.put("bytes", content)
+    with open_bytes(url) as far, open_bytes(tmp_path / "file") as near:
+        for offset, n_bytes in (
+            (0, 5),
+            (1 << 20, 3 << 20),
+            (len(content) - 3, 10),
+            (len(content), 4),
+            (7, 1),
+        ):
+            found = []
+            for file in (far, near):
+                file.seek(offset)
+                parts = bytearray()
+                while len(parts) < n_bytes and (part := file.read(n_bytes - len(parts))):
+                    parts += part
+                found.append(bytes(parts))
+            assert found[0] == found[1] == content[offset : offset + n_bytes]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sources
+
+
+def converted(sources: Any, path: Path, **options: Any) -> str:
+    return streamcd.convert(sources, path, **{"memory": "2GB", **options}).fingerprint
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_text_in_a_bucket_gives_the_dataset_of_the_file(
+    server: Server, text: bytes, tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    url = server.put("text/a.txt", text)
+    far = converted(url, tmp_path / "far", workers=workers)
+    assert far == converted(tmp_path / "text", tmp_path / "near")
+    assert len(share_out([url], 8)) > 1
+
+
+def test_compressed_text_folders_and_patterns_are_read(server: Server, text: bytes, tmp_path: Path) -> None:
+    lines = text.splitlines(keepends=True)
+    (tmp_path / "text").write_bytes(text)
+    server.put("days/1.txt.gz", gzip.compress(b"".join(lines[:2500])))
+    server.put("days/2.txt", b"".join(lines[2500:]))
+    near = converted(tmp_path / "text", tmp_path / "near")
+    assert converted(f"{BUCKET}/days/", tmp_path / "folder") == near
+    assert converted(f"{BUCKET}/days/?.txt*", tmp_path / "pattern") == near
+    assert converted((tmp_path / "text").as_uri(), tmp_path / "file") == near
+    with pytest.raises(UsageError, match="no such file, folder or pattern"):
+        converted(f"{BUCKET}/nights/*.txt", tmp_path / "none")
+
+
+def test_tables_in_a_bucket_give_the_datasets_of_the_files(server: Server, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    table = pa.table(
+        {
+            "age": rng.integers(18, 90, 4000).astype(float),
+            "city": rng.choice(["Bonn", "Rome", "Oslo"], 4000),
+            "y": rng.choice(["no", "yes"], 4000),
+        }
+    )
+    pq.write_table(table, tmp_path / "table.parquet", row_group_size=500)
+    table.to_pandas().to_csv(tmp_path / "table.csv", index=False)
+    for name, workers in (("table.parquet", 1), ("table.parquet", 2), ("table.csv", 1)):
+        url = server.put(name, (tmp_path / name).read_bytes())
+        near = converted(tmp_path / name, tmp_path / f"near-{name}-{workers}", label="y")
+        assert converted(url, tmp_path / f"far-{name}-{workers}", label="y", workers=workers) == near
+
+
+def test_a_source_that_changes_while_it_is_read_is_noticed(
+    server: Server, text: bytes, tmp_path: Path
+) -> None:
+    url = server.put("changing.txt", text)
+    changed = text.replace(b"-1 ", b"+1 ", 1)
+
+    def change_once(method: str, path: str) -> None:
+        n_reads = sum(method == "GET" and bool(part) for method, _, part in server.requests)
+        if n_reads == 4:
+            server.answer.clear()
+            server.put("changing.txt", changed)
+
+    server.answer.append(change_once)
+    with pytest.raises(DataError, match="changed"):
+        converted(url, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_matrices_at_a_url_are_refused(server: Server, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    url = server.put("x.npy", (tmp_path / "x.npy").read_bytes())
+    with pytest.raises(UsageError, match="download it first"):
+        converted(url, tmp_path / "data")
+
+
+class _Ranges(http.server.SimpleHTTPRequestHandler):
+    """Python's own server gives no ranges; this one does, of one part."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        path = Path(self.translate_path(self.path))
+        if wanted is None or not path.is_file():
+            return super().do_GET()
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        content = path.read_bytes()
+        part = content[int(first) : int(last) + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+        return None
+
+
+class _NoRanges(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[Callable[[type[http.server.SimpleHTTPRequestHandler]], str]]:
+    """Serve ``tmp_path / "web"``."""
+    (tmp_path / "web").mkdir()
+    running: list[http.server.ThreadingHTTPServer] = []
+
+    def start(handler: type[http.server.SimpleHTTPRequestHandler]) -> str:
+        made = functools.partial(handler, directory=str(tmp_path / "web"))
+        running.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), made))
+        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{running[-1].server_port}"
+
+    yield start
+    for one in running:
+        one.shutdown()
+        one.server_close()
+
+
+@pytest.mark.parametrize("handler", [_Ranges, _NoRanges])
+def test_a_web_server_is_read_with_ranges_or_without(
+    web: Any, handler: Any, text: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "web" / "a.txt").write_bytes(text)
+    (tmp_path / "web" / "a.txt.gz").write_bytes(gzip.compress(text))
+    address = web(handler)
+    near = converted(tmp_path / "web" / "a.txt", tmp_path / "near")
+    assert converted(f"{address}/a.txt", tmp_path / "far", workers=2) == near
+    assert converted(f"{address}/a.txt.gz", tmp_path / "unpacked") == near
+    with pytest.raises(UsageError, match="no such file"):
+        converted(f"{address}/b.txt", tmp_path / "none")
+
+
+def test_a_dataset_on_a_web_server_needs_ranges(web: Any, local: Dataset, tmp_path: Path) -> None:
+    for path in local.path.rglob("*"):
+        if path.is_file():
+            copy = tmp_path / "web" / path.relative_to(local.path)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    assert open_dataset(web(_Ranges)).verify() == []
+    with pytest.raises(UsageError, match="gives ranges"):
+        open_dataset(web(_NoRanges))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Datasets
+
+
+def test_a_dataset_in_a_bucket_is_that_on_disk(server: Server, local: Dataset, remote: str) -> None:
+    found = open_dataset(remote)
+    assert found.fingerprint == local.fingerprint
+    assert found.info() == local.info()
+    assert found.verify() == []
+    shown = CliRunner().invoke(cli, ["info", remote, "--json"])
+    assert shown.exit_code == 0
+    assert local.fingerprint in shown.stdout
+
+
+def test_a_damaged_part_in_a_bucket_is_found(server: Server, local: Dataset, tmp_path: Path) -> None:
+    url = server.upload(local.path, "damaged")
+    part = local.manifest["parts"][1]["entries"]
+    content = bytearray((local.path / part).read_bytes())
+    content[len(content) // 2] ^= 1
+    server.put(f"damaged/{part}", bytes(content))
+    assert any(part in problem for problem in open_dataset(url, check_files=False).verify())
+    with pytest.raises(DatasetError, match=part):
+        streamcd.train(url, tmp_path / "run", max_passes=2)
+    server.put(f"damaged/{part}", bytes(content)[:-5])
+    with pytest.raises(DatasetError, match="truncated"):
+        open_dataset(url)
+    server.client.delete_object(Bucket="bucket", Key=f"damaged/{part}")
+    with pytest.raises(DatasetError, match="missing"):
+        open_dataset(url)
+
+
+def test_what_is_no_dataset_is_said(server: Server) -> None:
+    shown = CliRunner().invoke(cli, ["info", f"{BUCKET}/none"])
+    assert shown.exit_code == 2
+    assert "does not exist" in shown.stderr
+
+
+def test_training_from_a_bucket_gives_the_bits_of_the_disk(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    near = streamcd.train(local, tmp_path / "near", max_passes=5, tol=1e-9)
+    far = streamcd.train(remote, tmp_path / "far", max_passes=5, tol=1e-9)
+    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
+    assert far.gap == near.gap
+
+
+KILLED = """
+import sys, streamcd
+streamcd.train(sys.argv[1], sys.argv[2], tol=1e-12, max_passes=100_000, checkpoint_every=0.01, C=10.0)
+"""
+
+
+def test_a_killed_training_from_a_bucket_resumes_to_the_bits_of_a_local_run(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"tol": 1e-12, "C": 10.0}
+    process = subprocess.Popen([sys.executable, "-c", KILLED, remote, str(tmp_path / "far")])
+    state = tmp_path / "far" / "state.npz"
+    while process.poll() is None and not state.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    passes = streamcd.resume(tmp_path / "far", max_passes=0).passes
+    streamcd.resume(tmp_path / "far", max_passes=passes + 5)
+    streamcd.train(local, tmp_path / "near", max_passes=passes + 5, **options)
+    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
+
+
+def test_predictions_and_evaluations_of_a_bucket_are_those_of_the_disk(
+    server: Server, local: Dataset, remote: str, text: bytes, tmp_path: Path
+) -> None:
+    streamcd.train(local, tmp_path / "run", max_passes=5)
+    (tmp_path / "text").write_bytes(text)
+    url = server.put("rows.txt", text)
+    for near, far in ((local.path, remote), (tmp_path / "text", url)):
+        assert streamcd.evaluate(near, tmp_path / "run") == streamcd.evaluate(far, tmp_path / "run")
+        streamcd.predict(near, tmp_path / "run", tmp_path / "near.parquet", force=True)
+        streamcd.predict(far, tmp_path / "run", tmp_path / "far.parquet", force=True, workers=2, memory="2GB")
+        assert pq.read_table(tmp_path / "near.parquet").equals(pq.read_table(tmp_path / "far.parquet"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "DATA", f"{BUCKET}/run"],
+        ["tune", "DATA", f"{BUCKET}/run", "-C", "1,2"],
+        ["resume", f"{BUCKET}/run"],
+        ["evaluate", "DATA", f"{BUCKET}/run"],
+        ["predict", "DATA", f"{BUCKET}/run", "-o", "out.parquet"],
+        ["export", f"{BUCKET}/run", "out.txt"],
+        ["convert", "DATA", f"{BUCKET}/new"],
+        ["columns", f"{BUCKET}/data"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_is_written_may_not_be_a_url(
+    server: Server, local: Dataset, remote: str, arguments: list[str], tmp_path: Path
+) -> None:
+    with contextlib.chdir(tmp_path):
+        shown = CliRunner().invoke(cli, [str(local.path) if a == "DATA" else a for a in arguments])
+        assert shown.exit_code == 2
+        assert "found a URL" in shown.stderr
+        assert shown.stderr.count("\n") == 1
+        assert os.listdir() == []
+
+
+def test_the_examples_of_the_documentation_run(
+    server: Server, local: Dataset, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_docs import examples
+
+    rng = np.random.default_rng(3)
+    lines = [
+        f"{label} 3:{value:.3f}\n".encode()
+        for label, value in zip([1, -1] * 50, rng.standard_normal(100), strict=True)
+    ]
+    server.put("days/1.txt.gz", gzip.compress(b"".join(lines)))
+    server.put("days/2.txt", b"".join(lines))
+    monkeypatch.chdir(tmp_path)
+    for language, content in examples("remote.md"):
+        if language == "python":
+            exec(content, {})
+            continue
+        for line in content.splitlines():
+            shown = CliRunner().invoke(cli, shlex.split(line)[1:])
+            assert shown.exit_code == 0, (line, shown.output)
