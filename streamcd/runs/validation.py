@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -43,7 +41,7 @@ class Validation:
 
     def __init__(self, path: str, dataset: Dataset, lanes: Problem, listener: Listener) -> None:
         self._data: Dataset | str = open_dataset(path) if is_dataset(path) else path
-        self._lanes, self._listener = lanes, listener
+        self._path, self._lanes, self._listener = path, lanes, listener
         self._model = _without_weights(dataset, lanes)
         # all that is read of a look, but for the weights, which the training has anyway
         least = Decisions(self._data, self._model, 1 << 62, Listener()).least_bytes
@@ -65,15 +63,11 @@ class Validation:
             for number, of_cost in enumerate(sums):
                 of_cost.add(rows, rows.decisions[:, number * width : (number + 1) * width])
         if not sums[0].weight.value():
-            raise DataError(f"validation: no row of {os.fspath(self._path)} has a label of the training data")
+            raise DataError(f"validation: no row of {self._path} has a label of the training data")
         self._listener = Listener()  # has been told of what is ignored
         figures = np.array([of_cost.figures() for of_cost in sums])
         loss, accuracy = np.repeat(figures, lanes.block_lanes, axis=0).T
         return loss, accuracy
-
-    @property
-    def _path(self) -> Path | str:
-        return self._data.path if isinstance(self._data, Dataset) else self._data
 
 
 class _Sums:
