@@ -16,6 +16,7 @@ from streamcd.core.external_partition import (
     Records,
     index_path,
 )
+from streamcd.kernels import scatter
 
 FLAT = Layout((np.dtype(np.int64), np.dtype((np.float64, (3,)))))
 RAGGED = Layout((np.dtype(np.int64), np.dtype(np.float32)), (np.dtype(np.int32), np.dtype(np.uint8)))
@@ -128,3 +129,13 @@ def test_a_run_is_complete_when_its_index_is_there(tmp_path: Path) -> None:
         file.truncate(3000)
     with PartitionReader([tmp_path / "run"], FLAT) as reader, pytest.raises(OSError, match="shorter"):
         reader.read(6)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 1000])
+@pytest.mark.parametrize("top", [2**64, 2**20, 1001])
+def test_keys_are_sorted(n: int, top: int) -> None:
+    keys = np.random.default_rng(n).choice(np.arange(1001), n, replace=False).astype(np.uint64)
+    keys *= np.uint64((top - 1) // 1000)
+    order = np.empty(n, np.int64)
+    scatter.sort_keys(keys, np.empty((1 << n.bit_length()) + 1, np.int64), order)
+    assert np.array_equal(order, np.argsort(keys))

@@ -18,6 +18,7 @@ import pytest
 import streamcd
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
+from streamcd.dataset.arrow_columns import arrow_strings
 
 N_ROWS = 400
 
@@ -300,6 +301,21 @@ def test_the_size_of_rows_is_not_that_of_their_dictionaries(tmp_path: Path) -> N
     cells = table.num_rows * table.num_columns
     assert pyarrow.parquet.read_metadata(path).row_group(0).total_byte_size < cells
     assert (reader.expected_bytes(reader.whole()) or 0) >= 8 * cells
+
+
+def test_a_conversion_does_not_load_pandas(tmp_path: Path) -> None:
+    # Arrow's own ways from numpy's arrays and Python's lists load it where it is installed, which takes 0.2 s and 30 MB
+    pyarrow.parquet.write_table(
+        pa.table({"y": [0, 1], "a": [1.0, 2.0], "b": ["x", "z"]}), tmp_path / "t.parquet"
+    )
+    code = "import sys, streamcd; streamcd.convert('t.parquet', 'data', label='y'); sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+
+
+def test_null_strings_stay_null() -> None:
+    texts = [None, "a", "é", "", None, *"bcdefgh", None]
+    assert arrow_strings(texts).to_pylist() == texts
+    assert len(arrow_strings([])) == 0
 
 
 def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import click
 from .._version import __version__
 from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import format_size
-from ..core.storage import local_path, location
+from ..core.storage import is_url, local_path, location
 from ..runs.interrupts import stop_requests
 from . import console
 from .options import (
@@ -151,7 +151,7 @@ def info(path: str, as_json: bool) -> None:
     """
     from ..runs.describe import describe_model, describe_run, kind_of_directory
 
-    if not os.path.exists(path):
+    if not is_url(path) and not os.path.exists(path):
         raise UsageError(
             f"{path} does not exist; 'streamcd convert SRC DATASET' makes a dataset, 'streamcd train DATASET RUN' a run"
         )

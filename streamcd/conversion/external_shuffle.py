@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
 from ..kernels.primitives import mix
-from ..kernels.scatter import hash_numbers
+from ..kernels.scatter import hash_numbers, sort_keys
 from .rows import Rows, concatenate
 
 MAX_BITS = 12
@@ -45,6 +45,12 @@ def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
     keys = np.empty(source_row.shape, np.uint64)
     hash_numbers(source_row, first, second, keys)
     return keys
+
+
+def _sorted_order(keys: np.ndarray) -> np.ndarray:
+    order = np.empty(keys.size, np.int64)
+    sort_keys(keys, np.empty((1 << keys.size.bit_length()) + 1, np.int64), order)
+    return order
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class RunFormat:
         """The final order of rows."""
         if self.seed is None:
             return np.arange(rows.n_rows)
-        return np.argsort(row_keys(rows.source_row, self.seed))
+        return _sorted_order(row_keys(rows.source_row, self.seed))
 
 
 class HeldRows:
@@ -234,7 +240,7 @@ class RunReader:
         if self._held is not None:
             return np.diff(self._held.rows.indptr)[self._held.order]
         keys, counts = self._keys_and_lengths(cell)
-        return counts if self._form.seed is None else counts[np.argsort(keys)]
+        return counts if self._form.seed is None else counts[_sorted_order(keys)]
 
     def load(self, cell: Cell) -> tuple[Rows, np.ndarray]:
         """A cell's rows, and their order; the last ones are kept."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..core.errors import UsageError
 from ..core.memory_budget import RESERVED_BYTES, format_size
-from ..dataset.arrow_columns import Strings, arrow_strings, sorted_distinct_strings, strings_of
+from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, sorted_distinct_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..models.encoding import Encoding
 from ..models.table_encoder import Collisions, StringTable
@@ -115,7 +115,7 @@ def _merge_categories(directory: Path, encoding: Encoding, memory_bytes: int) ->
 
 def _taken(strings: Strings, rows: np.ndarray) -> Strings:
     """Return some of the strings, in the order of `rows`."""
-    found, _ = strings_of(strings.to_arrow().take(pa.array(rows)))
+    found, _ = strings_of(strings.to_arrow().take(arrow_array(rows, pa.int64())))
     return found
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.storage import Location
-from .arrow_columns import Strings, strings_of
+from .arrow_columns import Strings, arrow_array, strings_of
 from .parquet import parquet_file, reading
 
 _GROUP_STRINGS = 1 << 16
@@ -24,7 +24,8 @@ def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray
     with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
         for start in range(0, max(strings.size, 1), _GROUP_STRINGS):
             stop = min(start + _GROUP_STRINGS, strings.size)
-            arrays = [pa.array(column[start:stop]) for column in columns.values()]
+            numbers = zip(columns.values(), fields, strict=True)
+            arrays = [arrow_array(column[start:stop], field.type) for column, field in numbers]
             arrays.append(strings.slice(start, stop).to_arrow())
             writer.write_table(pa.table(arrays, schema=schema))
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from ..core.atomic_files import sync
 from ..core.metadata import Kind, write_metadata
+from .arrow_columns import arrow_array
 from .direct_writer import DirectWriter
 from .parquet import NO_CRC, extent_of
 from .schema import Schema
@@ -85,7 +86,7 @@ class TableWriter:
         )
 
     def write(self, **columns: Any) -> None:
-        arrays = [pa.array(columns[field.name], type=field.type) for field in self.schema]
+        arrays = [arrow_array(columns[field.name], field.type) for field in self.schema]
         table = pa.table(arrays, schema=self.schema)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 

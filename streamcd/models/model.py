@@ -472,9 +472,6 @@ def load_model(
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(_missing(Path(path))) from None
     try:
-        numbers = [description.bias, description.C or 0.0, *description.intercept, *description.classes]
-        if not np.isfinite(numbers).all():
-            raise ValueError("a number that is not finite")
         checksum, n_features = description.weights_checksum, description.n_features
         weights = _read_array(directory / "weights.npy", checksum, n_features, 2)
         scaling = _read_scaling(directory / "scaling.npy", description)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from ..core.errors import ModelError
@@ -45,6 +46,10 @@ class ModelFile(Structure, kw_only=True):
     encoding: EncodingRecord | None = None
     categories_checksum: str = ""
     weights_checksum: str
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
+            raise ValueError("a number that is not finite")
 
 
 STORED_FIELDS = [

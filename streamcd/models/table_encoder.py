@@ -289,7 +289,7 @@ class TableEncoder:
         codes = self._table.number(number, strings, valid, self._grows, column.name)
         known = codes >= 0
         if self._grows:
-            codes[known] += self.n_static
+            codes += known * self.n_static
         else:
             codes[known] = self._features[codes[known]]
         return codes

@@ -46,6 +46,9 @@ from .row_scores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, r
 _BIAS = -1  # stands for the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that chooses the window of the bias
 
+COMPILING_BYTES = 8_000_000
+"""Memory to compile the kernels of columns beside the reserve; a first training took 2 MB more than its budget without."""
+
 
 class PrimalSolver:
     """Primal coordinate descent for squared hinge and logistic loss: every coordinate once a pass, in random order."""
@@ -72,7 +75,8 @@ class PrimalSolver:
         self._paged: PagedRows | None = None
         self._constants: tuple[np.ndarray, np.ndarray] | None = None
         # the signed costs, and temporary tables for them and for `_smaller_side`
-        self.more_memory = {"needs": {"signed costs": 3 * max(problem.n_folds, 1) * problem.full_table_bytes}}
+        signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
+        self.more_memory = {"needs": {"signed costs": signed, "compiling": COMPILING_BYTES}}
 
     @cached_property
     def _costs(self) -> ColumnCosts:

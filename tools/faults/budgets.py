@@ -60,7 +60,7 @@ SHAPES = (
     Shape("many lanes", 5000, 2000, 30, 400, (CONVERT, "tune out run -C 0.1,0.3,1,3 --cv 3 --max-passes 2")),
     Shape("column layout", 20_000, 200_000, 2, 335, (CONVERT, "columns out", f"{TRAIN} --method primal")),
     Shape("three classes", 20_000, 300, 3, 335, (CONVERT, f"{TRAIN} --loss crammer_singer")),
-    Shape("two workers", 50_000, 1000, 2, 870, (f"{CONVERT} --workers 2", f"{PREDICT} --workers 2")),
+    Shape("two workers", 50_000, 1000, 2, 870, (f"{CONVERT} --workers 2", TRAIN, f"{PREDICT} --workers 2")),
 )
 TOO_LITTLE = 301
 """MB too few for any command: the refusal names the least."""
