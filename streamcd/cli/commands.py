@@ -40,6 +40,7 @@ from .options import (
     output_options,
     refused_option,
     round_options,
+    start_options,
     threads_option,
     training_options,
     validation_options,
@@ -237,20 +238,7 @@ def _carry_out(
 @click.option(
     "-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it."
 )
-@click.option(
-    "--start-from",
-    type=click.Path(exists=True, file_okay=False),
-    metavar="RUN",
-    help="Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes no "
-    "extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of a run by "
-    "any method, which takes a read.",
-)
-@click.option(
-    "--calibrate",
-    is_flag=True,
-    help="Give the model probabilities (predict --proba): sigmoids fitted to decisions on five held-out folds, which are "
-    "trained after the model, in reads of their own. For the losses hinge and squared_hinge.",
-)
+@start_options
 @validation_options
 @worker_options
 @round_options

@@ -436,6 +436,23 @@ training_options = together(
     force_option("run"),
 )
 
+start_options = together(
+    click.option(
+        "--start-from",
+        type=click.Path(exists=True, file_okay=False),
+        metavar="RUN",
+        help="Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes no "
+        "extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of a run by "
+        "any method, which takes a read.",
+    ),
+    click.option(
+        "--calibrate",
+        is_flag=True,
+        help="Give the model probabilities (predict --proba): sigmoids fitted to decisions on five held-out folds, which are "
+        "trained after the model, in reads of their own. For the losses hinge and squared_hinge.",
+    ),
+)
+
 validation_options = together(
     click.option(
         "--validation",
