@@ -1,11 +1,11 @@
 """Coordinate steps on an explicit quadratic over a box.
 
-Problem: ``min ½ aᵀQa + h·a`` over ``lo <= a <= hi``, with the gradient ``g = Qa + h`` kept, so that a variable that stays
-costs nothing and one that moves costs one row of Q (which is its column: Q is symmetric).
+Problem: ``min ½ aᵀQa + h·a`` over ``lo <= a <= hi``. The gradient ``g = Qa + h`` is kept up to date, so that a variable that
+does not move costs O(1), and one that moves costs one row of Q.
 
 Arguments that all visits share
 -------------------------------
-order : (m,) int64       variables to visit, in order of visit
+order : (m,) int64       variables to visit, in this order
 diagonal : (n,) float64  of Q
 point : `Point`
 """
@@ -23,9 +23,9 @@ VIOLATION, UNBOUNDED, CHANGE = range(3)
 
 
 class Point(NamedTuple):
-    """A box, a point in it, and how steps are made from there.
+    """A box, a point in it, and the parameters of steps.
 
-    A visit changes `alpha`, `gradient`, `active` and `out` in place. In `out` are the largest projected gradient met, a
+    A visit changes `alpha`, `gradient`, `active` and `out` in place. `out` holds the largest projected gradient met, a
     variable along which the objective is unbounded below (-1 for none), and the sum of the objective's changes.
     """
 
@@ -34,14 +34,14 @@ class Point(NamedTuple):
     alpha: np.ndarray  # (n,) float64
     gradient: np.ndarray  # (n,) float64
     active: np.ndarray  # (n,) uint8
-    threshold: float  # a variable that the gradient holds at a bound by more than this leaves the active set
+    threshold: float  # a variable at a bound with a gradient beyond this leaves the active set
     omega: float  # over-relaxation in (0, 2); 1 is plain coordinate descent
     out: np.ndarray  # (3,) float64
 
 
 @inlined
 def _projected(gradient, alpha, lo, hi):
-    """The gradient, without the part that a bound keeps from being followed."""
+    """Project the gradient: 0 if a bound keeps the variable from moving along it."""
     if alpha <= lo:
         gradient = min(gradient, 0.0)
     if alpha >= hi:
@@ -51,7 +51,7 @@ def _projected(gradient, alpha, lo, hi):
 
 @inlined
 def _minimiser(gradient, curvature, alpha, lo, hi, omega):
-    """Return the next value of a variable of curvature >= 0: omega times the way to its minimum, or a bound."""
+    """Return the next value of a variable of curvature >= 0: omega times the step to its minimum, clipped to the box."""
     if curvature > 0.0:
         return min(max(alpha - omega * gradient / curvature, lo), hi)
     return lo if gradient > 0.0 else hi
@@ -59,7 +59,7 @@ def _minimiser(gradient, curvature, alpha, lo, hi, omega):
 
 @inlined
 def _better_bound(gradient, curvature, alpha, lo, hi):
-    """The bound with the lower objective, an open one if there is one."""
+    """Return the bound with the lower objective; an infinite one if there is one."""
     if np.isinf(lo) or np.isinf(hi):
         return lo if np.isinf(lo) else hi
     down, up = lo - alpha, hi - alpha
@@ -70,10 +70,10 @@ def _better_bound(gradient, curvature, alpha, lo, hi):
 
 @inlined
 def _jump(i, diagonal, point):
-    """Move a variable of negative curvature to its better bound, if that is better than where it is; returns its change.
+    """Move a variable of negative curvature to its better bound if that decreases the objective; returns its change.
 
-    No gradient tells: where it is 0, or a bound holds the variable, the other bound may be lower. How much lower on the
-    way there, per length of the way, stands for the projected gradient.
+    The gradient does not decide: even if it is 0, or a bound holds the variable, the other bound may be lower. The decrease
+    per length of the step takes the place of the projected gradient.
     """
     alpha, gradient, out = point.alpha, point.gradient, point.out
     new = _better_bound(gradient[i], diagonal[i], alpha[i], point.lo[i], point.hi[i])
@@ -160,8 +160,9 @@ def visit_packed(order, packed, diagonal, point):
 def visit_packed_rows(order, starts, panel, before, diagonal, point):
     """As `visit_dense`; row i of the triangle, of the p-th variable, begins at ``panel[starts[p]]``.
 
-    Before its step, a variable's gradient takes what those before it (j < i) have changed by since `before`; after it, the
-    gradients of those take its change. Its change reaches the later ones through their own rows: here, or in `add_deferred`.
+    Before its step, a variable's gradient is updated with the changes since `before` of the variables j < i; after it, the
+    gradients of these are updated with its change. Later variables get the change through their own rows, here or in
+    `add_deferred`.
     """
     alpha, gradient = point.alpha, point.gradient
     for p in range(order.size):
@@ -179,7 +180,7 @@ def visit_packed_rows(order, starts, panel, before, diagonal, point):
 
 @kernel
 def add_deferred(rows, starts, panel, rank, change, gradient):
-    """Add to the gradients of rows what variables before them changed by after `visit_packed_rows` had read the row.
+    """Add to the gradients of rows the changes that variables j < i made after `visit_packed_rows` had read row i.
 
     `rank` is the position of a variable in the order of the visit; `change` is 0 where it was not visited.
     """
@@ -194,7 +195,7 @@ def add_deferred(rows, starts, panel, rank, change, gradient):
 
 @kernel
 def packed_product(slab, first, stop, x, out):
-    """Add to `out` what the rows ``first:stop`` of the triangle, and their mirror images, give to ``Qx``."""
+    """Add to `out` the part of ``Qx`` from the rows ``first:stop`` of the triangle and their mirror images."""
     offset = 0
     for i in range(first, stop):
         total = 0.0

@@ -1,9 +1,9 @@
-"""Compilation of kernels, and a compile cache that goes by the contents of all kernel files.
+"""Compilation of kernels, and a compile cache keyed by the contents of all kernel files.
 
-A compiled kernel has those it calls inside, and the constants it reads, but numba compiles it anew only after an edit of the
-kernel's own file. Stale results were seen: the cached caller of an edited callee. Here the stamp of the cache is a digest of
-all files with kernels. Where they lie and when they were written is no part of it, so a copied or freshly checked-out tree
-finds what was compiled before, in its ``__pycache__`` or under ``NUMBA_CACHE_DIR``.
+A compiled kernel includes its callees and the constants that it reads, but numba recompiles it only if the kernel's own file
+changes, so that the cached caller of an edited callee gave stale results. Here the stamp of the cache is a digest of all
+files with kernels. It does not depend on their paths and times, so a copied or freshly checked-out tree uses kernels
+compiled earlier, in its ``__pycache__`` or under ``NUMBA_CACHE_DIR``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _n_compiled = 0
 
 @contextmanager
 def compilation_told(tell: Callable[[int], None]) -> Iterator[None]:
-    """Call a function before a kernel is compiled that the cache does not have, with the number of those compiled before."""
+    """Call a function before each compilation of a kernel that is not cached, with the number of earlier ones."""
     global _n_compiled
     _n_compiled = 0
     _told.append(tell)
@@ -80,7 +80,7 @@ class _Cache(FunctionCache):
     _impl_class = _CacheImpl
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Look for a compiled kernel; where there is none it will be compiled."""
+        """Look up a compiled kernel; if there is none, numba compiles it next."""
         global _n_compiled
         found = super().load_overload(signature, target_context)
         if found is None:
@@ -92,9 +92,9 @@ class _Cache(FunctionCache):
 
 @functools.cache
 def _load_numba_without_scipy() -> None:
-    """Load the part of numba that imports scipy.linalg, to see whether that is there: a quarter of a second and 20 MB.
+    """Import the part of numba that imports scipy.linalg, without it: a quarter of a second and 20 MB.
 
-    No kernel here calls it. One elsewhere that does has it imported when it is compiled.
+    Numba only checks that it exists. No kernel here needs it; others that do import it when they are compiled.
     """
     with suppress(AttributeError, ImportError):  # another version of numba, which loads it in its own way
         linalg: Any = importlib.import_module("numba.np.linalg")
@@ -107,10 +107,10 @@ def _load_numba_without_scipy() -> None:
 
 
 def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signature: Any) -> Any:
-    """Look for a kernel in the cache, and compile it, while no other process does; the others then find it there.
+    """Look up a kernel in the cache, or compile it, under a lock, so that other processes find it in the cache.
 
-    numba itself writes index and data files without a lock: two processes that add signatures of one function at the same
-    moment can give both the same data file.
+    numba writes index and data files without a lock: two processes that add signatures of one function at the same time may
+    use the same data file for both.
     """
     _load_numba_without_scipy()
     # numba's lock first, in the same order for all threads; callees are locked after callers
@@ -125,15 +125,15 @@ def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signat
 
 
 def return_free_memory() -> None:
-    """Give memory that compiling took, and has freed, back to the system: 40 to 50 MB that the heap would keep."""
+    """Return freed memory of the compiler to the system: 40 to 50 MB that the heap would keep."""
     with suppress(AttributeError, OSError):  # not the C library of GNU
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a kernel, which holds no lock and allocates nothing: without counts of references to its arrays it is faster.
+    """Compile a kernel that releases the interpreter's lock and allocates nothing, without reference counting of arrays.
 
-    With counts, a visit of several lanes took 1.14 times as long (rows of 14 entries, 5 lanes).
+    With reference counting, a visit of several lanes took 1.14 times as long (rows of 14 entries, 5 lanes).
     """
     compiled = njit(nogil=True, _nrt=False)(function)
     if not config.DISABLE_JIT:
@@ -144,7 +144,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def cached(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile a function that needs nothing of another file, and may allocate."""
+    """Compile a function that uses no kernel or constant of another file; it may allocate."""
     compiled = njit(cache=True, nogil=True, **options)(function)
     if not config.DISABLE_JIT:
         compiled.compile = partial(_compile_alone, compiled.compile, compiled._cache._cache_file)
@@ -152,8 +152,8 @@ def cached(function: Callable[..., Any], **options: Any) -> Any:
 
 
 inlined = njit(forceinline=True, nogil=True, _nrt=False)
-"""Compile a part of kernels, which LLVM puts into each that calls it.
+"""Compile a part of kernels, which LLVM inlines into each caller.
 
-With ``inline="always"`` numba itself does, and types a large part as often as it is called: the first training with several
-lanes then took 343 MB, and takes 304 so, with the same bits, and visits as fast (both timed in turn).
+With ``inline="always"`` numba itself would inline it, and type it anew for every call: the first training with several lanes
+then took 343 MB instead of 304, with the same bits and speed.
 """

@@ -37,15 +37,15 @@ from .primitives import (
 )
 
 PHI, LOSS_SUM, ALPHA_SUM, QUADRATIC_SUM, SQUARES_SUM, SLOPES_SUM, LARGEST_COST, ROUNDING_SUM = range(8)
-"""Columns of what `row_terms` adds up: terms of the gap, of the primal loss; alpha; D alpha²; alpha²; the squares of the
-derivatives of the gap's terms by their margins, each divided by C; the largest C; what bounds the rounding of the terms' own
-arithmetic, in units of u."""
+"""Columns of the sums by `row_terms`: terms of the gap and of the primal loss; alpha; D alpha²; alpha²; squared derivatives
+of the gap's terms by their margins, each divided by C; the largest C; a bound on the rounding of the terms, in units of
+u."""
 N_SUMS = 8
 
 _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
 _NO_STEP = 1e-14  # a derivative below this is not worth a step
 HALVINGS = 100
-"""Trials of a step at most."""
+"""Largest number of trials of a line search."""
 _BLOCK = 128  # rows whose terms are added up lane by lane: sums stay in registers, and scores in the cache
 _COLUMNS_AHEAD = 3
 _FETCH_AT_MOST = 64  # entries of a column to come
@@ -101,20 +101,20 @@ def _fetch_ahead(order, p, columns, score, n_lanes):
             prefetch(score, row[k] * n_lanes)
 
 
-# The loops below are called with `dense` as a literal, so that each case has a loop of its own; indices are unsigned, which
-# spares the check for negative ones; what a margin decides is multiplied by 0 or 1, as a branch would be mispredicted half
-# the time. Together: 800 M entries/s on a9a instead of 46.
+# The loops below are called with a literal `dense`, so that each case is compiled to its own loop; unsigned indices avoid
+# the check for negative ones; decisions by margins are factors 0 or 1, since a branch would be mispredicted half of the
+# time. Together: 800 M entries/s on a9a instead of 46.
 
 
 @inlined
 def _entry(k, dense, columns, costs):
-    """Row and value of an entry; of the virtual column of the bias, row k."""
+    """Return row and value of an entry; row k and the bias for the virtual column of the bias."""
     return (k, costs.bias) if dense else (np.uint64(columns.row[k]), np.float64(columns.value[k]))
 
 
 @inlined
 def _signed_cost(j, lane, scores, costs):
-    """y C of row j, its weight included; 0 where the lane leaves it out."""
+    """Return y C of row j, including its weight; 0 if the lane leaves it out."""
     c = costs.signed[np.uint64(scores.kind[j]), np.uint64(lane)]
     if scores.weight.size > 0:
         c *= scores.weight[j]
@@ -123,7 +123,7 @@ def _signed_cost(j, lane, scores, costs):
 
 @inlined
 def _score_at(j, lane, costs):
-    """Offset of a row's number of a lane in the flat arrays of `Scores`."""
+    """Return the offset of row j and a lane in the flat arrays of `Scores`."""
     return np.uint64(j) * np.uint64(costs.signed.shape[1]) + np.uint64(lane)
 
 
@@ -183,9 +183,9 @@ def _move(span, dense, lane, columns, costs, score, step):
 
 @inlined
 def _newton(slope, curve, bound, own, ridge, loss):
-    """Gradient of the objective, Newton's step (0 where none is worth it), and the largest share of it that needs no trial.
+    """Return the gradient, Newton's step (0 if negligible), and the largest share of it accepted without evaluation.
 
-    `slope`, `curve`, `bound` are the sums over the column, `own` is the weight, 0 where it is not penalised.
+    `slope`, `curve`, `bound` are the sums over the column; `own` is the weight, 0 if it is not penalised.
     """
     if loss == LOG_LOSS:
         bound *= 0.25
@@ -225,10 +225,9 @@ def _is_sufficient(change, gradient, step, loss):
 def _solve(coordinate, dense, lane, columns, scores, costs, begins, totals):
     """Choose one coordinate's step in one lane by line search, and add it to the scores; returns it, 0 for none.
 
-    The same search over a column in segments is `solvers/long_columns._line_search`.
-
-    `coordinate` is where its entries start and stop, the ridge (1, or 0 where its weight is not penalised), and the weight
-    times the ridge.
+    `coordinate` holds the range of its entries, the ridge (1, or 0 if its weight is not penalised), and the weight times the
+    ridge. `solvers.long_columns._line_search` is the same search over a column in segments: here one lane, with no state
+    between sweeps; there all lanes share each read of the column.
     """
     start, stop, ridge, own = coordinate
     span = (start, stop)
@@ -318,8 +317,8 @@ def _add_dual_sum(span, dense, lane, columns, scores, costs, side, sums):
 def _accumulate_gap(own, sums, n_entries, lane, totals):
     """Add the terms of one coordinate of w and of w(alpha) to the certificate's; `sums` are those of `_add_dual_sum`.
 
-    v is wrong by at most ``(n + 8) u ‖alpha‖ ‖x_·i‖``: ROUNDING has what that does to the term of the gap, W_ALPHA its
-    square, both in units of u ‖alpha‖.
+    The error of v is at most ``(n + 8) u ‖alpha‖ ‖x_·i‖``: ROUNDING sums its effect on the term of the gap, in units of
+    u ‖alpha‖, and W_ALPHA its square.
     """
     v, squares = sums
     error = (n_entries + 8.0) * math.sqrt(squares)
@@ -480,8 +479,9 @@ def side_sums(scores, costs, lanes, sums):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A column in segments (`Span`): each kernel goes over one, in all lanes asked for, and adds to the sums of those before. The
-# additions are those of `_solve` in the same order, so the bits are too. Rows count from the first of `scores`.
+
+# Columns in segments (`Span`): each kernel handles one segment in all given lanes, and adds to the sums of earlier segments.
+# Additions are made in the order of `_solve`, so the bits are the same. Rows are numbered from the first of `scores`.
 
 
 @kernel
@@ -500,9 +500,9 @@ def segment_slopes(span, columns, scores, costs, begins, lanes, sums):
 
 @kernel
 def begin_steps(sums, own, ridge, loss, begins, lanes, totals, steps):
-    """Do what `_solve` does between its sweeps: fill `steps` (lanes, 3) with gradient, step (0 for none) and free share.
+    """Compute gradient, step (0 for none) and free share of each lane into `steps` (lanes, 3), as `_solve` does.
 
-    `own` (lanes,) holds the weights, 0 where they are not penalised; `sums` is what `segment_slopes` has added up.
+    `own` (lanes,) holds the weights, 0 if they are not penalised; `sums` are those of `segment_slopes`.
     """
     for lane in lanes:
         gradient, step, free = _newton(sums[lane, 0], sums[lane, 1], sums[lane, 2], own[lane], ridge, loss)
@@ -533,7 +533,7 @@ def segment_moves(span, columns, costs, score, lanes, steps):
 
 @kernel
 def segment_dual_sums(span, columns, scores, costs, side, lanes, sums):
-    """Add to `sums` (lanes, 2) what `_add_dual_sum` does."""
+    """Add a segment's terms to `sums` (lanes, 2), as `_add_dual_sum` does."""
     for lane in lanes:
         before = (sums[lane, 0], sums[lane, 1])
         sums[lane, 0], sums[lane, 1] = _add_dual_sum(
@@ -543,7 +543,7 @@ def segment_dual_sums(span, columns, scores, costs, side, lanes, sums):
 
 @kernel
 def accumulate_gap(own, sums, n_entries, ridge, lanes, totals):
-    """Do what ends a coordinate of `primal_certify`; `own` (lanes,) holds the weights, `sums` is of `segment_dual_sums`."""
+    """Finish a coordinate as `primal_certify` does; `own` (lanes,) holds the weights, `sums` that of `segment_dual_sums`."""
     for lane in lanes:
         totals[lane, CURVE] += sums[lane, 1]
         if ridge > 0.0:
@@ -552,7 +552,7 @@ def accumulate_gap(own, sums, n_entries, ridge, lanes, totals):
 
 @kernel
 def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
-    """Number the rows that occur in columns, ascending, and put these numbers in place of the rows.
+    """Number the rows that occur in columns, ascending, and replace the rows by these numbers.
 
     Parameters
     ----------
@@ -567,11 +567,11 @@ def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
     Returns
     -------
     int
-        How many rows occur.
+        Number of rows that occur.
 
     Notes
     -----
-    A range of rows at a time, through all columns: two sweeps over the entries, and no sorting.
+    Works on a range of rows at a time through all columns: two sweeps over the entries, without sorting.
     """
     n = 0
     for c in range(n_columns):

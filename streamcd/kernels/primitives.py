@@ -1,12 +1,12 @@
-"""Common parts of the kernels: constants, argument tuples, random orders and hashes, one row against one lane of weights.
+"""Common parts of the kernels: constants, argument tuples, random orders and hashes, products of a row and weights.
 
 Kernels are numba functions over arrays, and nothing else. A loss is an integer constant and an `if`: as fast as a function
-argument, and the only form the compile cache serves. Arguments that belong together come as named tuples of classes that can
-be imported, which the cache serves too. A kernel that needs anything of another file is a `compile.kernel`.
+argument, and the only form that the compile cache supports. Related arguments are grouped in named tuples of importable
+classes, which the cache supports too. A kernel that uses another file's code or constants is a `compile.kernel`.
 
 Arguments that all dual kernels share
 -------------------------------------
-order : (n,) int64             offsets of the rows to visit, in order of visit
+order : (n,) int64             offsets of the rows to visit, in this order
 rows, costs, variables, steering, lanes
                                `Rows`, `Costs`, `Variables`, `Steering`, `Lanes`
 totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named below
@@ -38,20 +38,21 @@ for Crammer–Singer, and of the other classes' rows for a twin plane) and ``Σ 
 N_TOTALS = 17
 
 UNIT = 1.01 * 2.0**-53
-"""u: float64's rounding, and what bounds of it round themselves."""
+"""Unit roundoff u of float64, with a margin for rounding in the bounds themselves."""
 
 PATIENCE = 2
-"""Visits in a row at which a row of an accelerated lane is eligible before it leaves: a moving centre moves the thresholds.
-All rows return every few passes (`solvers.acceleration`); without that a9a with hinge took 66 passes to 1e-4 (45 with), dna
-160 to 280 (130), whether this was 2, 4 or 6, and dna with Crammer–Singer 190 (160)."""
+"""Successive visits at which a row of an accelerated lane must qualify for shrinking before it leaves: a moving centre moves
+the thresholds. All rows return every few passes (`solvers.acceleration`); without that a9a with hinge took 66 passes to 1e-4
+instead of 45, dna 160 to 280 instead of 130, whether this was 2, 4 or 6, and dna with Crammer–Singer 190 instead of 160."""
 
 NO_STEP = 1e-12
 """A projected gradient below this is not worth a step (LIBLINEAR's figure)."""
 
-# Rows ahead of the one being solved: its record is fetched, then its entries, then, nearer, the weights they point to, where
-# they are too many for the first cache. Measured on made
-# text (32 M entries, 300,000 features, rows of 107): 61-123 M entries/s without, 180 (random order over all rows) to 310
-# (over windows of 4 M entries) with; 4 to 8 and 1 to 3 rows ahead differ by less than the noise.
+
+# Distances of prefetching, in rows ahead of the one being solved: first a row's record, then its entries, then the weights
+# of these, if all weights do not fit in the first-level cache. Measured on synthetic text (32 M entries, 300,000 features,
+# rows of 107): 61-123 M entries/s without, 180 (random order over all rows) to 310 (over windows of 4 M entries) with; 4 to
+# 8 and 1 to 3 rows ahead differ by less than the noise.
 _RECORDS_AHEAD = 12
 _ENTRIES_AHEAD = 6
 _WEIGHTS_AHEAD = 2
@@ -94,20 +95,19 @@ class Variables(NamedTuple):
 
 
 class Steering(NamedTuple):
-    """Numbers by which the steps of a pass are made, each (lanes,) float64."""
+    """Parameters of the steps of a pass, each (lanes,) float64."""
 
     high: np.ndarray  # rows at 0 with a gradient above this leave the active set
     low: np.ndarray  # rows at their upper bound with a gradient below this leave it
     tolerance: np.ndarray  # of Newton's method (logistic)
     omega: np.ndarray  # over-relaxation of the closed-form steps, in (0, 2); 1 is plain coordinate descent
-    inverse_mu: (
-        np.ndarray
-    )  # 1/mu: ``w = (w(alpha) + kappa v)/mu``; 1 without acceleration (see `solvers.acceleration`)
+    # 1/mu, where ``w = (w(alpha) + kappa v)/mu``; 1 without acceleration (see `solvers.acceleration`)
+    inverse_mu: np.ndarray
     uncounted: np.ndarray  # 1 where no pass has added the rows' alpha to the sums for acceleration, else 0
 
 
 class Lanes(NamedTuple):
-    """The lanes to work on, and scratch for a row's dealings with them."""
+    """Lanes to work on, and scratch arrays for one row."""
 
     chosen: np.ndarray  # (k,) int64
     dots: np.ndarray  # (lanes,) float64
@@ -133,10 +133,10 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 def unsigned(index):
-    """The same indices, none of them negative, without a sign where they have 32 bits.
+    """View non-negative 32-bit indices as unsigned; 64-bit ones are returned as they are.
 
-    numba tests every signed index for being counted from the end, which costs a tenth of a visit (115 to 165 against 125 to
-    175 M entries/s in alternate runs). 64-bit ones stay as they are: their products with an int64 would be floats.
+    numba tests every signed index for being negative, which costs a tenth of a visit (115 to 165 against 125 to 175 M
+    entries/s in alternate runs). Products of unsigned 64-bit indices with an int64 would be floats.
     """
     return index.view(np.uint32) if index.dtype == np.int32 else index
 
@@ -220,14 +220,14 @@ def add_entry_hashes(row, feature, value_bits, sums):
 
 @inlined
 def falling(t):
-    """1 / (1 + e^t), minus the derivative of the logistic loss."""
+    """Compute 1 / (1 + e^t), minus the derivative of the logistic loss."""
     e = math.exp(-abs(t))
     return (e if t > 0.0 else 1.0) / (1.0 + e)
 
 
 @inlined
 def _divergence(p, log_p, s, log_s):
-    """``s h(p/s)`` of two probabilities, ``h(r) = r log r - r + 1``; never negative."""
+    """Compute ``s h(p/s)`` of two probabilities, ``h(r) = r log r - r + 1``; never negative."""
     change = p - s
     if abs(change) < 0.01 * s:
         x = change / s
@@ -240,8 +240,9 @@ def _divergence(p, log_p, s, log_s):
 def log_terms(t, cost, alpha, rest):
     """Return a row's terms of gap, primal loss and dual objective for the logistic loss; `rest` is C - alpha.
 
-    The gap's is C times the divergence of two coins, ``p = alpha / C`` and ``s = 1 / (1 + e^t)``: two terms, neither
-    negative. Summed up from the objectives instead, it is what is left of numbers of size C log C.
+    The term of the gap is C times the divergence of two Bernoulli distributions, ``p = alpha / C`` and
+    ``s = 1 / (1 + e^t)``: two terms, neither negative. As a difference of objectives it would be left over from numbers of
+    size C log C.
     """
     e = math.exp(-abs(t))
     falls, rises = (e / (1.0 + e), 1.0 / (1.0 + e)) if t > 0.0 else (1.0 / (1.0 + e), e / (1.0 + e))
@@ -266,17 +267,18 @@ def log_dual(cost, alpha, rest):
 
 @inlined
 def row_reach(q, n_entries):
-    """‖x‖, and what n products and their sum are wrong by, in units of ``u ‖w‖``."""
+    """Return ‖x‖, and a bound on the error of a dot product of n entries, in units of ``u ‖w‖``."""
     norm = math.sqrt(q)
     return norm, norm * (n_entries + 4.0)
 
 
 @inlined
 def rounding_terms(slope, curve, loss_slope, alpha, reach):
-    """Return what a row adds to SLOPE, CURVE, LOSS_SLOPE and W_ALPHA.
+    """Return a row's terms of SLOPE, CURVE, LOSS_SLOPE and W_ALPHA.
 
-    A margin wrong by e puts its term of the gap off by ``slope |e| + curve e²``, its loss by ``loss_slope |e| + curve e²``.
-    `alpha` is the size of the row's dual variables, `reach` its `row_reach`; `dual.RowSolver` takes the sums from there.
+    An error e of the margin changes its term of the gap by at most ``slope |e| + curve e²``, its loss by at most
+    ``loss_slope |e| + curve e²``. `alpha` is the size of the row's dual variables, `reach` its `row_reach`; the sums are
+    used by `solvers.dual.RowSolver.certificate`.
     """
     norm, product = reach
     return slope * product, curve * product * product, loss_slope * product, alpha * norm
@@ -288,7 +290,7 @@ def rounding_terms(slope, curve, loss_slope, alpha, reach):
 
 @inlined
 def row_dot(rows, w, start, stop):
-    """Return x·w and x·x of the row with entries ``start:stop``; four sums, because one would wait for itself."""
+    """Return x·w and x·x of the row with entries ``start:stop``; independent partial sums hide the latency of additions."""
     feature, value = rows.feature, rows.value
     dot0 = dot1 = dot2 = dot3 = 0.0
     norm0 = norm1 = 0.0
@@ -335,7 +337,7 @@ def add_row(rows, w, start, stop, step):
 
 @inlined
 def fetch_ahead(order, p, rows, w, n_columns):
-    """Prefetch what rows further on need, the nearer the more; `w` is flat, `n_columns` a feature."""
+    """Prefetch record, entries and weights of rows ahead; `w` is flat, with `n_columns` per feature."""
     indptr, feature, value = rows.indptr, rows.feature, rows.value
     last = order.size - 1
     i = order[min(p + _RECORDS_AHEAD, last)]
@@ -354,7 +356,7 @@ def fetch_ahead(order, p, rows, w, n_columns):
 
 @inlined
 def row_cost(i, lane, rows, costs):
-    """C_i of a row in a lane; 0 where the lane leaves the row out."""
+    """Return C_i of a row in a lane; 0 if the lane leaves the row out."""
     if costs.lane_fold[lane] == rows.fold[i]:
         return 0.0
     return costs.cost[rows.code[i], lane] * rows.weight[i]
