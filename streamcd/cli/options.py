@@ -448,8 +448,8 @@ start_options = together(
     click.option(
         "--calibrate",
         is_flag=True,
-        help="Give the model probabilities (predict --proba): sigmoids fitted to decisions on five held-out folds, which are "
-        "trained after the model, in reads of their own. For the losses hinge and squared_hinge.",
+        help="Give the model probabilities (predict --proba): sigmoids fitted to decisions on five held-out folds, which "
+        "are trained after the model, in reads of their own. For the losses hinge and squared_hinge.",
     ),
 )
 
