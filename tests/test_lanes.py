@@ -20,7 +20,7 @@ from streamcd.core.randomness import assign_folds
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs import lane_groups
 from streamcd.runs.config import ProblemOptions
-from streamcd.runs.search import predicted_classes
+from streamcd.runs.held_out import predicted_classes
 from streamcd.runs.train import train
 from streamcd.runs.tune import tune
 from streamcd.solvers.problem import Problem, make_problem

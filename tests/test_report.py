@@ -60,6 +60,12 @@ def test_the_same_run_gives_the_same_page(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
+def test_a_validation_set_is_drawn_and_evaluated(run: Path, tmp_path: Path) -> None:
+    train(run.parent / "data", tmp_path / "run", C=[0.1, 1.0], validation=run.parent / "data")
+    write_report(tmp_path / "run", tmp_path / "r.html", images=tmp_path / "png")
+    assert {"validation.png", "evaluation.png"} <= {path.name for path in (tmp_path / "png").iterdir()}
+
+
 def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(80, 8, seed=1))
     tune(data, tmp_path / "run", C=[0.1, 1.0], cv=2, max_passes=30)

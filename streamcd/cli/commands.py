@@ -36,11 +36,14 @@ from .options import (
     max_seconds_option,
     memory_option,
     model_options,
+    moved_validation_options,
     output_options,
     refused_option,
     round_options,
+    start_options,
     threads_option,
     training_options,
+    validation_options,
     weight_notes,
     worker_options,
     workers_option,
@@ -235,20 +238,8 @@ def _carry_out(
 @click.option(
     "-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it."
 )
-@click.option(
-    "--start-from",
-    type=click.Path(exists=True, file_okay=False),
-    metavar="RUN",
-    help="Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes no "
-    "extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of a run by "
-    "any method, which takes a read.",
-)
-@click.option(
-    "--calibrate",
-    is_flag=True,
-    help="Give the model probabilities (predict --proba): sigmoids fitted to decisions on five held-out folds, which are "
-    "trained after the model, in reads of their own. For the losses hinge and squared_hinge.",
-)
+@start_options
+@validation_options
 @worker_options
 @round_options
 @output_options
@@ -326,6 +317,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     metavar="PATH",
     help="The dataset's directory, if it was moved after the run began.",
 )
+@moved_validation_options
 @threads_option
 @worker_options
 @output_options
@@ -389,7 +381,11 @@ def evaluate(
 @click.option(
     "-o", "out", required=True, metavar="OUT.html", help="The HTML page; its pictures are embedded."
 )
-@click.option("--data", metavar="DATASET|FILE", help="Evaluate the model on it: confusion, ROC, calibration.")
+@click.option(
+    "--data",
+    metavar="DATASET|FILE",
+    help="Evaluate the model on it: confusion, ROC, calibration.  [default: the run's validation set, if it has one]",
+)
 @click.option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
 @model_options
 @force_option("page")

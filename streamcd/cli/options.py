@@ -436,6 +436,53 @@ training_options = together(
     force_option("run"),
 )
 
+start_options = together(
+    click.option(
+        "--start-from",
+        type=click.Path(exists=True, file_okay=False),
+        metavar="RUN",
+        help="Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes no "
+        "extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of a run by "
+        "any method, which takes a read.",
+    ),
+    click.option(
+        "--calibrate",
+        is_flag=True,
+        help="Give the model probabilities (predict --proba): sigmoids fitted to decisions on five held-out folds, which "
+        "are trained after the model, in reads of their own. For the losses hinge and squared_hinge.",
+    ),
+)
+
+validation_options = together(
+    click.option(
+        "--validation",
+        type=click.Path(),
+        metavar="DATASET|FILE",
+        help="Held-out rows, whose mean loss and accuracy are told after passes 1 to 8, 10, 12, 15, ... and at the end, for "
+        "each C; in log, progress and report. They stop nothing but by --early-stop.",
+    ),
+    click.option(
+        "--early-stop",
+        is_flag=True,
+        help="End the training of a C when five looks in a row at --validation have not found a smaller loss (stop_reason "
+        "validation); the model is that of the last pass.",
+    ),
+)
+
+moved_validation_options = together(
+    click.option(
+        "--validation",
+        type=click.Path(),
+        metavar="PATH",
+        help="The validation set, if it was moved after the run began.",
+    ),
+    click.option(
+        "--early-stop/--no-early-stop",
+        default=None,
+        help="Let the validation set end the training, or go on where it has.",
+    ),
+)
+
 worker_options = together(
     click.option(
         "--workers",

@@ -109,7 +109,7 @@ def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
 
 def warn_unconverged(listener: console.Console, result: Any) -> None:
     """Warn of a training that ended before its rule was met."""
-    if not result.converged and result.stop_reason != "time":  # which the training has reported
+    if result.fell_short and result.stop_reason != "time":  # which the training has reported
         listener.warning(
             f"{result.describe_shortfall()}; 'streamcd resume {result.run} --max-passes N' goes on"
         )
@@ -118,6 +118,18 @@ def warn_unconverged(listener: console.Console, result: Any) -> None:
 def print_result(result: Any, as_json: bool) -> None:
     """Print the result of a training or of a search over C."""
     console.show(result.to_json(), as_json, lambda: _print_tables(result))
+
+
+def _validation_rows(result: Any) -> list[tuple[str, str]]:
+    several = len(result.validation) > 1
+    return [
+        (
+            "validation" + (f", C = {found['C']:g}" if several else ""),
+            f"loss {found['loss']:.4g}, accuracy {found['accuracy']:.4f}; least loss {found['best_loss']:.4g} "
+            f"after {found['best_passes']} passes",
+        )
+        for found in result.validation
+    ]
 
 
 def _print_tables(result: Any) -> None:
@@ -131,6 +143,7 @@ def _print_tables(result: Any) -> None:
         (f"dual objective{of_all}", _certified(result.dual_objective, ".10g")),
         (f"relative gap{largest}", _certified(result.gap, ".3g")),
         (f"violation{largest}", f"{result.violation:.3g}"),
+        *_validation_rows(result),
         ("time", format_seconds(result.seconds)),
         ("read", format_size(result.bytes_read)),
         ("peak memory", format_size(result.peak_memory_bytes)),

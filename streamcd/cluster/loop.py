@@ -255,7 +255,7 @@ class RoundLoop(TrainingLoop):
         else:
             state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]
 
-    def _review_certificates(self, certified: np.ndarray) -> None:
+    def _review_phases(self, certified: np.ndarray) -> None:
         """Reopen lanes whose violation was small at the workers' own w, but is not at the common w."""
         lanes, eps = self.state.lanes, self.task.rule.eps
         if eps is None:

@@ -13,7 +13,7 @@ from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
-from ..solvers.problem import crammer_singer_losses, row_loss, twin_losses
+from ..solvers.problem import Problem, crammer_singer_losses, row_loss, twin_losses
 from .curves import MAX_CLASSES, ScoreCurves
 from .outputs import positive_scores
 from .predict import DecidedRows, Decisions
@@ -39,11 +39,7 @@ class _Evaluation:
 
     def add(self, rows: DecidedRows) -> None:
         model, decisions, label = self.model, rows.decisions, rows.label
-        if np.isnan(label).any():
-            row = int(rows.source[np.flatnonzero(np.isnan(label))[0]]) + 1
-            raise DataError(
-                f"row {row:,}: expected a label to compare with, found none; 'streamcd predict' needs none"
-            )
+        require_labels(rows)
         predicted = model.places(decisions)
         place = np.minimum(np.searchsorted(model.classes, label), model.n_classes - 1)
         known = model.classes[place] == label
@@ -57,7 +53,7 @@ class _Evaluation:
             k = model.n_classes
             self.confusion += np.bincount(place * k + predicted, minlength=k * k).reshape(k, k)
         if self.costs is not None:
-            self.loss.add(_row_terms(model, place, decisions, self.costs[place] * weight, weight))
+            self.loss.add(row_terms(model, place, decisions, self.costs[place] * weight, weight))
         if model.has_probabilities:
             log_probabilities = model.log_probabilities(decisions)
             self.log_loss.add(-log_probabilities[np.arange(place.size), place])
@@ -145,8 +141,18 @@ def _brier_terms(probabilities: np.ndarray, place: np.ndarray) -> np.ndarray:
     return np.einsum("ij,ij->i", probabilities, probabilities)
 
 
-def _row_terms(
-    model: Model, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
+def require_labels(rows: DecidedRows) -> None:
+    """Refuse a row without a label."""
+    missing = np.flatnonzero(np.isnan(rows.label))
+    if missing.size:
+        row = int(rows.source[missing[0]]) + 1
+        raise DataError(
+            f"row {row:,}: expected a label to compare with, found none; 'streamcd predict' needs none"
+        )
+
+
+def row_terms(
+    model: Model | Problem, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
     """Return ``cost_i loss_i`` of every row, over its vectors; `place` is each row's class index."""
     if model.loss == "twin":

@@ -66,9 +66,9 @@ class Decisions:
     """One reading of the data: rows with the model's decisions, and the count of ignored entries.
 
     The budget is for the sum of the processes that decide, and then for this one, which reads their results; `left` of it
-    remains for the caller. Their files go to `scratch`. The footer of the Parquet file that the caller writes, of
-    `n_columns` columns in row groups of `block_rows` rows, is counted; `most_groups` is the number of groups there is room
-    for.
+    remains for the caller; `least_bytes` are needed beside the interpreter. Their files go to `scratch`. The footer of the
+    Parquet file that the caller writes, of `n_columns` columns in row groups of `block_rows` rows, is counted;
+    `most_groups` is the number of groups there is room for.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Decisions:
         # decisions, scores, probabilities, and the arrays made from them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
-        if isinstance(data, Dataset) or _is_dataset(data):
+        if isinstance(data, Dataset) or is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self._scaling = _missing_scaling(self.dataset, model)
             needs["the client of the URL"] = self.dataset.client_bytes
@@ -110,6 +110,7 @@ class Decisions:
         self.left = require(budget, needs)
         least_rows = self._rows_of_a_group(needs, row_bytes, _FOOTER_BYTES * n_columns)
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
+        self.least_bytes = sum(needs.values())
         self._workers, self._share = _usable_workers(data, workers, listener), 0
         if self._workers > 1:
             theirs, own = dict(needs), {"model": needs["the model"]}
@@ -302,9 +303,16 @@ def _decide_share(
     return decisions.n_ignored, decisions.n_unseen
 
 
-def _is_dataset(data: str | os.PathLike[str]) -> bool:
+def is_dataset(data: str | os.PathLike[str]) -> bool:
     """Return whether a path is a dataset; files in other directories are read like a glob."""
     return (location(data) / "manifest.json").exists()
+
+
+def reads_once(data: Dataset | str | os.PathLike[str]) -> bool:
+    """Tell standard input and pipes, which cannot be read again."""
+    if isinstance(data, Dataset) or is_dataset(data):
+        return False
+    return total_bytes(expand_sources(os.fspath(data))) is None
 
 
 def _chunk_bytes(dataset: Dataset, *, scaled: bool) -> int:
@@ -343,9 +351,7 @@ def _usable_workers(data: Dataset | str | os.PathLike[str], workers: int, listen
     """The number of workers that can read the data: one, where it can be read but once, or has rows chosen in memory."""
     if isinstance(data, Dataset) and data is not data.whole:
         return 1
-    if checked_workers(workers) == 1 or isinstance(data, Dataset) or _is_dataset(data):
-        return workers
-    if total_bytes(expand_sources(os.fspath(data))) is not None:
+    if checked_workers(workers) == 1 or not reads_once(data):
         return workers
     listener.warning(
         "standard input, pipes and servers without ranges are read by one process: continuing with --workers 1"
@@ -413,7 +419,7 @@ def predict(
     """
     form = output_format(out)
     if isinstance(out, str | os.PathLike):
-        is_text = not isinstance(data, Dataset) and not _is_dataset(data)
+        is_text = not isinstance(data, Dataset) and not is_dataset(data)
         inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]
         place = local_path(out, "predictions")
         check_output(

@@ -97,6 +97,27 @@ def _draw_kappa(axes: Axes, train: Records, color: str) -> None:
 
 
 @styled
+def validation_figure(histories: Histories) -> Figure:
+    """Draw loss and accuracy on the validation set against passes, a line for each C, the smallest loss with a dot."""
+    figure, (losses, accuracies) = new_figure(columns=2)
+    looks = [record for records in histories.values() for record in records if record.get("validation")]
+    costs = sorted({found["C"] for record in looks for found in record["validation"]})
+    for number, C in enumerate(costs):
+        seen = [(look["passes"], found) for look in looks for found in look["validation"] if found["C"] == C]
+        color = COLORS[number % len(COLORS)]
+        line = [(passes, found["loss"]) for passes, found in seen]
+        losses.plot(*_points(line), color=color, label=f"C = {C:g}")
+        losses.plot(*min(line, key=lambda point: point[1]), "o", color=color, markersize=5)
+        accuracies.plot(*_points([(passes, found["accuracy"]) for passes, found in seen]), color=color)
+    for axes, title in ((losses, "Mean loss, validation set"), (accuracies, "Accuracy, validation set")):
+        axes.set_title(title)
+        axes.set_xlabel("passes")
+    if len(costs) <= len(COLORS):
+        losses.legend()
+    return figure
+
+
+@styled
 def work_figure(histories: Histories) -> Figure:
     """Draw active rows and bytes read against passes, and the seconds of every stage."""
     figure, (rows, read, stages) = new_figure(columns=3, height=3.0)

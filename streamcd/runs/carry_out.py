@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,8 @@ def train_groups(
     for group in run.groups:
         part = directory.part(group.directory) if group.directory else directory
         task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
+        if run.config.validation is not None:
+            task = _validated(task, run.config.validation, session.listener)
         outcomes.append(_train_group(part, task, run, session))
     return join_outcomes(outcomes)
 
@@ -88,6 +91,12 @@ def _make_task(
         name=stage + part,
         warm_start=None if previous is None else previous.warm_start(lanes, numbers),
     )
+
+
+def _validated(task: Task, path: str, listener: Listener) -> Task:
+    from .validation import Validation  # with the kernels of decisions
+
+    return replace(task, validate=Validation(path, task.dataset, task.problem, listener))
 
 
 def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
@@ -132,7 +141,7 @@ def carry_out(
         result.peak_memory_bytes = peak_memory_bytes()
     if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run has ended (stopped by: {result.stop_reason}) and is left alone")
-    if not result.converged:
+    if result.fell_short:
         result.advice = advice(dataset, max(run.options.C), method=run.options.method)
         told = scaling_advice(run)  # at the start
         for line in [line for line in result.advice if line not in told]:

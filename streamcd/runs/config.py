@@ -201,6 +201,7 @@ class TrainOptions:
     start_from: str | None = None
     search: bool = False  # for the best C, by cross-validation
     calibrate: bool = False
+    validation: str | None = None
     in_memory: bool = False  # no directory: the rows' state stays in memory
 
 
@@ -211,11 +212,12 @@ def check_positive(**numbers: float) -> None:
             raise UsageError(f"{name}: expected a number > 0, found {number}")
 
 
-def make_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:
+def make_rule(tol: float | None, eps: float | None, max_passes: int, *, early_stop: bool = False) -> StopRule:
     """Make the stopping rule: a relative gap of 1e-3 if neither rule is given."""
     if tol is None and eps is None:
         tol = 1e-3
-    return StopRule(None if tol is None else float(tol), None if eps is None else float(eps), int(max_passes))
+    gap, violation = (None if number is None else float(number) for number in (tol, eps))
+    return StopRule(gap, violation, int(max_passes), bool(early_stop))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -247,12 +249,17 @@ class RunConfig:
     start_from: str | None = None
     tune: Search | None = None
     calibrate: bool = False
+    validation: str | None = None  # path of a dataset or files
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
         if self.tune is not None and self.tune.cv != self.options.folds:
             raise UsageError(f"tune.cv: expected options.folds, {self.options.folds}, found {self.tune.cv}")
-        for name, path in (("dataset", self.dataset), ("start_from", self.start_from)):
+        for name, path in (
+            ("dataset", self.dataset),
+            ("start_from", self.start_from),
+            ("validation", self.validation),
+        ):
             if "\0" in (path or ""):
                 raise UsageError(f"{name}: expected a path, found {path!r}")
 
@@ -285,9 +292,9 @@ class Group:
     lanes: range  # among all lanes of the run
 
 
-def lanes_together(problem: Problem) -> int:
-    """Return the number of lanes that must stay in one group: those of a fold are scored together."""
-    return problem.block_lanes if problem.n_folds else 1
+def lanes_together(problem: Problem, *, validated: bool) -> int:
+    """Return the number of lanes that must stay in one group: those of a fold, or of a validated C, are scored together."""
+    return problem.block_lanes if problem.n_folds or validated else 1
 
 
 @dataclass(frozen=True)
@@ -308,12 +315,21 @@ class ResolvedRun:
         n_groups, n_lanes = self.config.n_groups, self.problem.n_lanes
         if n_groups == 1:
             return [Group("", range(n_lanes))]
-        together = lanes_together(self.problem)
+        together = self._together
         size = -(-(n_lanes // together) // n_groups) * together
         return [
             Group(f"group-{number:02d}", range(start, min(start + size, n_lanes)))
             for number, start in enumerate(range(0, n_lanes, size))
         ]
+
+    @property
+    def _together(self) -> int:
+        return lanes_together(self.problem, validated=self.config.validation is not None)
+
+    @property
+    def most_groups(self) -> int:
+        """Number of groups of the fewest lanes each."""
+        return self.problem.n_lanes // self._together
 
     def make_solver(self, lanes: Problem) -> Solver:
         """Make the solver of some of the problem's lanes."""
@@ -325,9 +341,8 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     try:
         memory = config.memory if config.rounds is None else None  # with workers it is each worker's
         run = ResolvedRun(config, dataset, config.options.make_problem(dataset, memory))
-        n_blocks = run.problem.n_lanes // lanes_together(run.problem)
-        if config.n_groups > n_blocks:
-            raise UsageError(f"n_groups: expected at most {n_blocks}, found {config.n_groups}")
+        if config.n_groups > run.most_groups:
+            raise UsageError(f"n_groups: expected at most {run.most_groups}, found {config.n_groups}")
         run.make_solver(run.problem.subset(run.groups[0].lanes))
     except UsageError as error:
         raise _damaged(path, error) from None
@@ -370,11 +385,18 @@ def is_begun(path: Path, config: RunConfig) -> bool:
 
 def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
     """Return the configuration of a run with the options now asked for that do not affect its bits."""
-    return replace(config, dataset=asked.dataset, rule=asked.rule, checkpoint_every=asked.checkpoint_every)
+    return replace(
+        config,
+        dataset=asked.dataset,
+        validation=asked.validation,
+        rule=asked.rule,
+        checkpoint_every=asked.checkpoint_every,
+    )
 
 
 def _same_training(found: RunConfig, config: RunConfig) -> bool:
-    return all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
+    same = all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
+    return same and (found.validation is None) == (config.validation is None)
 
 
 def differs(config: RunConfig) -> bool:
@@ -393,9 +415,14 @@ def _blas_threads() -> str:
     return next((number for number in given if number), str(n_processors))
 
 
+def absolute_path(data: str | Path) -> str:
+    """Return a path, or a pattern of paths, as it is found from every working directory; a URL stays as it is."""
+    return str(data) if is_url(data) else os.path.abspath(data)
+
+
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
-    for source in (config.dataset, config.start_from):
+    for source in (config.dataset, config.start_from, config.validation):
         if (
             source is not None
             and not is_url(source)

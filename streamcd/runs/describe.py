@@ -16,7 +16,7 @@ from ..models.encoding import read_encoding
 from ..models.model import MODEL, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
-from ..training.result import REASONS
+from ..training.result import worst_reason
 from .config import ProblemOptions, RunConfig, read_config
 
 _N_WEIGHTS = 10
@@ -83,7 +83,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
     ended = "converged" if lanes["converged"].all() else "not converged"
     return {
         "state": ended if done else "unfinished",
-        "stop_reason": REASONS[int(lanes["reason"].max())] if done else None,
+        "stop_reason": worst_reason(lanes["reason"]) if done else None,
         "passes": int(lanes["passes"].max()),
         "gap": _largest_ratio(lanes["gap"], lanes["primal"]),
         "gap_estimate": _largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
@@ -128,7 +128,7 @@ def _in_use(path: Path) -> bool:
 
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
-    if state["state"] == "converged":
+    if state["state"] == "converged" or state["stop_reason"] == "validation":
         return f"streamcd evaluate {config.dataset} {path}"
     if state["state"] == "not converged":
         return f"streamcd resume {path} --max-passes {2 * config.rule.max_passes}{workers}"

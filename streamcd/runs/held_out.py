@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..core.code_matrices import has_vector_per_class
 from ..core.progress import Listener, Progress
 from ..kernels import rows as rows_kernels
+from ..models.model import plane_distances
 from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout
 from ..stream.memory_plan import make_plan
@@ -74,3 +76,17 @@ def _decide(window: Window, start: int, stop: int, w: np.ndarray, lanes: Problem
         mine = fold == lane.fold
         block = slice(first, first + columns)
         yield HeldOut(lane.C, lane.fold, code[mine], decisions[mine, block], w[:, block])
+
+
+def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return the indices of the predicted classes, from the decisions of one classifier's vectors `w`."""
+    if problem.loss == "twin":
+        norms = np.sqrt(np.einsum("ij,ij->j", w[:-1], w[:-1]))
+        return plane_distances(decisions, norms).argmin(axis=1)
+    if problem.classes.size == 2 and decisions.shape[1] == 1:
+        return (decisions[:, 0] > 0).astype(np.int64)
+    if has_vector_per_class(problem.code):
+        return decisions.argmax(axis=1)
+    # a class at a time: the whole code as float64 may be larger than all else
+    scores = np.stack([decisions @ row.astype(np.float64) for row in problem.code], axis=1)
+    return np.asarray(scores.argmax(axis=1))

@@ -60,7 +60,7 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
         else:
             with _saved_signals(), stop_requests() as options["stop_requested"]:
                 result = function(*args, **options)
-        if not result.converged:
+        if result.fell_short:
             more = "" if result.stop_reason == "time" else ", max_passes=N"
             way_on = f"streamcd.resume({result.run!r}{more}) goes on"
             text = "; ".join([result.describe_shortfall(), way_on, *result.advice])

@@ -51,6 +51,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         start_from=asked.start_from,
         tune=Search(options.folds) if asked.search else None,
         calibrate=asked.calibrate,
+        validation=asked.validation,
     )
     return ResolvedRun(config, dataset, problem)
 
@@ -89,7 +90,7 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     if asked.plan is not None:
         asked.problem.make_solver(problem, dataset)  # refuses options that exclude each other
         return 1, asked.plan, asked.memory
-    block = lanes_together(problem)
+    block = lanes_together(problem, validated=asked.validation is not None)
     n_blocks = problem.n_lanes // block
     refusal: UsageError | None = None
     # scores that do not fit for any group, not even a single lane, are paged, for all lanes together if possible
@@ -136,10 +137,19 @@ def _plan_group(
         "dual variables": dataset.n_rows * solver.layout.state_bytes if asked.in_memory else 0,
         "choice of rows": dataset.held_bytes,
         **more.pop("needs", {}),
+        "validation set": _validation_bytes(dataset, solver.problem, asked.validation),
     }
     paging = solver.paging if paged else None
     plan = make_plan(dataset, asked.memory, solver.layout, needs, paging=paging, **more)
     return plan, asked.memory
+
+
+def _validation_bytes(dataset: Dataset, lanes: Problem, path: str | None) -> int:
+    if path is None:
+        return 0
+    from .validation import Validation  # with the kernels of decisions
+
+    return Validation(path, dataset, lanes, Listener()).n_bytes
 
 
 def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple[Plan, int]:

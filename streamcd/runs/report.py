@@ -22,7 +22,7 @@ from ..prediction.evaluate import evaluate_with_curves
 from ..report.drawing import image, image_format
 from ..report.evaluation_figures import Curve, Decisions, Reliability, evaluation_figure, weights_figure
 from ..report.page import Picture, Section, render_page
-from ..report.training_figures import Histories, gap_figure, objective_figure, work_figure
+from ..report.training_figures import Histories, gap_figure, objective_figure, validation_figure, work_figure
 from ..training.history import read_history
 from .config import RunConfig, read_config
 
@@ -55,7 +55,8 @@ def write_report(
     out : path
         Of the page, HTML with embedded pictures.
     data : Dataset or path, optional
-        Data on which the model is evaluated, as `evaluate` takes it: confusion, ROC curves, calibration.
+        Data on which the model is evaluated, as `evaluate` takes it: confusion, ROC curves, calibration. By default the
+        run's validation set, if it has one that is still there.
     C : float, optional
         Which model of a path over C is evaluated and has its weights shown.
     images : path, optional
@@ -85,6 +86,8 @@ def write_report(
     if model is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))
     else:
+        if data is None and config.validation is not None and os.path.exists(config.validation):
+            data = config.validation
         if data is not None:
             sections.append(_evaluation(data, model, memory, listener or Listener()))
         sections += [_lanes(model), _weights(model), _provenance(model)]
@@ -191,6 +194,11 @@ def _training(histories: Histories, config: RunConfig) -> Section:
         Picture("objective", image(objective_figure(begun)), "The objective between its bounds, and κ."),
         Picture("work", image(work_figure(begun)), "Active rows, bytes read, and seconds by stage."),
     ]
+    if config.validation is not None and any(
+        record.get("validation") for log in begun.values() for record in log
+    ):
+        text = f"Loss and accuracy on {config.validation} while training."
+        pictures.insert(1, Picture("validation", image(validation_figure(begun)), text))
     return Section("Training", tables=[[("figure", "value"), *rows]], pictures=pictures)
 
 

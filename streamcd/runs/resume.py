@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import UsageError
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path, location
 from ..core.threads import make_threads
@@ -16,6 +17,7 @@ from ..training.result import Result
 from .carry_out import carry_out
 from .config import (
     RunConfig,
+    absolute_path,
     check_workers,
     differs,
     make_rule,
@@ -41,6 +43,8 @@ def resume(
     checkpoint_every: float | None = None,
     max_seconds: float | None = None,
     dataset: str | Path | None = None,
+    validation: str | Path | None = None,
+    early_stop: bool | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     client: Any = None,
@@ -61,6 +65,10 @@ def resume(
         As in `train`, of this call.
     dataset : path, optional
         The dataset's new path, if it was moved; it has to be the same dataset.
+    validation : path, optional
+        The validation set's new path, if it was moved.
+    early_stop : bool, optional
+        As in `train`, instead of the run's own; False goes on where the validation set has ended a training.
     workers, scheduler, client : optional
         As in `train`, except that ``workers=1`` starts a worker too. Needed for a run begun on workers; scheduler and
         number may differ. If the run was begun with workers of one machine, the memory given for all is divided anew;
@@ -90,7 +98,8 @@ def resume(
 
     def change(config: RunConfig) -> RunConfig:
         place = config.dataset if dataset is None else str(location(dataset).resolve())
-        return _changed(replace(config, dataset=place), max_passes, tol, checkpoint_every)
+        config = _with_validation(replace(config, dataset=place), validation, early_stop)
+        return _changed(config, max_passes, tol, checkpoint_every)
 
     return go_on(path, on_workers, session, change)
 
@@ -131,11 +140,23 @@ def go_on(
             return carry_out(directory, found, previous_run(found), session)
 
 
+def _with_validation(config: RunConfig, validation: str | Path | None, early_stop: bool | None) -> RunConfig:
+    """Return the configuration with another place of its validation set, and stopping by it or not."""
+    if config.validation is None and (validation is not None or early_stop):
+        raise UsageError(
+            "this run has no validation set, nor memory for one; begin another with --validation and --start-from"
+        )
+    place = config.validation if validation is None else absolute_path(validation)
+    stops = config.rule.early_stop if early_stop is None else bool(early_stop)
+    return replace(config, validation=place, rule=replace(config.rule, early_stop=stops))
+
+
 def _changed(
     config: RunConfig, max_passes: int | None, tol: float | None, checkpoint_every: float | None
 ) -> RunConfig:
     """Return the configuration with the options given in place of its own."""
     old = config.rule
-    rule = make_rule(old.tol if tol is None else tol, None if tol else old.eps, max_passes or old.max_passes)
+    tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
+    rule = make_rule(tolerance, eps, max_passes or old.max_passes, early_stop=old.early_stop)
     every = config.checkpoint_every if checkpoint_every is None else float(checkpoint_every)
     return replace(config, rule=rule, checkpoint_every=every)

@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import write_file
-from ..core.code_matrices import has_vector_per_class
 from ..core.progress import Listener
-from ..models.model import plane_distances
-from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, TrainOptions, read_config, reopen, write_config
-from .held_out import held_out_rows
+from .held_out import held_out_rows, predicted_classes
 from .lane_groups import resolve
 from .previous_run import PreviousRun
 
@@ -115,17 +112,3 @@ def _score(path: Path, search: ResolvedRun, listener: Listener) -> dict[float, l
     values = sorted({lane.C for lane in problem.lanes})
     folds = range(problem.n_folds)
     return {C: [n_correct[C, fold] / max(n_rows[C, fold], 1) for fold in folds] for C in values}
-
-
-def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the indices of the predicted classes, from the decisions of one classifier's vectors `w`."""
-    if problem.loss == "twin":
-        norms = np.sqrt(np.einsum("ij,ij->j", w[:-1], w[:-1]))
-        return plane_distances(decisions, norms).argmin(axis=1)
-    if problem.classes.size == 2 and decisions.shape[1] == 1:
-        return (decisions[:, 0] > 0).astype(np.int64)
-    if has_vector_per_class(problem.code):
-        return decisions.argmax(axis=1)
-    # a class at a time: the whole code as float64 may be larger than all else
-    scores = np.stack([decisions @ row.astype(np.float64) for row in problem.code], axis=1)
-    return np.asarray(scores.argmax(axis=1))

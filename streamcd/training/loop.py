@@ -24,8 +24,9 @@ from ..stream.memory_plan import Plan
 from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
 from ..stream.window import Window
+from . import validation
 from .checkpoint import Run
-from .result import BY_TIME, Outcome
+from .result import BY_TIME, BY_VALIDATION, Outcome
 from .status import describe_status, training_status
 from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
 from .warm_start import WarmStart
@@ -72,6 +73,7 @@ class Task:
     run: str  # the run directory, for messages
     name: str = ""  # prefix of the phase in progress; empty if there is one task only
     warm_start: WarmStart | None = None
+    validate: validation.Validate | None = None  # not on workers
 
 
 class TrainingLoop(ABC):
@@ -89,6 +91,9 @@ class TrainingLoop(ABC):
         self.kernel_seconds = 0.0
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
+        if task.validate is not None:
+            self.state.lanes.update(validation.new_look_arrays(task.problem.n_lanes))
+        self.note = ""  # more for progress
         self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
 
     def run(self) -> Outcome:
@@ -124,12 +129,12 @@ class TrainingLoop(ABC):
         state, task = self.state, self.task
         state.lanes["restore"][:] = False
         update_lane_phases(state, task.rule, task.solver, str(task.dataset.path))
-        self._review_certificates(certified)
+        self._review_phases(certified)
         task.solver.end_read(state, trained)
         reopen(state, task.rule)
         state.totals[:] = new_totals(task.problem.n_lanes)
 
-    def _review_certificates(self, certified: np.ndarray) -> None:  # noqa: B027
+    def _review_phases(self, certified: np.ndarray) -> None:  # noqa: B027
         """Revise the decisions of `update_lane_phases`; nothing by default."""
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -205,7 +210,8 @@ class TrainingLoop(ABC):
         if self._status is None or self._status[0] != self.state.read:
             self._status = self.state.read, self._find_status(n_passes)
         status = self._status[1]
-        note = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}{step}"
+        gap = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}{step}"
+        note = ", ".join(filter(None, [gap, self.note]))
         self.listener.progress(Progress(self.task.name + phase, done, total, "entries", note, status))
 
     def _lane_figures(self) -> dict[str, Any]:
@@ -234,6 +240,9 @@ class Loop(TrainingLoop):
         self.threads = task.solver.threads = session.threads
         self.last_checkpoint = self.started
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
+        if task.validate is not None:
+            self.meter["validation"] = 0.0
+        self._seen: list[dict[str, float]] = []  # at the look after this read
         self.slots = directory.open_slots(
             task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
         )
@@ -303,6 +312,20 @@ class Loop(TrainingLoop):
         self._conclude_read(state.phase(TRAIN), state.phase(START, CERTIFY))
         self.directory.append_log(self._log_record(before, certifying_only))
         state.read, state.window = state.read + 1, 0
+
+    def _review_phases(self, certified: np.ndarray) -> None:
+        """Look at the validation set where that is due; lanes that it is to stop are certified next."""
+        lanes, validate, self._seen = self.state.lanes, self.task.validate, []
+        if validate is None or not validation.look_is_due(lanes):
+            return
+        started = time.monotonic()
+        validation.take_note(lanes, *validate(self.state.w))
+        if self.task.rule.early_stop:
+            validation.certify_next(lanes, validation.lanes_to_stop(lanes), BY_VALIDATION)
+        self._seen = validation.figures(lanes, [lane.C for lane in self.task.problem.lanes])
+        self.note = validation.describe(self._seen)
+        self.listener.message(f"{self.task.name}pass {int(lanes['passes'].max())}: {self.note}")
+        self.meter["validation"] += time.monotonic() - started
 
     def _pause(self) -> None:
         """Between windows, stop if requested, and save a checkpoint if one is due."""
@@ -379,6 +402,7 @@ class Loop(TrainingLoop):
             "read": self.state.read,
             "kind": "certify" if certifying_only else "train",
             **self._lane_figures(),
+            **({"validation": self._seen} if self._seen else {}),
             "bytes_read": bytes_read,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }

@@ -12,8 +12,9 @@ import numpy as np
 from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
+from . import validation
 
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME = 1, 2, 3, 4, 5
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION = 1, 2, 3, 4, 5, 6
 REASONS = {
     0: "unfinished",
     BY_GAP: "gap",
@@ -21,8 +22,16 @@ REASONS = {
     BY_MAX_PASSES: "max_passes",
     BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
     BY_TIME: "time",  # of the session; never in a state
+    BY_VALIDATION: "validation",  # its loss on the validation set no longer fell, and that was to stop it
 }
 """Reasons why a lane ended, by the number in its state."""
+
+_FROM_GOOD_TO_BAD = (BY_GAP, BY_VIOLATION, BY_VALIDATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, 0)
+
+
+def worst_reason(reasons: np.ndarray) -> str:
+    """Name the reason of the lane that ended worst."""
+    return REASONS[max(reasons.tolist(), key=_FROM_GOOD_TO_BAD.index)]
 
 
 @dataclass
@@ -51,7 +60,7 @@ class Result:
     )
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all lanes are
-    stop_reason: str  # "gap", "violation", "max_passes" or "rounding", of the lane that ended worst
+    stop_reason: str  # "gap", "violation", "validation", "max_passes", "rounding" or "time", of the lane that ended worst
     passes: int  # training passes of the slowest lane
     seconds: float  # of all sessions of the run
     kernel_seconds: float  # of these, loading kernels in this session: once in a process, and longer where they are compiled
@@ -64,10 +73,18 @@ class Result:
     advice: list[str] = field(
         default_factory=list
     )  # where it has not converged: what would take fewer passes
+    validation: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # for each C, with a validation set: {C, loss, accuracy} of the model, and best_loss after best_passes
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         return asdict(self)
+
+    @property
+    def fell_short(self) -> bool:
+        """True where training ended before it had met its own rule; a validation set that was to stop it is one."""
+        return not self.converged and self.stop_reason != REASONS[BY_VALIDATION]
 
     def describe_shortfall(self) -> str:
         """Say in what the training has fallen short of its rule."""
@@ -174,7 +191,7 @@ def make_result(
         rounding=_relative_rounding(kept),
         violation=float(kept["violation"].max()),
         converged=bool(kept["converged"].all()),
-        stop_reason=REASONS[int(kept["reason"].max())],
+        stop_reason=worst_reason(kept["reason"]),
         passes=int(kept["passes"].max()),
         seconds=outcome.seconds,
         kernel_seconds=outcome.kernel_seconds,
@@ -198,4 +215,5 @@ def make_result(
             }
             for number, lane in enumerate(lanes)
         ],
+        validation=validation.report(kept, [lane.C for lane in lanes]),
     )

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.errors import DatasetError, UsageError
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
-from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VIOLATION
+from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VALIDATION, BY_VIOLATION
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows
 
@@ -32,6 +32,7 @@ class StopRule:
     tol: float | None  # largest relative duality gap, (primal - dual) / primal
     eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
     max_passes: int  # training passes of a lane
+    early_stop: bool = False  # where the loss on the validation set no longer falls
 
     def __post_init__(self) -> None:
         if (self.tol is None) == (self.eps is None):
@@ -97,7 +98,8 @@ def reopen(state: State, rule: StopRule) -> bool:
     done = lanes["phase"] == DONE
     if not done.any():
         return False
-    unsatisfied = done & ~_satisfied(state, rule)
+    stopped = (lanes["reason"] == BY_VALIDATION) & rule.early_stop
+    unsatisfied = done & ~_satisfied(state, rule) & ~stopped
     again = unsatisfied & (lanes["passes"] < rule.max_passes)
     lanes["reason"][unsatisfied & lanes["converged"]] = BY_MAX_PASSES
     lanes["converged"][unsatisfied] = False

@@ -1,0 +1,122 @@
+"""A validation set: held-out rows, decided about by the weights of a group of lanes while these are trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..core.code_matrices import has_vector_per_class
+from ..core.errors import DataError, UsageError
+from ..core.memory_budget import RESERVED_BYTES
+from ..core.progress import Listener
+from ..dataset.dataset import Dataset, open_dataset
+from ..models.encoding import read_encoding
+from ..models.model import Model
+from ..prediction.evaluate import require_labels, row_terms
+from ..prediction.predict import DecidedRows, Decisions, is_dataset, reads_once
+from ..prediction.sums import ExactSum
+from ..solvers.problem import Problem
+from .held_out import predicted_classes
+
+_MORE_BYTES = 16_000_000  # beside the least: larger blocks of rows, and the kernels of parsing
+
+
+def check_validation(path: str, *, on_workers: bool) -> None:
+    """Refuse data that cannot be read again and again, and a training on workers."""
+    if on_workers:
+        raise UsageError(
+            "validation: one process trains and looks at it; leave --workers and --scheduler out"
+        )
+    if reads_once(path):
+        raise UsageError(f"validation: {path} can be read but once; write it to a file, or convert it")
+
+
+class Validation:
+    """A validation set for some lanes: called with their weights, it gives the mean loss and the accuracy of each one's C.
+
+    The loss is that of the objective without C (of twin planes with it): ``Σ loss`` with the weights of rows and classes,
+    divided by the sum of the rows' weights. Rows of a class that was not trained count as errors, and have no loss.
+    """
+
+    def __init__(self, path: str, dataset: Dataset, lanes: Problem, listener: Listener) -> None:
+        self._data: Dataset | str = open_dataset(path) if is_dataset(path) else path
+        self._path, self._lanes, self._listener = path, lanes, listener
+        self._model = _without_weights(dataset, lanes)
+        # all that is read of a look, but for the weights, which the training has anyway
+        least = Decisions(self._data, self._model, 1 << 62, Listener()).least_bytes
+        self.n_bytes = least - self._model.weights.nbytes + _code_bytes(lanes) + _MORE_BYTES
+        self._budget = RESERVED_BYTES + least + _MORE_BYTES
+
+    def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return loss and accuracy, shape (lanes,) each; `w` is (n_features + 1, vectors)."""
+        lanes = self._lanes
+        model = replace(self._model, weights=w[:-1], intercept=lanes.bias * w[-1])
+        decisions = Decisions(self._data, model, self._budget, self._listener)
+        width = lanes.block_lanes * lanes.lane_vectors
+        sums = [
+            _Sums(lanes, range(first, first + lanes.block_lanes), w[:, number * width : (number + 1) * width])
+            for number, first in enumerate(range(0, lanes.n_lanes, lanes.block_lanes))
+        ]
+        for rows in decisions.blocks("validate"):
+            require_labels(rows)
+            for number, of_cost in enumerate(sums):
+                of_cost.add(rows, rows.decisions[:, number * width : (number + 1) * width])
+        if not sums[0].weight.value():
+            raise DataError(f"validation: no row of {self._path} has a label of the training data")
+        self._listener = Listener()  # has been told of what is ignored
+        figures = np.array([of_cost.figures() for of_cost in sums])
+        loss, accuracy = np.repeat(figures, lanes.block_lanes, axis=0).T
+        return loss, accuracy
+
+
+class _Sums:
+    """Sums over the rows seen so far, for the lanes of one C."""
+
+    def __init__(self, problem: Problem, lanes: range, w: np.ndarray) -> None:
+        self._problem, self._w = problem, w
+        self._costs = problem.class_factors(lanes)
+        if problem.loss == "twin":
+            self._costs = self._costs * problem.lanes[lanes.start].C
+        # exact, so that they do not depend on the blocks in which rows come
+        self._loss, self.weight = ExactSum(), ExactSum()
+        self._n_rows = self._n_correct = 0
+
+    def add(self, rows: DecidedRows, decisions: np.ndarray) -> None:
+        classes = self._problem.classes
+        place = np.minimum(np.searchsorted(classes, rows.label), classes.size - 1)
+        known = classes[place] == rows.label
+        predicted = predicted_classes(self._problem, decisions, self._w)
+        self._n_rows += place.size
+        self._n_correct += int((known & (predicted == place)).sum())
+        place, weight = place[known], rows.weight[known]
+        costs = self._costs[place] * weight
+        self._loss.add(row_terms(self._problem, place, decisions[known], costs, weight))
+        self.weight.add(weight)
+
+    def figures(self) -> tuple[float, float]:
+        """Return the mean loss and the accuracy."""
+        return self._loss.value() / self.weight.value(), self._n_correct / self._n_rows
+
+
+def _code_bytes(lanes: Problem) -> int:
+    """Bytes of a code matrix as float64, class by class, where classes are told by one."""
+    return 0 if has_vector_per_class(lanes.code) else 8 * lanes.code.shape[1]
+
+
+def _without_weights(dataset: Dataset, lanes: Problem) -> Model:
+    """Describe the model of all lanes side by side, by which rows are read and decided about; its weights are untouched."""
+    n_vectors = lanes.n_lanes * lanes.lane_vectors
+    return Model(
+        weights=np.zeros((lanes.n_features, n_vectors)),
+        intercept=np.zeros(n_vectors),
+        classes=lanes.classes,
+        code=np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes),
+        loss=lanes.loss,
+        C=None,
+        index_base=dataset.index_base,
+        label_kind=dataset.label_kind,
+        scaling=dataset.read_scaling(),
+        class_names=dataset.class_names,
+        encoding=read_encoding(dataset.path, dataset.manifest.get("encoding")),
+    )
