@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -60,16 +63,24 @@ def test_a_race_brings_streamcd_and_liblinear_to_the_same_optimum(data: Path, tm
 @pytest.mark.parametrize("name", sorted(set(CONTESTANTS) - {"streamcd", "streamcd-plain", "sklearn-sgd"}))
 def test_every_peer_minimises_our_objective(name: str, data: Path) -> None:
     """What a peer calls its regularisation is translated rightly: its optimum is that of streamcd."""
-    pytest.importorskip({"liblinear": "liblinear", "sklearn": "sklearn"}.get(name.partition("-")[0], name))
+    # in a process of its own: libraries built with -ffast-math turn off subnormal numbers in all of it
+    module = {"liblinear": "liblinear", "sklearn": "sklearn"}.get(name.partition("-")[0], name)
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    write_arrays(data, data.with_name("arrays"))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        assert process.submit(_distance_from_optimum, name, data).result() < 2e-3
+
+
+def _distance_from_optimum(name: str, data: Path) -> float:
     from tools.peers.race import Judge
 
     kind = CONTESTANTS[name]
-    write_arrays(data, data.with_name("arrays"))
     task = Task(data, data.with_name("arrays"), kind.losses[0], 0.5, "1GB")
     contestant = kind(task)
     contestant.load()
     contestant.fit(max(kind.settings[-3:]))
-    assert Judge(task, None).relative(contestant.weights()) < 2e-3
+    return float(Judge(task, None).relative(contestant.weights()))
 
 
 def test_arrays_are_the_rows_of_the_dataset(data: Path, tmp_path: Path) -> None:

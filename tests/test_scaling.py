@@ -184,9 +184,7 @@ def test_the_fingerprint_does_not_depend_on_memory(
     fingerprints = set()
     for sort_bytes, statistics_bytes in ((1 << 22, 1 << 20), (40_000, 1 << 20), (40_000, 4_000)):
         plan = Plan(4096, 1 << 20, sort_bytes, statistics_bytes, 1 << 20)
-        monkeypatch.setattr(
-            sys.modules["streamcd.conversion.convert"], "_plan", lambda options, plan=plan: plan
-        )
+        monkeypatch.setattr(sys.modules["streamcd.conversion.convert"], "_plan", lambda *_, plan=plan: plan)
         made = convert(
             tmp_path / "in", tmp_path / "d", scale=scale, normalize=normalize, chunk_size=20_000, force=True
         )
@@ -373,7 +371,7 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
 ) -> None:
     heard = Heard()
     made = convert(train_text, tmp_path / "d")
-    result = streamcd.train(made, tmp_path / "run", max_passes=3, listener=heard)
+    result = streamcd.train(made, tmp_path / "run", max_passes=3, memory="4GB", listener=heard)
     assert not result.converged
     features, rows = heard.warnings
     rms = feature_rms(made)
@@ -387,7 +385,7 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
 def test_a_training_that_converges_says_nothing(train_text: Path, tmp_path: Path) -> None:
     heard = Heard()
     made = convert(train_text, tmp_path / "d", scale="maxabs")
-    assert streamcd.train(made, tmp_path / "run", listener=heard).converged
+    assert streamcd.train(made, tmp_path / "run", memory="4GB", listener=heard).converged
     assert heard.warnings == []
     assert advice(made) == []
 

@@ -501,6 +501,7 @@ def test_a_ridge_below_1_is_warned_of(tmp_path: Path) -> None:
             ridge=ridge,
             max_passes=1,
             force=True,
+            memory="4GB",  # beside what the process of the tests holds
             listener=heard,
         )
         assert len(heard.warnings) == expected

@@ -272,7 +272,7 @@ class Model:
         """Compute the logarithms of the classes' probabilities; shape (rows, n_classes).
 
         With several classes each one's sigmoid is divided by their sum, as LIBLINEAR does for logistic regression. Raises
-        `ModelError` if the model has no probabilities.
+        ``ModelError`` if the model has no probabilities.
         """
         if self.loss != "log_loss" and self.sigmoids is None:
             raise ModelError(
@@ -316,7 +316,7 @@ class Model:
         return next(iter(self.encoding.feature_names(np.array([feature]))))
 
     def class_costs(self) -> np.ndarray:
-        """Compute ``C`` times the class weights, shape (n_classes,); raises `ModelError` if C is unknown."""
+        """Compute ``C`` times the class weights, shape (n_classes,); raises ``ModelError`` if C is unknown."""
         if self.C is None:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
