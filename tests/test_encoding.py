@@ -113,6 +113,14 @@ def test_libsvm_rows_without_a_label_are_predicted(tmp_path: Path) -> None:
         streamcd.convert(tmp_path / "new.txt", tmp_path / "refused")
 
 
+def test_text_without_strings_is_refused_by_a_model_of_strings(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.txt").write_text("1 1:2 2:1\n")
+    with pytest.raises(
+        StreamcdError, match=r"new\.txt: expected a table with the strings of the training data"
+    ):
+        streamcd.predict(tmp_path / "new.txt", trained, tmp_path / "p.parquet")
+
+
 def test_a_table_needs_a_model_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("1 1:1 3:2\n-1 2:1\n")
     streamcd.convert(tmp_path / "t.txt", tmp_path / "data")

@@ -154,6 +154,12 @@ def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: Table
             f"{', '.join(options.given)}: expected a table with named columns, found libsvm text in "
             f"{display_name(paths[0])}; leave the option out, or name the --format"
         )
+    if reading.encoding is not None and reading.encoding.string_columns:
+        names = ", ".join(reading.encoding.string_columns[:3])
+        raise UsageError(
+            f"{display_name(paths[0])}: expected a table with the strings of the training data (columns {names}, …), found "
+            "libsvm text"
+        )
     form = LibsvmFormat(
         reading.value_dtype,
         reading.index_base,

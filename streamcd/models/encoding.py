@@ -97,6 +97,11 @@ class Encoding:
         return [name for column in self.columns for name in (column.name, column.values) if name]
 
     @property
+    def string_columns(self) -> list[str]:
+        """Columns of strings, one-hot or hashed."""
+        return [column.name for column in self.columns if column.kind in ("category", "hashed")]
+
+    @property
     def sparse(self) -> Column | None:
         """Sparse column, if there is one."""
         return next((column for column in self.columns if column.kind == "sparse"), None)
