@@ -118,7 +118,7 @@ def test_text_without_strings_is_refused_by_a_model_of_strings(trained: Path, tm
     with pytest.raises(
         StreamcdError, match=r"new\.txt: expected a table with the strings of the training data"
     ):
-        streamcd.predict(tmp_path / "new.txt", trained, tmp_path / "p.parquet")
+        streamcd.predict(tmp_path / "new.txt", trained / "run", tmp_path / "p.parquet")
 
 
 def test_a_table_needs_a_model_of_a_table(tmp_path: Path) -> None:
