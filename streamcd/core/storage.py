@@ -61,7 +61,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Status(NamedTuple):
-    """What a server says of a file: `size` is None where it can only be read from its beginning to its end."""
+    """Description of a file by its server: `size` is None where it can only be read from its beginning to its end."""
 
     size: int | None
     version: str
