@@ -15,6 +15,7 @@ import pytest
 import quick_processes  # noqa: F401
 import scipy.sparse as sp
 from click.testing import CliRunner
+from threadpoolctl import threadpool_limits
 
 from streamcd.cli.commands import cli
 from streamcd.dataset.dataset import Dataset, open_dataset
@@ -24,6 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Every process that a test starts finds the source tree and this folder's `sitecustomize`.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+# The last digits of an inverse depend on the threads of BLAS, which some libraries change for the whole process.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+threadpool_limits(1, user_api="blas")
 SUBPROCESS_ENVIRONMENT = dict(os.environ)
 
 # A shell starts what it puts in the background with Ctrl-C ignored, which processes hand down: those that tests interrupt

@@ -593,11 +593,11 @@ def test_a_worker_that_dask_would_end_for_its_memory_is_refused(data: Dataset, t
     distributed = pytest.importorskip("distributed")
     options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
     with (
-        distributed.LocalCluster(memory_limit="1GB", **options) as cluster,
+        distributed.LocalCluster(memory_limit="4GB", **options) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
-        with pytest.raises(EnvironmentFailure, match=r"no worker can take part.* 1 GB .*--memory-limit 0"):
-            streamcd.train(data, tmp_path / "run", client=client, memory="900MB")
+        with pytest.raises(EnvironmentFailure, match=r"no worker can take part.* 4 GB .*--memory-limit 0"):
+            streamcd.train(data, tmp_path / "run", client=client, memory="3900MB")
         assert streamcd.train(data, tmp_path / "run", client=client, memory="500MB", force=True).converged
 
 

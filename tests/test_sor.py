@@ -177,7 +177,7 @@ def test_other_threads_of_blas_are_told_where_an_inverse_depends_on_them(
 ) -> None:
     dataset = write_dataset(tmp_path / "data", random_rows(30, 4))
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
-    train(dataset, tmp_path / "run", loss="twin", method=method, tol=0.0, max_passes=1)
+    train(dataset, tmp_path / "run", loss="twin", method=method, tol=0.0, max_passes=1, memory="8GB")
     said: list[str] = []
     monkeypatch.setattr(Listener, "warning", lambda _, text: said.append(text))
     resume(tmp_path / "run", max_passes=2)
