@@ -14,7 +14,8 @@ from streamcd import StreamcdError, evaluate, load_model, train, tune, write_rep
 from streamcd.prediction.curves import ScoreCurves
 from streamcd.prediction.evaluate import evaluate_with_curves
 from streamcd.report.page import Section, render_page
-from streamcd.runs.report import largest_weights, plot_evaluation
+from streamcd.runs.describe import largest_weights
+from streamcd.runs.report import plot_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_several_classes_get_a_curve_each(tmp_path: Path) -> None:
     assert curves is not None
     assert len(curves.classes) == model.n_classes
     assert ScoreCurves.table_bytes(model) == curves.counts.nbytes
-    vectors, features, weights = largest_weights(model, 5)
+    features, vectors, weights = map(np.array, zip(*largest_weights(model.weights, 5), strict=True))
     assert np.array_equal(weights, model.weights[features, vectors])
     assert np.abs(weights).min() >= np.sort(np.abs(model.weights).ravel())[-5]
 

@@ -166,7 +166,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
             "vector": labels[vector] if one_each else labels[-1] if len(labels) == 2 else vector,
             "weight": weight,
         }
-        for feature, vector, weight in _largest_weights(weights)
+        for feature, vector, weight in largest_weights(weights, _N_WEIGHTS)
     ]
     return {
         "kind": "model",
@@ -186,18 +186,18 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _largest_weights(weights: np.ndarray) -> list[tuple[int, int, float]]:
-    """Find the nonzero weights of the largest magnitude, block by block: features, vectors, values."""
+def largest_weights(weights: np.ndarray, most: int) -> list[tuple[int, int, float]]:
+    """Find the nonzero weights of the largest magnitude, block by block: 0-based features, vectors, values."""
     best: list[tuple[float, int, int, float]] = []
     rows = max(1, _BLOCK_WEIGHTS // weights.shape[1])
     for start in range(0, weights.shape[0], rows):
         block = np.asarray(weights[start : start + rows])
         flat = np.abs(block).ravel()
-        chosen = np.argsort(-flat, kind="stable")[:_N_WEIGHTS]
+        chosen = np.argsort(-flat, kind="stable")[:most]
         for place in chosen[flat[chosen] > 0].tolist():
             feature, vector = divmod(place, weights.shape[1])
             best.append((-flat[place], start + feature, vector, float(block[feature, vector])))
-        best = sorted(best)[:_N_WEIGHTS]
+        best = sorted(best)[:most]
     return [(feature, vector, weight) for _, feature, vector, weight in best]
 
 

@@ -25,6 +25,7 @@ from ..report.page import Picture, Section, render_page
 from ..report.training_figures import Histories, gap_figure, objective_figure, validation_figure, work_figure
 from ..training.history import read_history
 from .config import RunConfig, read_config
+from .describe import largest_weights
 
 MAX_LOGS = 10
 """Most logs of groups of lanes that are drawn; the first ones of more."""
@@ -222,17 +223,19 @@ def _lanes(model: Model) -> Section:
 
 
 def _weights(model: Model) -> Section:
-    vectors, features, weights = largest_weights(model, _N_WEIGHTS)
+    largest = largest_weights(model.weights, _N_WEIGHTS)
     labels = model.label_texts()
     several = not model.is_binary
     named = [
         model.feature_name(feature) + (f" ({_vector_name(model, labels, vector)})" if several else "")
-        for vector, feature in zip(vectors.tolist(), features.tolist(), strict=True)
+        for feature, vector, _ in largest
     ]
     positive = f"Positive weights are evidence for {labels[-1]}." if model.is_binary else ""
     text = f"{model.n_features:,} features, {model.n_vectors:,} vectors. {positive}"
     picture = Picture(
-        "weights", image(weights_figure(named, weights.tolist())), "Weights of the largest magnitude."
+        "weights",
+        image(weights_figure(named, [weight for *_, weight in largest])),
+        "Weights of the largest magnitude.",
     )
     return Section("Largest weights", text, pictures=[picture])
 
@@ -240,16 +243,6 @@ def _weights(model: Model) -> Section:
 def _vector_name(model: Model, labels: list[str], vector: int) -> str:
     one_each = model.n_vectors == model.n_classes
     return labels[vector] if one_each else f"vector {vector}"
-
-
-def largest_weights(model: Model, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the nonzero weights of the largest magnitude over all vectors: vectors, 0-based features, values."""
-    flat = np.abs(model.weights).ravel()
-    count = min(most, int(np.count_nonzero(flat)))
-    chosen = np.argpartition(flat, flat.size - count)[flat.size - count :] if count else np.zeros(0, np.int64)
-    chosen = chosen[np.lexsort((chosen, -flat[chosen]))]
-    features, vectors = np.divmod(chosen, model.n_vectors)
-    return vectors, features, model.weights[features, vectors]
 
 
 def _provenance(model: Model) -> Section:
