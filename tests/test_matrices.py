@@ -166,3 +166,44 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
 def test_data_that_is_none_is_refused_in_a_line(tmp_path: Path, data: Any, message: str) -> None:
     with pytest.raises(StreamcdError, match=message):
         streamcd.convert(data, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["format.npy", "shape.npy", "y.npy", "indptr.npy", "data.npy"])
+def test_a_damaged_array_of_an_archive_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    X, y = make_arrays()
+    made, path = scipy.sparse.csr_array(X), tmp_path / "m.npz"
+    parts = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
+    np.savez(path, format=b"csr", **parts, y=y)
+    data = bytearray(path.read_bytes())
+    header_end = data.index(name.encode()) + len(name) + 20 + 128  # of the archive's member and of the array
+    data[header_end + 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(
+        StreamcdError, match=rf"m\.npz, array '{name[:-4]}': expected NumPy's or SciPy's.*Bad CRC"
+    ):
+        streamcd.convert(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_directory_of_an_archive_is_refused(tmp_path: Path) -> None:
+    X, y = make_arrays()
+    made, path = scipy.sparse.csr_array(X), tmp_path / "m.npz"
+    np.savez(path, data=made.data, indices=made.indices, indptr=made.indptr, shape=made.shape, y=y)
+    data = bytearray(path.read_bytes())
+    data[-6:-2] = (2**31).to_bytes(4, "little")  # where the directory begins: before the file
+    path.write_bytes(data)
+    with pytest.raises(
+        StreamcdError, match=r"m\.npz.*: expected NumPy's or SciPy's format, found it damaged"
+    ):
+        streamcd.convert(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("header", [b"{'descr': (((", b"{'descr': '<f8', 'shape': 1", b"\0" * 20])
+def test_a_damaged_header_of_an_array_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "m.npy"
+    np.save(path, np.ones((3, 2)))
+    data = bytearray(path.read_bytes())
+    data[10 : 10 + len(header)] = header
+    path.write_bytes(data)
+    with pytest.raises(StreamcdError, match=r"m\.npy: expected NumPy's or SciPy's format, found it damaged"):
+        streamcd.convert(path, tmp_path / "out", label="0")

@@ -266,6 +266,50 @@ def test_a_hostile_table_gets_one_clear_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            b"a,y\xff\n1,2\n",
+            r"t\.csv:1: expected the names of the columns in UTF-8, with closed quotes, found b'a,y",
+        ),
+        (
+            b'a,"y\n1,2\n',
+            r"t\.csv:1: expected the names of the columns in UTF-8, with closed quotes, found b'a,\"y",
+        ),
+        (b"a,y\n1,2\n\xff\n", r"t\.csv:3: expected 2 columns, found 1: "),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: bytes, message: str
+) -> None:
+    (tmp_path / "t.csv").write_bytes(text)
+    with pytest.raises(StreamcdError, match=message):
+        streamcd.convert(tmp_path / "t.csv", tmp_path / "out", label="y")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_offsets_out_of_a_damaged_arrow_file_are_refused_and_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "t.feather"
+    table = pa.table({"c": ["first", "second", "third"], "y": [1, 2, 1]})
+    pyarrow.feather.write_feather(table, path, compression="uncompressed")
+    offsets = np.array([0, 5, 11, 16], np.int32).tobytes()
+    broken = np.array([0, 5, 2**30, 16], np.int32).tobytes()
+    assert offsets in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(offsets, broken))
+    with pytest.raises(StreamcdError, match=r"t\.feather: expected a whole file.*Offset invariant failure"):
+        streamcd.convert(path, tmp_path / "out", label="y")
+
+
+def test_strings_that_are_no_utf_8_are_refused_in_a_parquet_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"c": ["first", "second", "third"], "y": [1, 2, 1]})
+    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+    path.write_bytes(path.read_bytes().replace(b"second", b"sec\xffnd"))
+    with pytest.raises(StreamcdError, match=r"t\.parquet: expected a whole file of its format.*UTF8"):
+        streamcd.convert(path, tmp_path / "out", label="y")
+
+
 def test_a_wrong_type_far_down_is_named_with_its_line(tmp_path: Path) -> None:
     lines = ["x,y", *(f"{k},{k % 2}" for k in range(300_000)), "abc,1"]
     (tmp_path / "t.csv").write_text("\n".join(lines))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +25,27 @@ from .table_rows import TableOptions
 
 _LABELS = ("y", "label", "labels", "target")
 """Arrays of a ``.npz`` that are taken as labels if none is named."""
+
+
+_DAMAGE = (
+    ValueError, KeyError, EOFError, RuntimeError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""Errors of zipfile, zlib and numpy for bytes that they did not write; RuntimeError also for what is encrypted."""
+
+
+@contextmanager
+def _refusing_damage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (
+            None,
+            errno.EINVAL,
+        ):  # of a seek to before the file
+            raise
+        raise DataError(
+            f"{name}: expected NumPy's or SciPy's format, found it damaged ({error}); get it again"
+        ) from None
 
 
 class RowRange(NamedTuple):
@@ -44,14 +68,10 @@ class _Array(NamedTuple):
 
 def _header(file: Any, name: str) -> _Array:
     """Read the header of an array; refused if it is damaged, or the array holds objects."""
-    try:
+    with _refusing_damage(name):
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = read[version](file)
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile, EOFError) as error:
-        raise DataError(
-            f"{name}: expected a NumPy array, found a damaged one ({error}); get it again"
-        ) from None
     if dtype.hasobject:
         raise DataError(
             f"{name}: expected an array of numbers, found one of Python objects; save it as numbers"
@@ -70,14 +90,10 @@ class _Stream:
         """The next elements."""
         wanted = count * self.array.dtype.itemsize
         parts, n_bytes = [], 0
-        try:
+        with _refusing_damage(self._name):
             while n_bytes < wanted and (part := self._file.read(wanted - n_bytes)):
                 parts.append(part)
                 n_bytes += len(part)
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise DataError(f"{self._name}: damaged ({error}); get it again") from None
         if n_bytes < wanted:
             raise DataError(f"{self._name}: expected {count:,} more elements, found the end; get it again")
         return np.frombuffer(b"".join(parts), self.array.dtype)
@@ -110,21 +126,31 @@ class NpzReader(_FileReader):
         return max(self._shape(path)[1] for path in self.paths)
 
     def _open(self, path: str) -> zipfile.ZipFile:
-        try:
+        with _refusing_damage(path):
             return zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
-            raise DataError(
-                f"{path}: expected a whole .npz, found a damaged one ({error}); get it again"
-            ) from None
+
+    def _member(self, files: ExitStack, archive: zipfile.ZipFile, path: str, name: str) -> Any:
+        with _refusing_damage(f"{path}, array {name!r}"):
+            return files.enter_context(archive.open(f"{name}.npy"))
+
+    def _small(self, archive: zipfile.ZipFile, path: str, name: str) -> Any:
+        """Read an array of a few elements."""
+        with ExitStack() as files:
+            stream = _Stream(self._member(files, archive, path, name), f"{path}, array {name!r}")
+            count = int(np.prod(stream.array.shape, dtype=np.int64))
+            if count > 2:
+                raise DataError(
+                    f"{path}, array {name!r}: expected at most 2 elements, found {count:,}; get it again"
+                )
+            return stream.read(count).tolist()
 
     def _shape(self, path: str) -> tuple[int, int]:
         with self._open(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
             kind = "csr"
             if "format" in names:
-                with archive.open("format.npy") as file:
-                    found = np.load(file, allow_pickle=False).item()
-                    kind = found.decode() if isinstance(found, bytes) else str(found)
+                (found,) = self._small(archive, path, "format")
+                kind = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
             lacking = {"data", "indices", "indptr", "shape"} - set(names)
             if kind != "csr" or lacking:
                 shown = f"a matrix in {kind}" if kind != "csr" else ", ".join(names[:10]) or "nothing"
@@ -132,8 +158,7 @@ class NpzReader(_FileReader):
                     f"{path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {shown}; "
                     "convert it with .tocsr()"
                 )
-            with archive.open("shape.npy") as file:
-                n_rows, n_columns = np.load(file, allow_pickle=False).tolist()
+            n_rows, n_columns = self._small(archive, path, "shape")
         return int(n_rows), int(n_columns)
 
     def whole(self) -> list[RowRange]:
@@ -159,7 +184,7 @@ class NpzReader(_FileReader):
             return _Stream(file, self.label)
         name = self.label or next((name for name in _LABELS if name in names), "")
         if name in names:
-            return _Stream(files.enter_context(archive.open(f"{name}.npy")), f"{path}, array {name!r}")
+            return _Stream(self._member(files, archive, path, name), f"{path}, array {name!r}")
         if self.needs_label:
             raise UsageError(
                 f"{path}: expected labels, found the arrays {', '.join(names)}; give --label, an array of the file or a .npy"
@@ -173,7 +198,7 @@ class NpzReader(_FileReader):
                 labels = self._labels(files, archive, piece.path)
                 streams = {
                     name: _Stream(
-                        files.enter_context(archive.open(f"{name}.npy")), f"{piece.path}, array {name!r}"
+                        self._member(files, archive, piece.path, name), f"{piece.path}, array {name!r}"
                     )
                     for name in ("indptr", "indices", "data")
                 }

@@ -130,12 +130,18 @@ class CsvReader:
             raise DataError(
                 f"{name}: expected a line of column names, found none; check that this is the file meant"
             )
-        names = csv.read_csv(
-            io.BytesIO(text[first:end] + b"\n"),
-            csv.ReadOptions(use_threads=False, autogenerate_column_names=True),
-            csv.ParseOptions(delimiter=self.delimiter),
-            csv.ConvertOptions(column_types={f"f{k}": pa.string() for k in range(1 << 12)}),
-        )
+        try:
+            names = csv.read_csv(
+                io.BytesIO(text[first:end] + b"\n"),
+                csv.ReadOptions(use_threads=False, autogenerate_column_names=True),
+                csv.ParseOptions(delimiter=self.delimiter),
+                csv.ConvertOptions(column_types={f"f{k}": pa.string() for k in range(1 << 12)}),
+            )
+        except pa.ArrowInvalid:
+            raise DataError(
+                f"{name}:1: expected the names of the columns in UTF-8, with closed quotes, found "
+                f"{text[first : min(end, first + 60)]!r}; correct the line"
+            ) from None
         found = [str(value).strip() for column in names.columns for value in column.to_pylist()]
         if all(re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", text) for text in found):
             raise DataError(
@@ -183,37 +189,29 @@ class CsvReader:
 
     def _read(self, buffer: Any, names: list[str], options: Any, message: Any) -> Any:
         """Read a table from text without its line of names."""
-        ragged: list[Any] = []
-
-        def refuse(row: Any) -> str:
-            ragged.append(row)
-            return "error"
-
         read = csv.ReadOptions(
             use_threads=False, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
         )
-        parse = csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=refuse)
+        parse = csv.ParseOptions(delimiter=self.delimiter)
         try:
             return csv.read_csv(pa.BufferReader(buffer), read, parse, options)
         except pa.ArrowInvalid as error:
-            if ragged:
-                row = ragged[0]
-                raise DataError(
-                    f"{message((row.number or 1) - 1)}: expected {row.expected_columns} columns, found "
-                    f"{row.actual_columns}: {row.text[:60]!r}; correct the line"
-                ) from None
-            raise DataError(_conversion_complaint(str(error), options, message)) from None
+            raise DataError(_csv_complaint(str(error), options, message)) from None
 
 
 def _at_lines(name: str, line: int) -> Any:
     return lambda row: f"{name}:{line + row + 1}"
 
 
-def _conversion_complaint(error: str, options: Any, message: Any) -> str:
-    found = re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): (.*)", error)
-    if not found:
+def _csv_complaint(error: str, options: Any, message: Any) -> str:
+    ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
+    if ragged:
+        row, expected, found, text = ragged.groups()
+        return f"{message(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
+    bad = re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): (.*)", error)
+    if not bad:
         return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
-    column, row, type_, what = found.groups()
+    column, row, type_, what = bad.groups()
     names = list(options.include_columns or options.column_types)
     name = names[int(column)] if int(column) < len(names) else column
     expected = "a number, as in its first rows" if type_ == "double" else "text in UTF-8"
@@ -358,9 +356,11 @@ class ParquetReader:
                 location(path), read_dictionary=texts, buffer_size=_BUFFER_BYTES, pre_buffer=False
             ) as file,
         ):
-            yield from file.iter_batches(
+            for batch in file.iter_batches(
                 batch_size=batch_rows, row_groups=list(groups), columns=names, use_threads=False
-            )
+            ):
+                batch.validate(full=True)
+                yield batch
 
     def _batch_rows(self, path: str, metadata: Any, groups: range, names: list[str]) -> int:
         """Rows to read at a time; refuses column chunks that would be decompressed beyond the memory."""
@@ -478,6 +478,7 @@ class ArrowReader:
             before = first_line if piece is pieces[0] else 0
             with _Mapped(piece.path) as file, _Refusing(piece.path):
                 for batch in file.batches(piece.start, piece.stop):
+                    batch.validate()
                     names = [name for name in types if name in batch.schema.names]
                     columns = batch.select(names)
                     row_bytes = max(batch.nbytes / max(batch.num_rows, 1), 8.0)
@@ -486,6 +487,7 @@ class ArrowReader:
                     )
                     for start in range(0, columns.num_rows, rows):
                         part = columns.slice(start, rows)
+                        part.validate(full=True)  # pyarrow follows offsets out of a damaged file into a crash
                         yield TableBatch(part, read_before, _at_rows(piece.path, before + start))
                         file.forget()
                     before += batch.num_rows

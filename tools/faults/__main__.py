@@ -20,6 +20,7 @@ from tools.faults.damage import Damage
 from tools.faults.file_operations import FileOperations
 from tools.faults.metadata import Metadata
 from tools.faults.swaps import Swaps
+from tools.faults.tables import Tables
 from tools.faults.text import Text
 from tools.faults.trials import COLUMNS, Attack, run_attack, table
 
@@ -29,6 +30,7 @@ KINDS: dict[str, type[Attack]] = {
     "swaps": Swaps,
     "metadata": Metadata,
     "text": Text,
+    "tables": Tables,
     "certificates": Certificates,
     "budgets": Budgets,
 }

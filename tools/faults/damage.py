@@ -30,6 +30,18 @@ USES = (
     Use("a.run", ("a",), ("resume", "a.run", "--max-passes", 6), "a.run"),
     Use("a.primal", ("a",), ("resume", "a.primal", "--max-passes", 4), "a.primal"),
     Use("a.done/model", ("a",), ("predict", "a", "a.done", "-o", "out.csv"), "out.csv"),
+    Use(
+        "a.table.done/model",
+        ("a.csv",),
+        ("predict", "a.csv", "a.table.done", "--proba", "-o", "out.csv"),
+        "out.csv",
+    ),
+    Use(
+        "a.table",
+        (),
+        ("train", "a.table", "out", "--method", "dual", "--max-passes", 3, "--tol", "1e-12"),
+        "out",
+    ),
 )
 
 
@@ -63,8 +75,8 @@ class Damage:
         how = rng.choice(DAMAGES)
         what = f"{how} {file.relative_to(place)} ({damage(file, how, rng)})"
         findings = []
-        if use.target == "a":
-            verified = run_command(place, "verify", "a")
+        if use.target in ("a", "a.table"):
+            verified = run_command(place, "verify", use.target)
             if verified.status == 0:
                 findings.append(Finding("wrong", f"{what}: verify finds nothing"))
             elif verified.is_ugly:

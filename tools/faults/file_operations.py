@@ -69,6 +69,26 @@ SCENARIOS = (
     _repeated("predict parquet", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.parquet", output="out.parquet"),
     _repeated("export model", ("a.done",), "export", "a.done", "out", "--format", "liblinear"),
     _repeated("export dataset", ("a",), "export", "a", "out", "--format", "libsvm"),
+    _repeated(
+        "convert table", ("a.csv",),
+        "convert", "a.csv", "out", "--label", "kind", "--missing", "zero", "--chunk-size", "400B", "--shard-size", "1kB",
+    ),
+    _repeated("convert, two workers", ("a.txt",), *_CONVERT, "--workers", 2),
+    _repeated("columns, two workers", ("bare",), "columns", "bare", "--workers", 2, output="bare"),
+    _repeated(
+        "predict table", ("a.csv", "a.table.done"),
+        "predict", "a.csv", "a.table.done", "--proba", "-o", "out.csv", output="out.csv",
+    ),
+    _training("train calibrated", "--method", "dual", "--max-passes", 2, "--calibrate"),
+    Scenario(
+        "train validated", ("a", "b"), (*TRAIN, "--method", "dual", "--max-passes", 2, "--validation", "b"),
+        (("resume", "out"), (*TRAIN, "--method", "dual", "--max-passes", 2, "--validation", "b")),
+    ),
+    Scenario(
+        "train online", ("a",), (*TRAIN, "--method", "online", "--max-passes", 2),
+        (("resume", "out"), (*TRAIN, "--method", "online", "--max-passes", 2)),
+    ),
+    _repeated("report", ("a", "a.done"), "report", "a.done", "-o", "out.html", output="out.html"),
     _repeated("import", ("a.liblinear",), "import", "a.liblinear", "out"),
 )  # fmt: skip
 

@@ -32,6 +32,17 @@ FILES: dict[str, tuple[tuple[object, ...], ...]] = {
         ("predict", "a", "a.done/model", "-o", "out.csv"),
         ("export", "a.done/model", "out.model"),
     ),
+    "a.table/manifest.json": (
+        ("info", "a.table"),
+        ("verify", "a.table"),
+        ("train", "a.table", "out", "--max-passes", 1),
+    ),
+    "a.table.done/model/model.json": (
+        ("info", "a.table.done"),
+        ("verify", "a.table.done"),
+        ("predict", "a.csv", "a.table.done", "--proba", "-o", "out.csv"),
+        ("report", "a.table.done", "-o", "out.html"),
+    ),
 }
 _FORMS = ("{}", "sha256:{}")
 
@@ -48,7 +59,7 @@ class Metadata:
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
         name = list(FILES)[number % len(FILES)]
-        self.workspace.copy(place, "a", "a.run", "a.done")
+        self.workspace.copy(place, "a", "a.run", "a.done", "a.csv", "a.table", "a.table.done")
         part = next((place / "a" / "rows").iterdir())
         (place / "outside.parquet").write_bytes(part.read_bytes())
         file = place / name

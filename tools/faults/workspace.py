@@ -13,7 +13,8 @@ from .commands import run_command
 
 @dataclass(frozen=True)
 class Workspace:
-    """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, runs."""
+    """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, runs;
+    ``a.csv``, its dataset ``a.table``, and a calibrated run of it."""
 
     path: Path
 
@@ -34,6 +35,17 @@ def make_text(path: Path, seed: int, n_rows: int = 60, n_features: int = 8) -> N
             file.write(f"{label} " + " ".join(f"{k}:{value:.4g}" for k, value in values) + "\n")
 
 
+def make_table(path: Path, seed: int, n_rows: int = 40) -> None:
+    """Write rows of two noisy classes as CSV: numbers, a column of strings, missing values."""
+    rng = random.Random(seed)
+    with open(path, "w", encoding="ascii") as file:
+        file.write("price,town,size,kind\n")
+        for _ in range(n_rows):
+            price, town = rng.gauss(0, 1), rng.choice(("Oslo", "Rome", "Turin", ""))
+            kind = "dear" if price + (town == "Oslo") + rng.gauss(0, 0.5) > 0.5 else "cheap"
+            file.write(f"{price:.4g},{town},{rng.choice(('', rng.randint(1, 9)))},{kind}\n")
+
+
 def make_workspace(place: Path) -> Workspace:
     """Make everything, with kernels compiled and loaded by this process for all that it forks."""
     for seed, name in enumerate("ab"):
@@ -46,6 +58,21 @@ def make_workspace(place: Path) -> Workspace:
         )
         _must(place, "train", name, f"{name}.done", "--method", "dual", "--tol", "1e-3")
         _must(place, "export", f"{name}.done", f"{name}.liblinear")
+        make_table(place / f"{name}.csv", seed)
+        table = f"{name}.table"
+        _must(
+            place,
+            "convert",
+            f"{name}.csv",
+            table,
+            "--label",
+            "kind",
+            "--missing",
+            "zero",
+            "--chunk-size",
+            "400B",
+        )
+        _must(place, "train", table, f"{table}.done", "--method", "dual", "--tol", "1e-3", "--calibrate")
     _must(place, "convert", "a.txt", "bare", "--chunk-size", "400B", "--shard-size", "2kB")
     return Workspace(place)
 
