@@ -30,6 +30,7 @@ class Shape:
 
 
 CONVERT, TRAIN, PREDICT = "convert data.txt out", "train out run --max-passes 2", "predict out run -o p.csv"
+TABLE, PREDICT_TABLE = "convert data.csv out --label label", "predict data.csv run -o p.csv"
 
 SHAPES = (
     Shape("wide", 2000, 5_000_000, 2, 420, (f"{CONVERT} --scale standard", TRAIN)),
@@ -61,6 +62,8 @@ SHAPES = (
     Shape("column layout", 20_000, 200_000, 2, 335, (CONVERT, "columns out", f"{TRAIN} --method primal")),
     Shape("three classes", 20_000, 300, 3, 335, (CONVERT, f"{TRAIN} --loss crammer_singer")),
     Shape("two workers", 50_000, 1000, 2, 870, (f"{CONVERT} --workers 2", TRAIN, f"{PREDICT} --workers 2")),
+    Shape("table", 150_000, 20_000, 2, 400, (TABLE, TRAIN, PREDICT_TABLE)),
+    Shape("hashed table", 150_000, 150_000, 3, 400, (f"{TABLE} --hash 16", TRAIN, PREDICT_TABLE)),
 )
 TOO_LITTLE = 301
 """MB too few for any command: the refusal names the least."""
@@ -80,7 +83,10 @@ class Budgets:
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
         shape = SHAPES[number % len(SHAPES)]
-        make_data(place / "data.txt", shape, rng)
+        if shape.commands[0].startswith(TABLE):
+            make_table(place / "data.csv", shape, rng)
+        else:
+            make_data(place / "data.txt", shape, rng)
         findings = []
         for command in shape.commands:
             memory = TOO_LITTLE if number // len(SHAPES) % 2 else shape.memory
@@ -116,6 +122,16 @@ def make_data(path: Path, shape: Shape, rng: random.Random) -> None:
             features = sorted({rng.randrange(shape.n_features) + 1 for _ in range(10)})
             entries = " ".join(f"{feature}:{rng.random():.4f}" for feature in features)
             file.write(f"{row % shape.n_classes} {entries}\n")
+
+
+def make_table(path: Path, shape: Shape, rng: random.Random) -> None:
+    """Write four numbers and two categories a row, the categories drawn from as many values as the shape has features."""
+    with open(path, "w", encoding="ascii") as file:
+        file.write("label,a,b,c,d,town,street\n")
+        for row in range(shape.n_rows):
+            numbers = ",".join(f"{rng.random():.4f}" for _ in range(4))
+            town, street = rng.randrange(shape.n_features), rng.randrange(shape.n_features)
+            file.write(f"class {row % shape.n_classes},{numbers},town number {town},street number {street}\n")
 
 
 def measure(words: list[str], place: Path) -> tuple[int, int, str]:
