@@ -30,7 +30,7 @@ from .byte_sources import (
     read_blocks,
 )
 from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
-from .rows import Counts, RowBatch, Rows
+from .rows import Counts, RowBatch, Rows, are_weights
 
 MAX_INDEX = 1 << 62
 
@@ -478,8 +478,7 @@ def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) 
     with open(out, "wb") as file:
         for batch in iterate_batches([ByteRange(name) for name in paths], form):
             weight = batch.rows.label
-            possible = (weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))
-            bad = np.flatnonzero(~possible | (np.diff(batch.rows.indptr) > 0))
+            bad = np.flatnonzero(~are_weights(weight) | (np.diff(batch.rows.indptr) > 0))
             if bad.size:
                 raise DataError(
                     f"{path}: expected a weight a line, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
