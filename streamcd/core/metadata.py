@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from .atomic_files import write_file
-from .errors import StreamcdError
+from .errors import DataError, StreamcdError
 from .progress import warn_once
 from .storage import Location
 
@@ -93,7 +94,7 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
         raise kind.error(f"{path}: expected a {kind.format}, found something else; {kind.remedy}")
     if raw.get("format_version") not in (kind.version, *kind.older):
         raise kind.error(
-            f"{path}: expected format version {kind.version}, found {raw.get('format_version')!r}; "
+            f"{path}: expected format version {kind.version}, found {reprlib.repr(raw.get('format_version'))}; "
             f"use the version of streamcd that wrote it, or {kind.remedy}"
         )
     if kind.seal_key and kind.seal_key not in raw and raw["format_version"] in kind.older:
@@ -107,6 +108,14 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
     except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
         reason = str(error)
         raise kind.error(f"{path}: damaged ({reason[0].lower()}{reason[1:]}); {kind.remedy}") from None
+
+
+def as_structure(content: Mapping[str, Any], structure: type[Content], name: str) -> Content:
+    """Return a part of a file's content in the declared types; raises DataError with `name` where it has others."""
+    try:
+        return msgspec.convert(content, structure, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{name}: damaged ({error}); convert the data again") from None
 
 
 def write_metadata(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.metadata import Count, Structure
+from ..core.metadata import Count, Structure, as_structure
 from ..core.storage import Location
 
 if TYPE_CHECKING:
@@ -201,8 +201,7 @@ def read_encoding(directory: Location, record: EncodingRecord | Mapping[str, Any
     if record is None:
         return None
     if isinstance(record, Mapping):
-        columns = [Column(**column) for column in record["columns"]]
-        record = EncodingRecord(**{**record, "columns": columns})
+        record = as_structure(record, EncodingRecord, f"{directory}: the encoding of its table")
     encoding = Encoding.from_record(record, no_strings())
     if encoding.has_categories:
         encoding = replace(encoding, categories=read_strings(directory / CATEGORIES_FILE, "category"))
