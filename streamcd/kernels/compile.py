@@ -86,7 +86,7 @@ class _OwnFileCache(FunctionCache):
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Look up a compiled kernel; if there is none, numba compiles it next.
 
-        numba would first import its implementations of Python's and numpy's functions, 0.2 s: a compiled kernel has them in it.
+        numba would first import its versions of Python's and numpy's functions, 0.2 s: a compiled kernel has them in it.
         """
         global _n_compiled
         rtsys.initialize(target_context)  # its symbols, to which compiled code is linked
