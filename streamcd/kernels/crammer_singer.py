@@ -74,7 +74,7 @@ def _class_margins(i, rows, w, columns, bias, margin):
 
 @inlined
 def _class_terms(alpha, label, c, margin):
-    """Row's terms of gap, primal loss and dual objective; `alpha` (classes,) is the row's."""
+    """Return the row's terms of gap, primal loss and dual objective; `alpha` (classes,) is the row's."""
     largest, product, outside = margin[label], 0.0, 0.0
     for m in range(margin.size):
         largest = max(largest, margin[m])
@@ -87,7 +87,7 @@ def _class_terms(alpha, label, c, margin):
 
 @inlined
 def _class_violation(alpha, active, label, c, margin):
-    """Largest G of the active classes, and smallest of those that may grow."""
+    """Return the largest G of the active classes, and the smallest of those whose alpha may grow."""
     largest, smallest = -np.inf, np.inf
     for m in range(margin.size):
         if active[m]:
@@ -99,7 +99,7 @@ def _class_violation(alpha, active, label, c, margin):
 
 @inlined
 def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
-    """Take out the classes at their bound with a G below `smallest`; returns how many are left.
+    """Take out the classes at their bound with a G below `smallest`; returns the number left.
 
     With `patient` a class leaves at the last of `PATIENCE` such visits in a row.
     """
@@ -119,7 +119,7 @@ def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
 
 @inlined
 def _count_classes(columns, alpha, label, q, sign, totals):
-    """Add a row's alpha to the sums for acceleration, or take it off."""
+    """Add a row's alpha to the sums for acceleration, or subtract it; `sign` is 1 or -1."""
     own, square = alpha[label], 0.0
     for m in range(alpha.size):
         square += alpha[m] * alpha[m]
