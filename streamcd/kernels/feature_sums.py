@@ -1,8 +1,5 @@
 """Kernels that add up the values of every feature."""
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
-# (types of kernels are numba's to infer)
-
 from __future__ import annotations
 
 import numpy as np

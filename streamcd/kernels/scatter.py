@@ -1,8 +1,5 @@
 """Kernels that move records to their buckets: number them, order them by bucket, copy them in that order."""
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
-# (types of kernels are numba's to infer; everything else here is annotated)
-
 from __future__ import annotations
 
 import numpy as np
