@@ -19,7 +19,7 @@ from ..dataset.schema import row_dtype
 from ..dataset.writer import PartWriter
 from .external_shuffle import Cell, RunReader
 from .feature_statistics import RangeStatistics, save_columns, saved_columns
-from .numbering import Numbering
+from .numbering import Numberer, Numbering
 from .rows import Rows, concatenate
 
 _INT32_MAX = 2**31 - 1
@@ -146,7 +146,7 @@ class _Encoder:
 
 def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
     """Write shards from the runs."""
-    numberer, index_dtype = writing.numbering.open(), writing.shape.index_dtype
+    numberer, index_dtype = Numberer(writing.numbering), writing.shape.index_dtype
     with writing.reader() as reader, _Encoder(writing) as encoder:
         written = []
         for shard in shards:

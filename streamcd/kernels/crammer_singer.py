@@ -86,11 +86,11 @@ def _class_terms(alpha, label, c, margin):
 
 
 @inlined
-def _class_violation(alpha, active, label, c, margin):
-    """Return the largest G of the active classes, and the smallest of those whose alpha may grow."""
+def _class_violation(alpha, active, of_all, label, c, margin):
+    """Return the largest G of the active classes, or of all, and the smallest of those whose alpha may grow."""
     largest, smallest = -np.inf, np.inf
     for m in range(margin.size):
-        if active[m]:
+        if of_all or active[m]:
             largest = max(largest, margin[m])
             if alpha[m] < (c if m == label else 0.0):
                 smallest = min(smallest, margin[m])
@@ -223,7 +223,7 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
             _solve_empty_row(alpha, active, label, c)
             totals[lane, DUAL] += c - dual_old
             continue
-        largest, smallest = _class_violation(alpha, active, label, c, margin)
+        largest, smallest = _class_violation(alpha, active, False, label, c, margin)
         q *= columns.inverse_mu
         accelerated = columns.inverse_mu != 1.0
         if columns.uncounted != 0.0:
@@ -283,10 +283,7 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
         totals[lane, DUAL] += dual
         totals[lane, N_VISITED] += 1
         if q > 0.0:
-            largest, smallest = -np.inf, np.inf
-            for m in range(margin.size):
-                largest = max(largest, margin[m])
-                if alpha[m] < (c if m == label else 0.0):
-                    smallest = min(smallest, margin[m])
+            active = variables.active[i, own]
+            largest, smallest = _class_violation(alpha, active, True, label, c, margin)
             totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
         _add_row_classes(i, rows, w_alpha, columns, costs.bias, alpha)
