@@ -79,7 +79,7 @@ class Options:
     workers: int
 
     @property
-    def of_indices(self) -> list[str]:
+    def index_options(self) -> list[str]:
         """Options given that are about the indices of features, by their names on the command line."""
         given = (self.index_base is not None, self.n_features is not None, self.compact)
         names = ("--index-base", "--n-features", "--compact")
