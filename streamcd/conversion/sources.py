@@ -45,17 +45,6 @@ class Reading:
         return self.n_features + (1 if self.index_base is None else self.index_base)
 
 
-class Piece(Protocol):
-    """A part of a source that can be read on its own."""
-
-    path: str
-    start: int
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes on disk."""
-
-
 class FilePart(NamedTuple):
     """Row groups, or record batches, of a file; all of it where `stop` is None."""
 
@@ -89,7 +78,7 @@ class Reader(Protocol):
         """Bytes on disk; None if unknown, or if the source can be read only once."""
 
     def whole(self) -> list[Any]:
-        """Return all of it, in consecutive pieces."""
+        """Return all of it, in consecutive pieces, each with `path`, `start`, and `n_bytes` on disk."""
 
     def pieces(self, n_tasks: int) -> list[Any]:
         """Return all of it, in about `n_tasks` pieces."""
