@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -225,7 +225,7 @@ def test_optimum_is_reached_and_certified(tmp_path: Path, loss: str, method: str
     x, y = NAMED[name]()
     dataset = columns_of(tmp_path / "data", (x, y))
     result = train(
-        dataset, tmp_path / "run", loss=loss, method=method, C=0.5, tol=1e-5, max_passes=20_000,
+        dataset, tmp_path / "run", loss=loss, method=method, C=0.5, tol=1e-4, max_passes=20_000,
         plan=small_windows(dataset),
     )  # fmt: skip
     w, (best,) = exact_optimum(loss, x.toarray(), y, 0.5)
@@ -351,12 +351,6 @@ def test_agrees_with_liblinear(tmp_path: Path, loss: str) -> None:
 # Runs
 
 
-@pytest.fixture(scope="module")
-def doomed() -> Iterator[CrashingProcess]:
-    with CrashingProcess() as process:
-        yield process
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("resident", [False, True])
 def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
@@ -365,7 +359,7 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
     """In the middle of passes and of certificates."""
     dataset = columns_of(tmp_path / "data", multiclass())
     plan = small_windows(dataset, resident=resident)
-    asked = {"method": method, "loss": "squared_hinge", "bias": 1.0, "tol": 1e-3, "plan": plan}
+    asked = {"method": method, "loss": "squared_hinge", "bias": 1.0, "tol": 1e-2, "plan": plan}
     train(dataset, tmp_path / "whole", **asked)
     expected = ended(tmp_path / "whole")
     assert sum(line["kind"] == "certify" or line["gap"] is not None for line in expected[1]) > 0
@@ -474,7 +468,7 @@ def test_a_warm_start_is_stopped_and_resumed_to_the_same_bits(tmp_path: Path) ->
     train(dataset, tmp_path / "first", method="primal", tol=1e-5)
     results = []
     for plan in (small_windows(dataset), replace(small_windows(dataset), page_rows=30)):
-        asked = {"method": "online", "C": 2.0, "start_from": tmp_path / "first", "plan": plan}
+        asked = {"method": "online", "C": 2.0, "tol": 1e-2, "start_from": tmp_path / "first", "plan": plan}
         train(dataset, tmp_path / f"whole{plan.page_rows}", **asked)
         run = tmp_path / f"run{plan.page_rows}"
         with pytest.raises(Interrupted):

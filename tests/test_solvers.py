@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import lzma
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,7 @@ def test_reaches_the_optimum_of_several_classes(
         assert [lane["label"] for lane in result.lanes] == [-4, -1, 2, 5]
 
 
+@functools.cache
 def real_rows(path: Path, n_rows: int) -> Rows:
     from sklearn.datasets import load_svmlight_file
 
