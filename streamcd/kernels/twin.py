@@ -52,6 +52,63 @@ def gram_visit(order, rows, costs, lanes, part, n_parts, gram):
                 matrix[row, last] += factor * bias
 
 
+SWEPT = 32
+"""Columns of a matrix that `begin_sweep` and `sweep_rows` take at a time, a multiple of four."""
+
+
+@kernel
+def begin_sweep(matrix, start, stop, panel, scaled):
+    """Prepare the sweep of columns `start` to `stop`, K; return False where they are not positive definite.
+
+    Swept by all its columns, a symmetric matrix A becomes ``-A⁻¹``: ``A_ij -= A_iK A_KK⁻¹ A_Kj``, ``A_iK = A_iK A_KK⁻¹`` and
+    ``A_KK = -A_KK⁻¹`` for all i, j outside of K (the sweep operator of Goodnight, 1979).
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (d, d)
+        Only its lower triangle is read.
+    panel, scaled : ndarray of float64, shape (SWEPT, d)
+        Set to ``A_K`` and ``A_KK⁻¹ A_K``, but for the columns K of `scaled`, which are ``A_KK⁻¹``; what is left is set to 0.
+    """
+    panel[:] = 0.0
+    scaled[:] = 0.0
+    for k in range(start, stop):
+        for j in range(matrix.shape[0]):
+            panel[k - start, j] = scaled[k - start, j] = matrix[k, j] if j <= k else matrix[j, k]
+    for k in range(stop - start):
+        pivot = scaled[k, start + k]
+        if not pivot > 0.0:
+            return False
+        scaled[k, start + k] = 1.0
+        for j in range(matrix.shape[0]):
+            scaled[k, j] /= pivot
+        for r in range(stop - start):
+            if r != k:
+                factor = scaled[r, start + k]
+                scaled[r, start + k] = 0.0
+                for j in range(matrix.shape[0]):
+                    scaled[r, j] -= factor * scaled[k, j]
+    return True
+
+
+@kernel
+def sweep_rows(matrix, start, stop, panel, scaled, part, n_parts):
+    """Sweep the rows ``part, part + n_parts, …`` of the lower triangle; every number is the same whatever `n_parts`."""
+    for i in range(part, matrix.shape[0], n_parts):
+        row = matrix[i]
+        if start <= i < stop:
+            for j in range(i + 1):
+                row[j] = scaled[i - start, j] if j < start else -scaled[i - start, j]
+            continue
+        for k in range(0, SWEPT, 4):  # four at a time: a load and a store of the row for each
+            a, b, c, d = panel[k, i], panel[k + 1, i], panel[k + 2, i], panel[k + 3, i]
+            p, q, r, s = scaled[k], scaled[k + 1], scaled[k + 2], scaled[k + 3]
+            for j in range(i + 1):
+                row[j] -= a * p[j] + b * q[j] + c * r[j] + d * s[j]
+        for k in range(start, min(stop, i)):
+            row[k] = scaled[k - start, i]
+
+
 @kernel
 def mirror(matrix):
     """Copy the lower triangle of a square matrix to the upper one, in place, in blocks that stay in the cache."""
