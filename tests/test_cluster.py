@@ -228,7 +228,7 @@ def test_changes_add_up_sparse_or_dense(share: float) -> None:
 def test_one_partition_is_the_single_process_bit_for_bit(
     loss: str, acceleration: str, classes: Dataset, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"loss": loss, "max_passes": 30, "tol": 1e-9, "acceleration": acceleration}
+    options: dict[str, Any] = {"loss": loss, "max_passes": 15, "tol": 1e-9, "acceleration": acceleration}
     streamcd.train(classes, tmp_path / "one", **options)
     streamcd.train(classes, tmp_path / "round", client=Simulation(1), **options)
     assert (weights(tmp_path / "one") == weights(tmp_path / "round")).all()
