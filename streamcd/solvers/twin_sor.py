@@ -7,13 +7,14 @@ those of the plane's own; a visit (`twin_kernels.twin_sor_visit`) keeps ``w = H�
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
-from ..kernels.twin import SWEPT, Elimination
+from ..kernels.twin import BLOCK, Elimination
 from ..stream.window import Window
 from . import over_relaxation
 from .dual import RowSolver, rows_of, set_thresholds, steering_of, variables_of
@@ -37,7 +38,7 @@ class TwinSorSolver(RowSolver):
         self.state_bytes = 3 * 8 * self.size * n_lanes
         matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {self.size:,} x {self.size:,}"
         self.more_memory = {
-            "needs": {matrices: 8 * self.size**2 * n_lanes, "columns of one": 2 * 8 * SWEPT * self.size},
+            "needs": {matrices: 8 * self.size**2 * n_lanes, "columns of one": 2 * 8 * BLOCK * self.size},
             "advice": "give a larger --memory, or take --method dual, which needs no matrix",
         }
         self._column = np.empty(self.size)
@@ -98,22 +99,27 @@ class TwinSorSolver(RowSolver):
         state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
 
     def _invert(self, matrix: np.ndarray) -> None:
-        """Replace a Gram matrix G by ``(I + G)⁻¹``, in place; by LAPACK its digits would depend on the threads of BLAS."""
+        """Replace a Gram matrix G by ``(I + G)⁻¹``, in place; the digits of LAPACK's depend on the threads of BLAS."""
         matrix[np.diag_indices_from(matrix)] += 1.0
-        panel, scaled = np.empty((2, SWEPT, self.size))
-        n_parts = self.threads.count
-        for start in range(0, self.size, SWEPT):
-            columns = (matrix, start, min(start + SWEPT, self.size), panel, scaled)
-            if not twin_kernels.begin_sweep(*columns):
+        panel, scaled = np.empty((2, BLOCK, self.size))
+        blocks = [(start, min(start + BLOCK, self.size)) for start in range(0, self.size, BLOCK)]
+        for start, stop in blocks:
+            if not twin_kernels.factor_block(matrix, start, stop, panel, scaled):
                 raise UsageError(
                     f"ridge {self.problem.ridge:g} is too small for these rows: their matrix is singular in double "
                     "precision; give a larger one"
                 )
-            self.threads.run(
-                [partial(twin_kernels.sweep_rows, *columns, part, n_parts) for part in range(n_parts)]
-            )
-        np.negative(matrix, out=matrix)
+            self._subtract_products(matrix, stop, self.size, panel, scaled)
+        for start, stop in blocks:
+            twin_kernels.take_block(matrix, start, stop, panel, scaled)
+            self._subtract_products(matrix, 0, stop, panel, scaled)
         twin_kernels.mirror(matrix)
+
+    def _subtract_products(self, *given: Any) -> None:
+        n_parts = self.threads.count
+        self.threads.run(
+            [partial(twin_kernels.subtract_products, *given, part, n_parts) for part in range(n_parts)]
+        )
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         before = _half_squares(state.w)
