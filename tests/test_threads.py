@@ -65,7 +65,7 @@ def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str
 def test_neither_our_threads_nor_those_of_blas_change_a_bit_of_a_training_by_sor(tmp_path: Path) -> None:
     """LAPACK's inverse had other last digits with one thread of BLAS than with two, and a resumed run other bits."""
     data = write_dataset(tmp_path / "data", random_rows(300, 40), n_chunks=4)
-    asked: dict[str, Any] = {"loss": "twin", "tol": 1e-6, "max_passes": 1000}
+    asked: dict[str, Any] = {"loss": "twin", "tol": 1e-3, "max_passes": 1000}
     states = []
     for ours, of_blas in ((1, 1), (3, 1), (1, 4)):
         run = tmp_path / f"{ours}-{of_blas}"
@@ -74,7 +74,7 @@ def test_neither_our_threads_nor_those_of_blas_change_a_bit_of_a_training_by_sor
         states.append(state_of(run))
     assert states[0] == states[1] == states[2]
     other = streamcd.train(data, tmp_path / "dual", method="dual", **asked)
-    assert found.primal_objective == pytest.approx(other.primal_objective, rel=2e-6)
+    assert found.primal_objective == pytest.approx(other.primal_objective, rel=2e-3)
 
 
 def test_the_number_of_threads_changes_no_bit_of_a_search(tmp_path: Path) -> None:
