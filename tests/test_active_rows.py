@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from interrupted import ended, stopping_after
 from small_datasets import multiclass, random_rows, write_dataset
+from test_memory import assert_within, peak_of_training, write_large
 
 from streamcd.core.errors import Interrupted
+from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.runs.resume import resume
@@ -227,3 +229,17 @@ def test_interrupted_and_resumed_the_bits_are_those_of_one_session(tmp_path: Pat
         except Interrupted:
             pass
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acceleration", ["none", "auto"])
+def test_copies_stay_within_the_budget(tmp_path: Path, acceleration: str) -> None:
+    """157 MB of entries with 40 MB left over beside the interpreter; in the end all active rows are in memory."""
+    write_large(tmp_path / "data", 160)
+    budget = RESERVED_BYTES + 40_000_000
+    asked = {"loss": "hinge", "C": 1e-3, "max_passes": 12, "tol": 1e-9, "acceleration": acceleration}
+    peak, _ = peak_of_training(tmp_path / "data", tmp_path / "run", memory=budget, **asked)
+    assert_within(peak, budget)
+    log = log_of(tmp_path / "run")
+    assert max(line["scratch_bytes"] for line in log) > 30_000_000
+    assert min(line["bytes_read"] for line in log) == 9 * 160 * 2048 + 16 * 160
