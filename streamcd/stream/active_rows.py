@@ -149,6 +149,8 @@ class ActiveRows:
         Raises `OSError` if the file cannot be written.
         """
         arena = window.arena
+        if arena.active[: window.stop.max(initial=0)].all():
+            return
         for chunk, start, stop in window.chunk_ranges():
             rows = np.flatnonzero(arena.active[start:stop, columns].any(axis=1))
             indptr = np.ascontiguousarray(arena.indptr[start : stop + 1])
