@@ -68,7 +68,6 @@ class Writing:
     scaling: Scaling  # without its divisors, which `scales` names
     scales: Path | None
     sums: Path | None  # a directory for those of every task's features; None where they do not fit in memory
-    encode_ahead: bool  # a thread encodes a chunk while the next one is gathered
     tell: Tell | None = None  # takes the rows written, if all shards are one task
 
     def whole_scaling(self) -> Scaling:
@@ -95,33 +94,31 @@ class _Encoder:
     def __init__(self, writing: Writing) -> None:
         self._writing, self._scaling = writing, writing.whole_scaling()
         self._statistics = None if writing.sums is None else RangeStatistics(0, writing.shape.n_features)
-        # one thread gathers, the other encodes: where there are fewer shards left than processors, none of these is idle
-        self._thread = ThreadPoolExecutor(1) if writing.encode_ahead else None
+        # one thread gathers, the other encodes: where there are fewer tasks left than processors, none of these is idle
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode")
 
     def __enter__(self) -> _Encoder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
+        self._thread.shutdown()
 
     def write(self, shard: Shard, chunks: Iterator[Rows]) -> Written:
         """Write a shard."""
         part, tell = self._writing.part(shard.number, shard.row0), self._writing.tell
         pending: Future[None] | None = None
+        row = shard.row0
         for chunk in chunks:
             value = self._scaled(chunk)
             if pending is not None:
                 pending.result()
             columns = (chunk.source_row, chunk.label, chunk.weight, chunk.indptr, chunk.index, value)
-            if self._thread is None:
-                part.write_chunk(*columns)
-            else:
-                pending = self._thread.submit(part.write_chunk, *columns)
+            pending = self._thread.submit(part.write_chunk, *columns)
             if self._statistics is not None:
                 self._statistics.add(shard.number, chunk.index, value)
+            row += chunk.n_rows
             if tell is not None:
-                tell(shard.row0 + part.n_rows)
+                tell(row)
         if pending is not None:
             pending.result()
         return part.close(), part.chunk_table, part.row_norms
