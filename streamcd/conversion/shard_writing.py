@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.process_pool import Tell
+from ..core.threads import ahead
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
 from ..dataset.schema import row_dtype
@@ -183,14 +184,16 @@ def _stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
-    """Yield the chunks of a shard, gathered from its cells."""
+    """Yield the chunks of a shard, gathered from its cells, of which a thread reads the next one."""
     sizes = iter(shard.chunk_rows.tolist())
     missing = next(sizes)
     pending: list[Rows] = []
+    # two in memory: what parsing took is free by now
+    loaded = ahead((reader.load(cell) for _, cell in shard.cells), 1)
     for row0, cell in shard.cells:
         start = max(shard.row0 - row0, 0)
         end = min(shard.row0 + shard.n_rows - row0, cell.n_rows)
-        rows, order = reader.load(cell)
+        rows, order = next(loaded)  # zip would keep the last ones until it has the next
         while start < end:
             stop = min(start + missing, end)
             pending.append(rows.take(order[start:stop]))
@@ -199,7 +202,7 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
             if not missing:
                 yield concatenate(pending)
                 pending, missing = [], next(sizes, 0)
-        del rows, order  # before the next ones are read
+        del rows, order  # before the next ones are taken
 
 
 def save_means(unscaled: Path, out: Path) -> None:

@@ -101,17 +101,17 @@ AHEAD = 2
 """Items that are made ahead: with one, a stage of a pipeline often waits for the other's thread to be woken."""
 
 
-def ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
-    """Yield the items of a generator; while one is in use, a thread makes the next ones.
+def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item, None, None]:
+    """Yield the items of a generator; while one is in use, a thread makes the next `n`.
 
-    ``1 + AHEAD`` items exist at a time, so memory of the generator's own may be used again for the item after them. An
-    error of the generator is raised here. On closing, the thread ends after the item that it is making; one that waits for
-    input is left waiting, as nothing can wake it.
+    ``1 + n`` items exist at a time, so memory of the generator's own may be used again for the item after them. An error
+    of the generator is raised here. On closing, the thread ends after the item that it is making; one that waits for input
+    is left waiting, as nothing can wake it.
     """
     thread = _Ahead(items)
     thread.start()
     try:
-        for _ in range(AHEAD):
+        for _ in range(n):
             thread.asked.put(True)
         while True:
             item, error = thread.made.get()
