@@ -10,7 +10,8 @@ scikit-learn's `load_svmlight_file`; Parquet with libsvm text of the same rows, 
 of its own, one after the other, round after round; medians count. One worker has ``--memory``; several have that much each,
 and 200 MB for the process that hands out the work. Seconds of conversions are those of the whole command, seconds of the
 others leave out the start. Processor seconds leave out other load on the machine. All conversions of a file must give one
-fingerprint. With ``--at-once`` as many conversions by one process each run side by side: the machine's own limit.
+fingerprint; the first one of a version compiles kernels, so convert something small before. With ``--at-once`` as many
+conversions by one process each run side by side: the machine's own limit.
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ def ratios(medians: dict[tuple[str, str, int], float]) -> list[str]:
 @click.option("--label", default="")
 @click.option("--missing", default="error", show_default=True)
 @click.option("--rounds", default=3, show_default=True)
+@click.option("--alone", is_flag=True, help="Leave the other readers out.")
 @click.option("--at-once", is_flag=True, help="Run as many conversions side by side too.")
 @click.option("--records", type=click.Path(path_type=Path), help="Append the measurements as JSON lines.")
 def main(
@@ -157,6 +159,7 @@ def main(
     label: str,
     missing: str,
     rounds: int,
+    alone: bool,
     at_once: bool,
     records: Path | None,
 ) -> None:
@@ -168,6 +171,8 @@ def main(
             for what, measure in contestants(
                 list(sources), [int(number) for number in workers.split(",")], converting, at_once
             ).items():
+                if alone and what[0] not in ("convert", "at once"):
+                    continue
                 measured.setdefault(what, []).append(measure())
                 if records is not None:
                     with records.open("a") as file:
