@@ -1,8 +1,5 @@
 """Kernels that add up the values of every feature."""
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
-# (types of kernels are numba's to infer)
-
 from __future__ import annotations
 
 import numpy as np
@@ -16,17 +13,17 @@ _AHEAD = 16
 
 @kernel
 def add_entries(position, value, sums):
-    """Add entries to the sums of their features, one after the other.
+    """Add entries to the sums of their features, in order.
 
     Parameters
     ----------
     position : integer[entries]
-        Features; those from ``sums.size / 7`` on, and negative ones, are passed over.
+        Features; those from ``sums.size / 7`` on, and negative ones, are skipped.
     value : float[entries]
     sums : float64[features * 7]
-        Number, sum, sum of squares, least, greatest, sum and sum of squares of this shard; changed in place, the sums of
-        all shards aside. Side by side, since a feature's line of memory is what takes the time: five arrays one after
-        the other with `numpy.add.at` took six times as long. Fetched ahead, an entry takes 6.5 ns in place of 18 (300,000
+        Number, sum, sum of squares, least, greatest, sum and sum of squares of this shard; changed in place, except for the
+        sums of all shards. They are neighbours because fetching a feature's cache line takes most of the time: five arrays
+        in turn with `numpy.add.at` took six times as long. Fetched ahead, an entry takes 6.5 ns in place of 18 (300,000
         features).
     """
     last, n_features = position.size - 1, sums.size // _WIDTH
