@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -204,6 +205,16 @@ FILES = [
     "entries/part-00000.parquet",
     "entries/part-00001.parquet",
 ]
+
+
+def test_a_dataset_that_is_let_go_leaves_no_file_open(dataset: Dataset) -> None:
+    """One that was not closed kept a file of each layout open for as long as the process lived."""
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        assert open_dataset(dataset.path).verify() == []
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_these_are_all_files(dataset: Dataset) -> None:

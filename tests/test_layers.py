@@ -65,7 +65,7 @@ ASK_VERSIONS = {"runs/config"}
 
 LONGEST_CHAIN = 14
 MODULE_LINES = 600
-PACKAGE_LINES = 33_700
+PACKAGE_LINES = 36_000
 BODY_LINES_MEDIAN, BODY_LINES_90_PERCENT, BODY_LINES = 8, 22, 60
 
 
@@ -170,23 +170,22 @@ def test_rooms_stand_on_floors() -> None:
         assert set(below.split()) <= set(rooms[:number])
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_downwards(module: str) -> None:
-    if module in TOP:
-        return
-    allowed = {room_of(module), *BELOW.get(room_of(module), "").split()}
-    wrong = [
-        f"{module}.py:{line} imports {target}; {room_of(module) or module} may import from {sorted(allowed)}"
-        for line, target, own, _ in imports(module)
-        if own and target not in BELOW_ALL and room_of(target) not in allowed
-    ]
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for module in set(MODULES) - TOP:
+        allowed = {room_of(module), *BELOW.get(room_of(module), "").split()}
+        wrong += [
+            f"{module}.py:{line} imports {target}; {room_of(module) or module} may import from {sorted(allowed)}"
+            for line, target, own, _ in imports(module)
+            if own and target not in BELOW_ALL and room_of(target) not in allowed
+        ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_one_dependency_one_door(module: str) -> None:
+def test_one_dependency_one_door() -> None:
     wrong = [
         f"{module}.py:{line} imports {target}; its doors: {DOORS.get(target, 'none')}"
+        for module in MODULES
         for line, target, own, _ in imports(module)
         if not own and target not in sys.stdlib_module_names | {"numpy"}
         if not may_pass(module, DOORS.get(target, "")) and module not in ASK_VERSIONS
@@ -240,10 +239,10 @@ def test_the_longest_chain_of_imports_is_short() -> None:
 # Sizes
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_has_fewer_than_six_hundred_lines(module: str) -> None:
-    n_lines = len(source(module).splitlines())
-    assert n_lines < MODULE_LINES, f"{module}.py:{n_lines} is past line {MODULE_LINES}"
+def test_a_module_has_fewer_than_six_hundred_lines() -> None:
+    lines = {module: len(source(module).splitlines()) for module in MODULES}
+    long = [f"{module}.py:{n}" for module, n in lines.items() if n >= MODULE_LINES]
+    assert not long, f"past line {MODULE_LINES}: {', '.join(long)}"
 
 
 def test_the_package_stays_small() -> None:

@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -392,10 +393,11 @@ class _RemoteFile(io.RawIOBase):
 
 
 class LocalReader:
-    """A file on disk, open for reads of ranges."""
+    """A file on disk, open for reads of ranges, until `close` or until nothing refers to it."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, n_bytes: int) -> bytes:
@@ -410,7 +412,7 @@ class LocalReader:
 
     def close(self) -> None:
         """Close it."""
-        os.close(self._descriptor)
+        self._close()
 
 
 class RemoteReader:

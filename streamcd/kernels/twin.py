@@ -75,7 +75,7 @@ def factor_block(matrix, start, stop, panel, scaled):
         for j in range(k, matrix.shape[0]):
             panel[k - start, j] = matrix[j, k]
     for k in range(stop - start):
-        if not panel[k, start + k] > 0.0:
+        if panel[k, start + k] <= 0.0:  # what is not a number goes on to w, of which the loop says so
             return False
         root = np.sqrt(panel[k, start + k])
         for j in range(start + k, matrix.shape[0]):
