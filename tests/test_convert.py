@@ -31,6 +31,7 @@ from streamcd.conversion.convert import _LEAST_BYTES
 from streamcd.conversion.external_shuffle import row_keys
 from streamcd.conversion.feature_statistics import (
     STATISTICS_BYTES,
+    LabelCounts,
     RangeStatistics,
     _scattered_statistics,
     in_groups,
@@ -536,23 +537,23 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 SLOW_CONVERSION = """
 import sys, time
 from streamcd import convert
-from streamcd.dataset.writer import PartWriter
-write = PartWriter.write_chunk
+from streamcd.conversion.feature_statistics import RangeStatistics
+add = RangeStatistics.add
 def slow(*arguments):
-    write(*arguments)
-    print("written", flush=True)
+    add(*arguments)
+    print("at work", flush=True)
     time.sleep(60)
-PartWriter.write_chunk = slow
+RangeStatistics.add = slow
 convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True)
 """
 
 
 @pytest.fixture
 def conversion_in_progress(text_file: Path, tmp_path: Path) -> Any:
-    """A process that is about to write its second chunk."""
+    """A process that writes its first chunk."""
     process = Forked(["-c", SLOW_CONVERSION, text_file, tmp_path / "data"], stdout=forking.PIPE)
     assert process.stdout is not None
-    assert process.stdout.readline() == "written\n"
+    assert process.stdout.readline() == "at work\n"
     yield process
     process.kill()
     process.wait()
@@ -693,7 +694,7 @@ def converted_in_a_process(
 def test_a_conversion_of_a_megabyte_stays_under_the_least_budget(
     cache: str | None, text_file: Path, tmp_path: Path
 ) -> None:
-    least = RESERVED_BYTES + _LEAST_BYTES + 10_000_000
+    least = RESERVED_BYTES + _LEAST_BYTES + 13_000_000
     peak, _ = converted_in_a_process(
         text_file, tmp_path / "data", str(least), None if cache is None else tmp_path / cache
     )
@@ -722,11 +723,11 @@ def test_scales_of_the_training_side_stay_under_the_budget(text_file: Path, tmp_
         convert(text_file, tmp_path / "refused", memory="410MB", like=trained)
     done = subprocess.run(
         [sys.executable, "-c", CONVERT_AND_MEASURE.replace("argv[3])", "argv[3], like=sys.argv[4])"),
-         str(text_file), str(tmp_path / "data"), "490MB", str(trained)],
+         str(text_file), str(tmp_path / "data"), "495MB", str(trained)],
         capture_output=True, text=True, cwd=ROOT, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert 160e6 < int(done.stdout.split()[0]) < 490e6
+    assert 160e6 < int(done.stdout.split()[0]) < 495e6
 
 
 @pytest.mark.slow
@@ -768,3 +769,17 @@ def test_a_file_that_resists_once_is_removed_at_the_second_time(text_file, tmp_p
     convert(text_file, tmp_path / "data")
     assert failures == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]
+
+
+def test_small_integers_as_labels_are_counted_like_other_numbers() -> None:
+    rng = np.random.default_rng(3)
+    for label in (
+        rng.integers(-3, 4, 50),
+        rng.normal(size=50),
+        np.array([0.0, 1e9]),
+        np.array([2.5, 0.5, 2.5]),
+    ):
+        found = LabelCounts()
+        found.add(label.astype(np.float64))
+        distinct, count = np.unique(label, return_counts=True)
+        assert found.manifest() == {"classes": distinct.tolist(), "class_counts": count.tolist()}

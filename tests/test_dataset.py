@@ -95,6 +95,25 @@ def test_any_reader_of_parquet_can_read_it(dataset: Dataset) -> None:
     assert (np.diff(row) >= 0).all()
 
 
+def test_readers_can_skip_chunks_by_their_row_and_label(dataset: Dataset) -> None:
+    """Least and greatest of a row group are those of its chunk; training needs none, so entries have only those of `row`."""
+    for part in dataset.manifest["parts"]:
+        for table, columns in (
+            ("rows", {"row", "source", "label", "weight", "n_entries"}),
+            ("entries", {"row"}),
+        ):
+            file = pq.ParquetFile(dataset.path / part[table])
+            for group in range(file.num_row_groups):
+                found = file.metadata.row_group(group)
+                held = file.read_row_group(group)
+                chunks = [found.column(k) for k in range(found.num_columns)]
+                told = {c.path_in_schema: c.statistics for c in chunks if c.statistics is not None}
+                assert set(told) == columns
+                for name, statistics in told.items():
+                    values = held[name].to_numpy()
+                    assert (statistics.min, statistics.max) == (values.min(), values.max())
+
+
 def test_info_says_what_there_is(dataset: Dataset) -> None:
     info = dataset.info()
     x, y = random_rows(120, 8, seed=41)

@@ -19,7 +19,9 @@ import pytest
 import streamcd
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
-from streamcd.dataset.arrow_columns import arrow_strings
+from streamcd.dataset.arrow_columns import arrow_strings, strings_of
+from streamcd.kernels.tables import count_records, last_record_end
+from streamcd.models.table_encoder import StringTable
 
 N_ROWS = 400
 
@@ -352,11 +354,51 @@ def test_the_size_of_rows_is_not_that_of_their_dictionaries(tmp_path: Path) -> N
 
 def test_a_conversion_does_not_load_pandas(tmp_path: Path) -> None:
     # Arrow's own ways from numpy's arrays and Python's lists load it where it is installed, which takes 0.2 s and 30 MB
-    pyarrow.parquet.write_table(
-        pa.table({"y": [0, 1], "a": [1.0, 2.0], "b": ["x", "z"]}), tmp_path / "t.parquet"
-    )
-    code = "import sys, streamcd; streamcd.convert('t.parquet', 'data', label='y'); sys.exit('pandas' in sys.modules)"
+    table = pa.table({"y": [0, 1, 1], "a": [1.0, None, 2.0], "b": ["x", "z", None]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    code = "import sys, streamcd; streamcd.convert('t.parquet', 'data', label='y', missing='indicator'); "
+    code += "sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+
+
+def test_strings_are_told_apart_by_every_byte_and_by_their_column() -> None:
+    """They are hashed and compared eight bytes at a time, but for the last ones of a buffer."""
+    texts = [letter * length + last for length in range(20) for letter in "ab" for last in ("", "x", "\0")]
+    texts = list(dict.fromkeys(texts))
+    table = StringTable()
+    strings, valid = strings_of(arrow_strings(texts * 2))
+    codes = [table.number(column, strings, valid, True, "", first_code=5) for column in (0, 1)]
+    expected = np.tile(np.arange(len(texts)), 2)
+    np.testing.assert_array_equal(codes, [expected + 5, expected + 5 + len(texts)])
+    assert [table.strings().text(k) for k in range(table.size)] == texts * 2
+
+
+def test_a_record_ends_where_quotes_are_closed() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        text = rng.choice(np.frombuffer(b'a"\n', np.uint8), rng.integers(0, 12))
+        ends = [0]
+        for k, byte in enumerate(text.tolist()):
+            if byte == ord("\n") and text[:k].tolist().count(ord('"')) % 2 == 0:
+                ends.append(k + 1)
+        assert last_record_end(text, text.size, ord('"')) == ends[-1]
+
+
+def test_records_are_lines_outside_of_quotes_that_are_not_blank() -> None:
+    """Counted eight bytes at a time."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        text = rng.choice(np.frombuffer(b'aaaaaa"\n\r', np.uint8), rng.integers(0, 40))
+        text[np.diff(text, prepend=0) == 0] = ord("b")
+        records, lines, quoted, line = 0, 0, False, b""
+        for byte in text.tobytes():
+            quoted ^= byte == ord('"')
+            lines += byte == ord("\n")
+            line += bytes([byte])
+            if byte == ord("\n") and not quoted:
+                records += bool(line.strip(b"\r\n"))
+                line = b""
+        assert count_records(text, 0, text.size, ord('"')) == (records, lines, quoted)
 
 
 def test_null_strings_stay_null() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 import streamcd
 from streamcd.core.errors import UsageError
-from streamcd.core.threads import Threads
+from streamcd.core.threads import AHEAD, Threads, ahead
 from streamcd.kernels.dual import add_alpha_rows
 from streamcd.kernels.primitives import Costs, Variables
 from streamcd.runs.tune import tune
@@ -116,3 +118,42 @@ def test_all_calls_end_before_an_error_is_raised() -> None:
         threads.run([fail, *(lambda number=number: done.append(number) for number in range(4))])  # type: ignore[misc]
     assert sorted(done) == [0, 1, 2, 3]
     threads.close()
+
+
+def test_a_thread_makes_a_few_items_ahead_and_no_more() -> None:
+    made: list[int] = []
+
+    def items() -> Generator[int, None, None]:
+        for number in range(9):
+            made.append(number)
+            yield number
+
+    most = [(item, made[-1]) for item in ahead(items())]
+    assert [item for item, _ in most] == list(range(9))
+    assert all(last <= item + AHEAD for item, last in most)
+
+
+def test_an_error_ahead_is_raised_after_the_items_before_it() -> None:
+    def items() -> Generator[int, None, None]:
+        yield 1
+        raise UsageError("no second item")
+
+    found = ahead(items())
+    assert next(found) == 1
+    with pytest.raises(UsageError, match="no second item"):
+        next(found)
+
+
+def test_a_generator_read_ahead_is_closed_with_its_reader() -> None:
+    closed = threading.Event()
+
+    def items() -> Generator[int, None, None]:
+        try:
+            yield from range(100)
+        finally:
+            closed.set()
+
+    found = ahead(items())
+    next(found)
+    found.close()
+    assert closed.wait(10)

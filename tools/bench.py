@@ -9,13 +9,7 @@ limit is the memory budget (both need root; otherwise the table says that the di
     python tools/bench.py DATASET --memory 400MB --rounds 3
 
 Against LIBLINEAR, scikit-learn, Snap ML, Cyanure and Vowpal Wabbit, to levels of the optimum: ``python -m tools.peers``.
-
-With ``--convert``, seconds of a conversion instead, by one process and by several in turn; all must give the same
-fingerprint. Processor time, shown beside them, leaves out other load on the machine. The last line is the machine's own
-limit: as many independent conversions at the same time, by one process each.
-
-    python tools/make_data.py text --rows 500000 --features 1000000 --entries 90 big.txt --as text
-    python tools/bench.py big.txt --convert 1,2 --memory 1GB
+Conversions: ``python -m tools.bench_conversion``.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,12 +51,6 @@ _DISK = "the disk alone"
 )
 @click.option("--rounds", type=int, default=3, show_default=True)
 @click.option("--no-liblinear", is_flag=True, help="Leave LIBLINEAR out.")
-@click.option(
-    "--convert",
-    "workers",
-    metavar="N,N",
-    help="Time 'convert' of DATASET, a text, with these numbers of workers.",
-)
 @click.option("--json", "as_json", is_flag=True)
 def main(
     dataset: str,
@@ -72,13 +60,9 @@ def main(
     passes: int | None,
     rounds: int,
     no_liblinear: bool,
-    workers: str | None,
     as_json: bool,
 ) -> None:
     """Time passes over DATASET."""
-    if workers is not None:
-        _time_conversions(dataset, [int(number) for number in workers.split(",")], memory, rounds, as_json)
-        return
     data = open_dataset(dataset)
     plenty = str(4_000_000_000 + 3 * data.n_entries * data.entry_bytes)
     seconds: dict[str, list[float]] = {_RESIDENT: [], _STREAMED: [], _DISK: []}
@@ -99,61 +83,6 @@ def main(
         if not no_liblinear:
             seconds[_LIBLINEAR].append(_liblinear(dataset, loss, cost)[0])
     _show(data, memory, seconds, sorted(remarks), outcome, as_json)
-
-
-def _time_conversions(source: str, workers: list[int], memory: str, rounds: int, as_json: bool) -> None:
-    # processes of each conversion, for every contestant
-    contestants = [[number] for number in workers] + [[1] * max(workers)]
-    seconds: list[list[float]] = [[] for _ in contestants]
-    processor: list[list[float]] = [[] for _ in contestants]
-    fingerprints: set[str] = set()
-    with tempfile.TemporaryDirectory(dir=Path(source).resolve().parent) as scratch:
-        for turn in range(rounds + 1):  # the first compiles, and brings the text into the page cache
-            for place, contestant in enumerate(contestants):
-                before, started = os.times(), time.perf_counter()
-                fingerprints |= _convert(source, Path(scratch), contestant, memory)
-                elapsed, after = time.perf_counter() - started, os.times()
-                if turn:
-                    seconds[place].append(elapsed)
-                    used = after.children_user + after.children_system
-                    processor[place].append(used - before.children_user - before.children_system)
-    if len(fingerprints) > 1:
-        raise click.ClickException(f"the fingerprints differ: {sorted(fingerprints)}")
-    names = [f"{number} workers" for number in workers] + [f"{max(workers)} conversions at once"]
-    if as_json:
-        named = (dict(zip(names, figures, strict=True)) for figures in (seconds, processor))
-        click.echo(json.dumps(dict(zip(("seconds", "processor_seconds"), named, strict=True))))
-        return
-    click.echo(f"{source}: {format_size(os.path.getsize(source))}, budget {memory}, one fingerprint")
-    first = statistics.median(seconds[0])
-    for name, contestant, elapsed_each, used_each in zip(names, contestants, seconds, processor, strict=True):
-        shown = ", ".join(f"{figure:.2f}" for figure in elapsed_each)
-        median = statistics.median(elapsed_each)
-        click.echo(
-            f"  {name}: {median:6.2f} s ({shown}), {statistics.median(used_each):.1f} s of processors, "
-            f"{len(contestant) * first / median:.2f} times as fast"
-        )
-
-
-def _convert(source: str, scratch: Path, workers: Sequence[int], memory: str) -> set[str]:
-    """Run conversions at the same time, one for each number of `workers`; returns the fingerprints."""
-    started = []
-    for place, number in enumerate(workers):
-        command = [
-            sys.executable,
-            "-m",
-            "streamcd",
-            "convert",
-            source,
-            str(scratch / f"data-{place}"),
-            "--force",
-        ]
-        command += ["--workers", str(number), "--memory", memory, "--quiet", "--json"]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-    said = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise click.ClickException("a conversion failed")
-    return {json.loads(text)["fingerprint"] for text in said}
 
 
 def _show(

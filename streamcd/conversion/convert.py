@@ -257,6 +257,7 @@ def _reading(options: Options, plan: Plan) -> Reading:
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
         of_numbers=like is not None and not like.class_names,
+        threaded=options.workers == 1,
     )
 
 
@@ -326,6 +327,7 @@ def _plan(options: Options, client_bytes: int) -> Plan:
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
+        "chunks being made": 3 * options.chunk_bytes,  # while others are written
         "blocks being read": _LEAST_BYTES,
         "the client of URLs": client_bytes,
         "scales of the features": 2 * _scales_in_memory(options.like),  # as stored, and as used
@@ -333,7 +335,6 @@ def _plan(options: Options, client_bytes: int) -> Plan:
     if options.workers == 1:
         left = require(options.memory_bytes, needs) + _LEAST_BYTES
     else:
-        needs["chunks being made"] = 3 * options.chunk_bytes  # while others are written
         own = {"scales of the features": _scales_in_memory(options.like)}
         left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows

@@ -14,23 +14,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..kernels.compile import cached, kernel
+from ..kernels.primitives import load8
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Machine instructions that numba does not offer
-
-
-@intrinsic
-def load8(typingctx: Any, text: Any, position: Any) -> Any:
-    """Load eight bytes of ``text`` from ``position`` on as one little-endian integer."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        address = builder.gep(array.data, [args[1]])
-        word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
-        word.align = 1
-        return word
-
-    return types.uint64(text, types.int64), codegen
 
 
 @intrinsic

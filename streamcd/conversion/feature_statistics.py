@@ -61,7 +61,7 @@ class RangeStatistics:
         if shard != self._shard:
             self._end_shard()
             self._shard = shard
-        add_entries(feature - self._start if self._start else feature, value, self._sums)
+        add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
 
     def _end_shard(self) -> None:
         fold_shard(self._sums)
@@ -268,7 +268,7 @@ class LabelCounts:
     def add(self, label: np.ndarray) -> None:
         """Count the labels of rows."""
         if self.counts is not None:
-            distinct, count = (part.tolist() for part in np.unique(label, return_counts=True))
+            distinct, count = (part.tolist() for part in _counted(label))
             self.merge(LabelCounts(dict(zip(distinct, count, strict=True))))
 
     def merge(self, other: LabelCounts) -> None:
@@ -297,6 +297,18 @@ class LabelCounts:
                 counts.setdefault(label, 0)
         classes = sorted(counts)
         return {"classes": classes, "class_counts": [counts[label] for label in classes]}
+
+
+def _counted(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct labels, ascending, and how often each occurs; small integers are counted without sorting."""
+    least = label.min(initial=np.inf)
+    if np.isfinite(least) and label.max() - least < MAX_CLASSES:
+        place = (label - least).astype(np.intp)
+        if np.array_equal(place + least, label):
+            count = np.bincount(place)
+            found = np.flatnonzero(count)
+            return found + least, count[found]
+    return np.unique(label, return_counts=True)
 
 
 class DistinctFeatures:

@@ -179,7 +179,7 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
         first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
         text = read_head(first, _HEAD_BYTES)[1]
         sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
-        return CsvReader(paths, delimiter_of(text) or ",", *sizes, head=head)
+        return CsvReader(paths, delimiter_of(text) or ",", *sizes, threaded=reading.threaded, head=head)
     for path in paths:
         if total_bytes([path]) is None or is_compressed(path):
             raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -55,7 +55,9 @@ class FrameReader(_InMemory):
     def types(self) -> dict[str, str]:
         return self.first_types
 
-    def batches(self, pieces: Sequence[Any], first_line: int, types: dict[str, str]) -> Iterator[TableBatch]:
+    def batches(
+        self, pieces: Sequence[Any], first_line: int, types: dict[str, str]
+    ) -> Generator[TableBatch, None, None]:
         before = 0
         for table in self.batches_of:
             names = [name for name in types if name in table.schema.names]

@@ -15,7 +15,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..core.errors import DataError
+from ..core.threads import AHEAD
 from ..kernels.compile import kernel
+from ..kernels.primitives import load8
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import (
     BLOCK_BYTES,
@@ -26,7 +28,7 @@ from .byte_sources import (
     expand_sources,
     read_blocks,
 )
-from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
+from .decimals import HARD, MALFORMED, OK, digits, number_at, trailing_zeros
 from .rows import Counts, RowBatch, Rows, are_weights
 
 MAX_INDEX = 1 << 62
@@ -309,7 +311,7 @@ class LibsvmFormat:
 
 
 class _Parser:
-    """Parser of consecutive blocks of text; holds the buffers for the rows of a block, and the counts so far."""
+    """Parser of consecutive blocks of text; holds sets of buffers for rows, used in turn, and the counts so far."""
 
     def __init__(self, form: LibsvmFormat, first_row: int, first_line: int) -> None:
         self._form, self._first_row, self._line = form, first_row, first_line
@@ -321,13 +323,21 @@ class _Parser:
     def _make_room(self, n_bytes: int) -> None:
         # an entry takes four bytes of text or more; rows that are shorter than 16 make several batches of a text
         n_rows, n_entries = max(n_bytes // 16, 1024), n_bytes // 4 + 1
-        self._label, self._indptr = np.empty(n_rows), np.zeros(n_rows + 1, np.int64)
-        self._index, self._value = np.empty(n_entries, np.int64), np.empty(n_entries, self._value_dtype)
+        self._n_bytes = n_bytes
+        self._rooms = [
+            (
+                np.empty(n_rows),
+                np.zeros(n_rows + 1, np.int64),
+                np.empty(n_entries, np.int64),
+                np.empty(n_entries, self._value_dtype),
+            )
+            for _ in range(1 + AHEAD)
+        ]
 
     def batches(self, block: ByteBlock) -> Iterator[RowBatch]:
         """The rows of a block of text, in one or more batches."""
         n_bytes = block.stop - block.start
-        if n_bytes // 4 + 1 > len(self._index):
+        if n_bytes > self._n_bytes:
             self._make_room(n_bytes)
         text = block.as_array()
         state = np.zeros(_N_STATE, np.int64)
@@ -336,6 +346,7 @@ class _Parser:
         status = _FULL
         while status == _FULL:
             state[_ROWS], state[_ENTRIES] = 0, 0
+            self._rooms.append(self._rooms.pop(0))
             status = self._parse(block, text, state)
             if status not in (_END, _FULL):
                 self._refuse(status, block, state)
@@ -345,23 +356,16 @@ class _Parser:
                 yield RowBatch(self._rows(n_rows, n_entries), block.bytes_read, self._counts)
 
     def _rows(self, n_rows: int, n_entries: int) -> Rows:
-        end = self._first_row + self._counts.n_rows
-        return Rows(
-            np.arange(end - n_rows, end),
-            self._label[:n_rows],
-            None,
-            self._indptr[: n_rows + 1],
-            self._index[:n_entries],
-            self._value[:n_entries],
-        )
+        end, (label, indptr, index, value) = self._first_row + self._counts.n_rows, self._rooms[0]
+        entries = index[:n_entries], value[:n_entries]
+        return Rows(np.arange(end - n_rows, end), label[:n_rows], None, indptr[: n_rows + 1], *entries)
 
     def _parse(self, block: ByteBlock, text: np.ndarray, state: np.ndarray) -> int:
-        room = (self._label, self._indptr, self._index, self._value)
         form = self._form
         allowed = (self._least_index, self._end_index, form.ignore_beyond, form.needs_label)
         known = 0.0
         while True:
-            status = _parse(text, block.stop, state, *room, *allowed, known)
+            status = _parse(text, block.stop, state, *self._rooms[0], *allowed, known)
             if status != _FLOAT:
                 return int(status)
             known = float(_token(block, int(state[_TOKEN])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +11,12 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.process_pool import Tell
+from ..core.threads import ahead
 from .conversion_options import Plan
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import TaskDictionary
-from .rows import Counts, Rows
+from .rows import Counts, RowBatch, Rows
 from .sources import Source
 
 
@@ -95,7 +96,7 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     dictionary = None
     if parsing.dictionaries is not None:
         dictionary = TaskDictionary(parsing.plan.map_bytes, parsing.source.class_names)
-    for batch in parsing.source.parse(task.pieces, task.first_row, task.first_line, dictionary):
+    for batch in _batches(parsing.source, task, dictionary):
         counts, rows = batch.counts, batch.rows
         labels.add(rows.label)
         if distinct is not None:
@@ -113,6 +114,17 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     if task.n_rows not in (None, counts.n_rows):
         raise changed(task.pieces[0].path)
     return Parsed(counts, labels, held)
+
+
+def _batches(source: Source, task: Task, dictionary: TaskDictionary | None) -> Iterator[RowBatch]:
+    """Parse the source; while one batch goes to the run, a thread parses the next."""
+
+    def parsed() -> Generator[RowBatch, None, None]:
+        for batch in source.parse(task.pieces, task.first_row, task.first_line, dictionary):
+            yield replace(batch, counts=replace(batch.counts))  # those of the parser go on
+
+    # a program's own data may have to be read by the thread that made it
+    return parsed() if source.in_memory else ahead(parsed())
 
 
 def merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:

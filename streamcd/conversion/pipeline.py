@@ -111,7 +111,6 @@ class Conversion:
             replace(self.options.scaling, scales=None),
             self._given_scales(),
             sums,
-            encode_ahead=self.pool.n_workers > 1,
         )
         self._write(writing, self._manifest(parsed, shape, merged.class_names), parsed.held)
         size = f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"

@@ -128,7 +128,7 @@ _SUMS = [field.name for field in fields(Counts) if field.name.startswith("n_")]
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Consecutive rows of the input. The arrays are reused for the next batch: copy rows that have to stay."""
+    """Consecutive rows of the input. The arrays are reused `threads.AHEAD` batches later: copy rows that have to stay."""
 
     rows: Rows  # without weights; `source_row` counts all of the input, `index` includes the base
     bytes_read: int  # of the sources so far

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.process_pool import Tell
+from ..core.threads import ahead
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
 from ..dataset.schema import row_dtype
@@ -68,7 +69,6 @@ class Writing:
     scaling: Scaling  # without its divisors, which `scales` names
     scales: Path | None
     sums: Path | None  # a directory for the sums of features by task; None where they do not fit in memory
-    encode_ahead: bool  # a thread encodes a chunk while the next one is gathered
     tell: Tell | None = None  # takes the rows written, if all shards are one task
 
     def whole_scaling(self) -> Scaling:
@@ -96,32 +96,30 @@ class _Encoder:
         self._writing, self._scaling = writing, writing.whole_scaling()
         self._statistics = None if writing.sums is None else RangeStatistics(0, writing.shape.n_features)
         # one thread gathers, the other encodes: no processor is idle while the last few shards are written
-        self._thread = ThreadPoolExecutor(1) if writing.encode_ahead else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode")
 
     def __enter__(self) -> _Encoder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
+        self._thread.shutdown()
 
     def write(self, shard: Shard, chunks: Iterator[Rows]) -> Written:
         """Write a shard."""
         part, tell = self._writing.part(shard.number, shard.row0), self._writing.tell
         pending: Future[None] | None = None
+        row = shard.row0
         for chunk in chunks:
             value = self._scaled(chunk)
             if pending is not None:
                 pending.result()
             columns = (chunk.source_row, chunk.label, chunk.weight, chunk.indptr, chunk.index, value)
-            if self._thread is None:
-                part.write_chunk(*columns)
-            else:
-                pending = self._thread.submit(part.write_chunk, *columns)
+            pending = self._thread.submit(part.write_chunk, *columns)
             if self._statistics is not None:
                 self._statistics.add(shard.number, chunk.index, value)
+            row += chunk.n_rows
             if tell is not None:
-                tell(shard.row0 + part.n_rows)
+                tell(row)
         if pending is not None:
             pending.result()
         return part.close(), part.chunk_table, part.row_norms
@@ -186,14 +184,16 @@ def _stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
-    """Yield the chunks of a shard, gathered from its cells."""
+    """Yield the chunks of a shard, gathered from its cells, of which a thread reads the next one."""
     sizes = iter(shard.chunk_rows.tolist())
     missing = next(sizes)
     pending: list[Rows] = []
+    # two in memory: what parsing took is free by now
+    loaded = ahead((reader.load(cell) for _, cell in shard.cells), 1)
     for row0, cell in shard.cells:
         start = max(shard.row0 - row0, 0)
         end = min(shard.row0 + shard.n_rows - row0, cell.n_rows)
-        rows, order = reader.load(cell)
+        rows, order = next(loaded)  # zip would keep the last ones until it has the next
         while start < end:
             stop = min(start + missing, end)
             pending.append(rows.take(order[start:stop]))
@@ -202,7 +202,7 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
             if not missing:
                 yield concatenate(pending)
                 pending, missing = [], next(sizes, 0)
-        del rows, order  # before the next ones are read
+        del rows, order  # before the next ones are taken
 
 
 def save_means(unscaled: Path, out: Path) -> None:

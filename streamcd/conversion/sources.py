@@ -36,6 +36,9 @@ class Reading:
     encoding: Encoding | None = None  # given by another dataset or a model
     class_names: tuple[str, ...] = ()
     of_numbers: bool = False  # labels must be numbers, as in the data to match
+    threaded: bool = (
+        False  # Arrow's threads decode the columns of tables: where no other process wants the processors
+    )
 
     @property
     def width_end(self) -> int:

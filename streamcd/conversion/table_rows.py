@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..core.errors import DataError, UsageError
+from ..core.threads import ahead
 from ..dataset.arrow_columns import (
     Strings,
     arrow_strings,
@@ -43,7 +44,9 @@ class TableReader(Reader, Protocol):
     def types(self) -> dict[str, str]:
         """Return the columns with their types (`arrow_columns.type_name`)."""
 
-    def batches(self, pieces: Sequence[Any], first_line: int, types: dict[str, str]) -> Iterator[TableBatch]:
+    def batches(
+        self, pieces: Sequence[Any], first_line: int, types: dict[str, str]
+    ) -> Generator[TableBatch, None, None]:
         """Read the columns of `types`; those of text are parsed as these types."""
 
 
@@ -233,7 +236,8 @@ class TableSource(ReaderSource):
             dictionary.collisions = encoder.collisions
         labels = _Labels(self, None if dictionary is None else dictionary.labels)
         counts = Counts()
-        for batch in self.reader.batches(pieces, first_line, self.table_types):
+        batches = self.reader.batches(pieces, first_line, self.table_types)
+        for batch in batches if self.in_memory else ahead(batches):
             encoder.message = batch.message
             label = labels.of(batch)
             weight = _weights(self.encoding.weight, batch) if self.weighted and self.needs_label else None
@@ -297,6 +301,7 @@ class _Labels:
     def __init__(self, source: TableSource, table: StringTable | None) -> None:
         self._source, self._name, self.n_decimal = source, source.encoding.label, 0
         self._table = table or StringTable()
+        self._dictionary: tuple[Any, np.ndarray] | None = None  # the last one, and its codes
         self._adds = table is not None
         if not self._adds and source.class_names:
             self._number(*strings_of(arrow_strings(source.class_names)), adds=True)
@@ -321,16 +326,18 @@ class _Labels:
                 f"{batch.message(row)}: column {self._name!r}: expected a label, found {array[row].as_py()}; "
                 "correct or remove the row"
             )
-        self.n_decimal += count_decimals(label)
+        if not self._source.names_labels:
+            self.n_decimal += count_decimals(label)
         return label
 
     def _names(self, array: Any) -> np.ndarray:
         found = dictionary_of(array)
-        if found is not None:
-            values, places = found
-            codes = np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
-            return codes[places]
-        return self._number(*strings_of(array), adds=self._adds)
+        if found is None:
+            return self._number(*strings_of(array), adds=self._adds)
+        values, places = found
+        if self._dictionary is None or not self._dictionary[0].equals(values):
+            self._dictionary = values, np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
+        return self._dictionary[1][places]
 
     def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
         codes = self._table.number(0, strings, valid, adds, self._name)

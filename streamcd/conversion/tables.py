@@ -6,9 +6,9 @@ import io
 import mmap
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -62,6 +62,7 @@ class CsvReader(TextReader):
     block_bytes: int = 1 << 20
     max_line_bytes: int | None = None
     decoder_bytes: int = DECODER_BYTES
+    threaded: bool = False
 
     def count(self, piece: ByteRange) -> Counted:
         n_rows, n_lines, quoted = 0, 0, False
@@ -120,7 +121,7 @@ class CsvReader(TextReader):
 
     def batches(
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
-    ) -> Iterator[TableBatch]:
+    ) -> Generator[TableBatch, None, None]:
         read_before = 0
         for piece in pieces:
             names, header_end = self._header(piece.path)
@@ -154,12 +155,14 @@ class CsvReader(TextReader):
     def _read(self, buffer: Any, names: list[str], options: Any, message: Any) -> Any:
         """Read a table from text without its line of names."""
         read = csv.ReadOptions(
-            use_threads=False, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
+            use_threads=self.threaded, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
         )
         parse = csv.ParseOptions(delimiter=self.delimiter)
         try:
             return csv.read_csv(pa.BufferReader(buffer), read, parse, options)
         except pa.ArrowInvalid as error:
+            if self.threaded:  # Arrow's threads do not tell the row
+                return replace(self, threaded=False)._read(buffer, names, options, message)
             raise DataError(_csv_complaint(str(error), options, message)) from None
 
 
@@ -287,7 +290,7 @@ class ParquetReader(_WholeFiles):
 
     def batches(
         self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
-    ) -> Iterator[TableBatch]:
+    ) -> Generator[TableBatch, None, None]:
         read_before = 0
         for piece in pieces:
             metadata = self._metadata[piece.path]
@@ -412,7 +415,7 @@ class ArrowReader(_WholeFiles):
 
     def batches(
         self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
-    ) -> Iterator[TableBatch]:
+    ) -> Generator[TableBatch, None, None]:
         read_before = 0
         for piece in pieces:
             before = first_line if piece is pieces[0] else 0

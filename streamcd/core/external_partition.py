@@ -295,7 +295,7 @@ class _Run:
     """A run's files, open for reading; the index is read on demand and not kept in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._index, self._data = open(index_path(path), "rb", buffering=0), open(path, "rb")  # noqa: SIM115
+        self._index, self._data = (open(name, "rb", buffering=0) for name in (index_path(path), path))  # noqa: SIM115
         _, self._n_spills, fields, items = json.loads(self._index.read(_HEADER_BYTES))
         self._fields = [
             np.dtype((kind, tuple(shape))) for kind, shape in (*fields, *([("i8", ())] if items else ()))
@@ -321,12 +321,19 @@ class _Run:
         kinds += [(dtype, n_items, extent.item_start) for dtype in self._items]
         for (dtype, count, start), out in zip(kinds, columns, strict=False):
             column = out if out.dtype == dtype.base else np.empty(out.shape, dtype.base)
-            self._data.seek(offset + start * dtype.itemsize)
-            if self._data.readinto(_bytes(column)) != column.nbytes:
-                raise OSError(f"{self._data.name}: a temporary file is shorter than what was written to it")
+            self._fill(_bytes(column), offset + start * dtype.itemsize)
             if column is not out:
                 out[:] = column
             offset += count * dtype.itemsize
+
+    def _fill(self, view: memoryview, offset: int) -> None:
+        """Read bytes from `offset` on; without a buffer, which would be read anew after every seek."""
+        done = 0
+        while done < len(view):
+            n_bytes = os.preadv(self._data.fileno(), [view[done:]], offset + done)
+            if not n_bytes:
+                raise OSError(f"{self._data.name}: a temporary file is shorter than what was written to it")
+            done += n_bytes
 
     def close(self) -> None:
         self._data.close()

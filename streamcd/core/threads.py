@@ -6,12 +6,18 @@ No result depends on the number of threads: a sum is computed within one part, o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import queue
+import threading
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 from .errors import UsageError
 
 _LEAST_OPERATIONS = 100_000  # in a part, of a nanosecond each; handing over a part costs about 50,000
+
+
+Item = TypeVar("Item")
 
 
 class Threads:
@@ -65,3 +71,58 @@ def available_cores() -> int:
 def make_threads(count: int | None) -> Threads:
     """Make `count` threads; by default one per available processor."""
     return Threads(available_cores() if count is None else count)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stages of a pipeline
+
+
+class _Ahead(threading.Thread):
+    """Thread that takes an item from a generator whenever one is asked for."""
+
+    def __init__(self, items: Generator[Any, None, None]) -> None:
+        super().__init__(name="streamcd-ahead", daemon=True)
+        self._items = items
+        self.asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
+        self.made: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self.stopped = False
+
+    def run(self) -> None:
+        try:
+            while self.asked.get() and not self.stopped:
+                self.made.put((next(self._items), None))
+        except BaseException as error:  # StopIteration too: raised in the thread that takes the items
+            self.made.put((None, error))
+        finally:
+            self._items.close()
+
+
+AHEAD = 2
+"""Items that are made ahead: with one, a stage of a pipeline often waits for the other's thread to be woken."""
+
+
+def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item, None, None]:
+    """Yield the items of a generator; while one is in use, a thread makes the next `n`.
+
+    ``1 + n`` items exist at a time, so memory of the generator's own may be used again for the item after them. An error
+    of the generator is raised here. On closing, the thread ends after the item that it is making; one that waits for input
+    is left waiting, as nothing can wake it.
+    """
+    thread = _Ahead(items)
+    thread.start()
+    try:
+        for _ in range(n):
+            thread.asked.put(True)
+        while True:
+            item, error = thread.made.get()
+            if error is not None:
+                if isinstance(error, StopIteration):
+                    return
+                raise error
+            thread.asked.put(True)
+            yield item
+            del item  # before the next one is waited for
+    finally:
+        thread.stopped = True
+        thread.asked.put(False)
+        thread.join(timeout=1.0)

@@ -6,6 +6,7 @@ functions view the buffers in place.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ def no_strings() -> Strings:
     return Strings(np.empty(0, np.uint8), np.zeros(1, np.int64))
 
 
+@functools.lru_cache(maxsize=256)
 def type_name(type_: pa.DataType) -> str:
     """Classify a column type: "number", "string", "boolean", "time", "list", "nothing", or else Arrow's own name."""
     if pa.types.is_dictionary(type_):
@@ -87,12 +89,23 @@ def numbers_of(array: pa.Array) -> np.ndarray:
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     if array.null_count or pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64(), safe=False).fill_null(np.nan)
+        return _filled(array.cast(pa.float64(), safe=False), np.nan)
+    return _viewed(array)
+
+
+def _viewed(array: pa.Array) -> np.ndarray:
+    """View the numbers of an array, undefined where they are null."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
         return np.empty(0, dtype)
     return np.frombuffer(buffer, dtype, count=len(array), offset=array.offset * dtype.itemsize)
+
+
+def _filled(array: pa.Array, value: float) -> np.ndarray:
+    """Copy the numbers of an array, with `value` for null; Arrow's own function loads pandas where it is installed."""
+    valid = valid_of(array)
+    return np.where(valid, _viewed(array), value) if valid.size else _viewed(array)
 
 
 def strings_of(array: pa.Array) -> tuple[Strings, np.ndarray]:
@@ -114,9 +127,9 @@ def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray] | None:
     """Return the values of a dictionary array and the index of each element, -1 for null; None for other arrays."""
     if not pa.types.is_dictionary(array.type):
         return None
-    indices = array.indices.cast(pa.int64())
+    indices = array.indices
     if indices.null_count:
-        indices = indices.fill_null(-1)
+        return array.dictionary, _filled(indices.cast(pa.int64()), -1)
     return array.dictionary, numbers_of(indices)
 
 
@@ -141,6 +154,11 @@ def arrow_array(column: Any, type_: pa.DataType) -> pa.Array:
         return pa.array(column, type_)
     values = np.ascontiguousarray(column, type_.to_pandas_dtype())
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
+
+
+def null_strings(n: int) -> pa.Array:
+    """Make an Arrow array of strings that are all null."""
+    return pa.nulls(n, pa.large_string())
 
 
 def arrow_strings(texts: Iterable[str | None]) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Sequential writing of files past the page cache (O_DIRECT), by a thread.
+"""Sequential writing of files past the page cache (O_DIRECT), by a thread, which computes their digest too.
 
 In the page cache, data that will not be read again soon costs a copy into new pages, and evicts others.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ class DirectWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-disk")
         self._written: Future[None] | None = None
         self.n_bytes = 0
+        self.digest = hashlib.sha256()  # of what has been written; of the whole file once it is closed
         self.closed = False
 
     def write(self, data: Any) -> int:
@@ -45,7 +47,7 @@ class DirectWriter:
                 self._filled += taken
                 rest += taken
                 if self._filled == BUFFER_BYTES:
-                    self._hand_over()
+                    self._hand_over(BUFFER_BYTES)
             self.n_bytes += len(whole)
             return len(whole)
 
@@ -55,8 +57,7 @@ class DirectWriter:
             return
         self.closed = True
         try:
-            self._filled = -(-self._filled // _BLOCK) * _BLOCK
-            self._hand_over()
+            self._hand_over(-(-self._filled // _BLOCK) * _BLOCK)
             self._wait()
             with file_named(self._path):
                 os.ftruncate(self._descriptor, self.n_bytes)
@@ -67,16 +68,22 @@ class DirectWriter:
             for buffer in self._buffers:
                 buffer.close()
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, n_bytes: int) -> None:
+        """Let the thread write the first `n_bytes` of the buffer just filled."""
         self._wait()
         self._buffers.reverse()
-        self._written = self._thread.submit(self._write_all, self._buffers[1], self._filled)
+        self._written = self._thread.submit(self._take_over, self._buffers[1], self._filled, n_bytes)
         self._filled = 0
 
     def _wait(self) -> None:
         if self._written is not None:
             written, self._written = self._written, None
             written.result()
+
+    def _take_over(self, buffer: mmap.mmap, n_filled: int, n_bytes: int) -> None:
+        with memoryview(buffer) as whole, whole[:n_filled] as filled:
+            self.digest.update(filled)
+        self._write_all(buffer, n_bytes)
 
     def _write_all(self, buffer: mmap.mmap, n_bytes: int) -> None:
         done = 0

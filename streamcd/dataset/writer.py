@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.metadata import content_digest
-from .arrow_columns import arrow_strings
+from ..core.threads import Threads
+from .arrow_columns import arrow_strings, null_strings
 from .chunked_table import ROW_LAYOUT
 from .parquet import file_checksum
 from .scaling import Scaling
@@ -41,6 +42,7 @@ class PartWriter:
         names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
         schemas = row_schemas(row_dtype, index_dtype, value_dtype)
         self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
+        self._threads = Threads(2)  # one for each file
         self.n_rows = self.n_entries = 0
         self.row_norms = _no_norms()
         # part, rows and entries of each chunk; a list would take ten times the memory
@@ -69,14 +71,22 @@ class PartWriter:
         weight = np.ones(label.size) if weight is None else weight
         n_stored = counts.astype(self._index_dtype)
         feature = feature.astype(self._index_dtype, copy=False)
-        self._files.write("rows", row=row, source=source, label=label, weight=weight, n_entries=n_stored)
-        self._files.write("entries", row=np.repeat(row, counts), feature=feature, value=value)
+        rows = {"row": row, "source": source, "label": label, "weight": weight, "n_entries": n_stored}
+        self._threads.run(
+            [
+                lambda: self._files.write(
+                    "entries", row=np.repeat(row, counts), feature=feature, value=value
+                ),
+                lambda: self._files.write("rows", **rows),
+            ]
+        )
         self.n_rows += label.size
         self.n_entries += feature.size
         self.chunk_table.extend((self._number, label.size, feature.size))
 
     def close(self) -> dict[str, Any]:
         """Close the files; returns the manifest's record of the part."""
+        self._threads.close()
         return {
             **self._files.names,
             "n_rows": self.n_rows,
@@ -141,8 +151,8 @@ class DatasetWriter:
         for block in blocks:
             feature = block["feature"]
             if len(feature):
-                given = [None] * len(feature) if names is None else names(feature)
-                writer.write(**{"index": feature, **block}, name=arrow_strings(given))
+                given = null_strings(len(feature)) if names is None else arrow_strings(names(feature))
+                writer.write(**{"index": feature, **block}, name=given)
         self._features = writer.close()
 
     def write_encoding(self, encoding: Any) -> None:

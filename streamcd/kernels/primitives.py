@@ -116,6 +116,20 @@ class Lanes(NamedTuple):
 
 
 @intrinsic
+def load8(typingctx: Any, text: Any, position: Any) -> Any:
+    """Load eight bytes of ``text`` from ``position`` on as one little-endian integer."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        address = builder.gep(array.data, [args[1]])
+        word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(text, types.int64), codegen
+
+
+@intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask the processor to fetch ``array[index]`` (one-dimensional) into its caches; never faults."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compile import inlined, kernel
-from .primitives import mix
+from .primitives import load8, mix
 
 MISSING, UNKNOWN = -1, -2
 """Codes of a null, and of a string that is not in a dictionary that takes no more."""
@@ -29,24 +29,40 @@ SPARSE_CODES = 1 << 40
 
 
 @inlined
-def _hash_bytes(column, data, start, stop):
-    """FNV-1a of bytes, begun by the number of a column, its bits mixed at the end."""
-    found = np.uint64(14695981039346656037) ^ (np.uint64(column) * np.uint64(0x9E3779B97F4A7C15))
-    for k in range(start, stop):
-        found = (found ^ np.uint64(data[k])) * np.uint64(1099511628211)
+def _word(data, start, length):
+    """Up to eight bytes as one integer; eight are loaded where there are as many."""
+    if start + 8 <= data.size:
+        return load8(data, start) & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * length))
+    word = np.uint64(0)
+    for k in range(length):
+        word |= np.uint64(data[start + k]) << np.uint64(8 * k)
+    return word
+
+
+@inlined
+def _hash_bytes(column, data, start, length):
+    """Multiplicative hash of bytes, eight at a time, begun by the number of a column; its bits are mixed at the end."""
+    found = np.uint64(length) ^ (np.uint64(column + 1) * np.uint64(0x9E3779B97F4A7C15))
+    for k in range(0, length, 8):
+        found = (found ^ _word(data, start + k, min(length - k, 8))) * np.uint64(0xD6E8FEB86659FD93)
+        found ^= found >> np.uint64(32)
     return mix(found)
 
 
 @inlined
 def _same_bytes(data, start, arena, first, length):
     k = 0
-    while k < length and data[start + k] == arena[first + k]:
-        k += 1
-    return k == length
+    while k < length and _word(data, start + k, min(length - k, 8)) == _word(
+        arena, first + k, min(length - k, 8)
+    ):
+        k += 8
+    return k >= length
 
 
 @kernel
-def number_strings(column, data, offsets, valid, start, add, slots, hashes, columns, ends, arena, state, out):
+def number_strings(
+    column, data, offsets, valid, start, add, first_code, slots, hashes, columns, ends, arena, state, out
+):
     """Number strings by a hash table with linear probing, which holds each (column, string) once.
 
     Parameters
@@ -60,12 +76,14 @@ def number_strings(column, data, offsets, valid, start, add, slots, hashes, colu
         The first string to number.
     add : bool
         Add those that are not there, and number them on; else they are `UNKNOWN`.
+    first_code : int
+        Added to the numbers of strings, which makes codes.
     slots : (power of two,) int32
-        -1 where empty, else a code; half of them at most are taken.
-    hashes, columns, ends, arena : (codes,) uint64, (codes,) int32, (codes + 1,) int64, (bytes,) uint8
-        Each code's hash, column, and bytes, which end at ``ends[code + 1]``.
+        -1 where empty, else a number; half of them at most are taken.
+    hashes, columns, ends, arena : (numbers,) uint64, (numbers,) int32, (numbers + 1,) int64, (bytes,) uint8
+        Each number's hash, column, and bytes, which end at ``ends[number + 1]``.
     state : (2,) int64
-        Codes and bytes so far; changed in place, as the arrays before it.
+        Numbers and bytes so far; changed in place, as the arrays before it.
     out : (strings,) int64
         Codes, or `MISSING`, or `UNKNOWN`; filled in place.
 
@@ -80,31 +98,31 @@ def number_strings(column, data, offsets, valid, start, add, slots, hashes, colu
             out[i] = MISSING
             continue
         first, length = offsets[i], offsets[i + 1] - offsets[i]
-        wanted = _hash_bytes(column, data, first, first + length)
+        wanted = _hash_bytes(column, data, first, length)
         slot = wanted & mask
-        code = np.int64(slots[slot])
-        while code >= 0 and not (
-            hashes[code] == wanted
-            and columns[code] == column
-            and ends[code + 1] - ends[code] == length
-            and _same_bytes(data, first, arena, ends[code], length)
+        number = np.int64(slots[slot])
+        while number >= 0 and not (
+            hashes[number] == wanted
+            and columns[number] == column
+            and ends[number + 1] - ends[number] == length
+            and _same_bytes(data, first, arena, ends[number], length)
         ):
             slot = (slot + np.uint64(1)) & mask
-            code = np.int64(slots[slot])
-        if code < 0 and not add:
+            number = np.int64(slots[slot])
+        if number < 0 and not add:
             out[i] = UNKNOWN
             continue
-        if code < 0:
-            code = state[0]
-            if 2 * (code + 1) > slots.size or code >= hashes.size or state[1] + length > arena.size:
+        if number < 0:
+            number = state[0]
+            if 2 * (number + 1) > slots.size or number >= hashes.size or state[1] + length > arena.size:
                 return i
             for k in range(length):
                 arena[state[1] + k] = data[first + k]
             state[1] += length
-            hashes[code], columns[code], ends[code + 1] = wanted, column, state[1]
-            slots[slot] = code
+            hashes[number], columns[number], ends[number + 1] = wanted, column, state[1]
+            slots[slot] = number
             state[0] += 1
-        out[i] = code
+        out[i] = first_code + number
     return offsets.size - 1
 
 
@@ -446,28 +464,50 @@ def renumber(indptr, index, source_row, first_rows, starts, features, sparse_sta
 @kernel
 def last_record_end(text, stop, quote):
     """Return the offset after the last newline of ``text[:stop]`` that is not between quotes; 0 if there is none."""
-    end, quoted = 0, False
-    for k in range(stop):
+    n_quotes = 0
+    for k in range(stop):  # many bytes at a time
+        n_quotes += text[k] == quote
+    for k in range(stop - 1, -1, -1):
         if text[k] == quote:
-            quoted = not quoted
-        elif text[k] == 0x0A and not quoted:
-            end = k + 1
-    return end
+            n_quotes -= 1
+        elif text[k] == 0x0A and n_quotes % 2 == 0:
+            return k + 1
+    return 0
+
+
+@inlined
+def _bytes_equal(word, byte):
+    """Set the highest bit of every byte of `word` that equals `byte`, and no other bit."""
+    low = np.uint64(0x7F7F7F7F7F7F7F7F)
+    x = word ^ (np.uint64(byte) * np.uint64(0x0101010101010101))
+    return ~(((x & low) + low) | x | low)
 
 
 @kernel
 def count_records(text, start, stop, quote):
     """Count the records and the lines of delimited text, and tell if it ends between quotes; blank lines are no records."""
     records, lines, quoted, blank = 0, 0, False, True
-    for k in range(start, stop):
-        c = text[k]
-        if c == 0x0A:
-            lines += 1
-            if not quoted:
-                records += not blank
-                blank = True
-        elif c != 0x0D:
-            blank = False
-            if c == quote:
-                quoted = not quoted
+    k = start
+    while k < stop:
+        # eight bytes at once where none is a newline
+        if k + 8 <= stop:
+            word = load8(text, k)
+            if _bytes_equal(word, 0x0A) == 0:
+                marks = _bytes_equal(word, quote) >> np.uint64(7)
+                n_quotes = (marks * np.uint64(0x0101010101010101)) >> np.uint64(56)
+                quoted ^= n_quotes % np.uint64(2) == 1
+                blank &= word == np.uint64(0x0D0D0D0D0D0D0D0D)
+                k += 8
+                continue
+        for _ in range(min(8, stop - k)):
+            c = text[k]
+            k += 1
+            if c == 0x0A:
+                lines += 1
+                if not quoted:
+                    records += not blank
+                    blank = True
+            elif c != 0x0D:
+                blank = False
+                quoted ^= c == quote
     return records, lines, quoted

@@ -45,13 +45,15 @@ class StringTable:
         """Number of strings so far."""
         return int(self._state[0])
 
-    def number(self, column: int, strings: Strings, valid: np.ndarray, add: bool, name: str) -> np.ndarray:
+    def number(
+        self, column: int, strings: Strings, valid: np.ndarray, add: bool, name: str, first_code: int = 0
+    ) -> np.ndarray:
         """Number strings of a column; see `kernels.tables.number_strings`. `name` is the column's name in messages."""
         out = np.empty(strings.size, np.int64)
         done = 0
         while True:
             arrays = (self._slots, self._hashes, self._columns, self._ends, self._arena, self._state)
-            done = kernels.number_strings(column, *strings, valid, done, add, *arrays, out)
+            done = kernels.number_strings(column, *strings, valid, done, add, first_code, *arrays, out)
             if done == strings.size:
                 return out
             self._grow(int(strings.offsets[done + 1] - strings.offsets[done]), name)
@@ -142,6 +144,8 @@ class TableEncoder:
         if table is None and encoding.categories is not None:
             self._features = encoding.category_features()
             self._enter_categories(encoding.categories)
+        # codes of numbers and indicators, while categories are provisional
+        self._n_static = int(encoding.without_counts().first_features()[-1])
         self._layout = self._make_layout()
         self.state = np.zeros(kernels.N_STATE, np.int64)
         self.state[kernels.MAX_INDEX] = -1
@@ -156,15 +160,10 @@ class TableEncoder:
                 self._table.number(number, categories.slice(start, stop), np.empty(0, np.bool_), True, "")
 
     @property
-    def n_static(self) -> int:
-        """Number of codes of numbers and indicators, while categories are provisional."""
-        return int(self.encoding.without_counts().first_features()[-1])
-
-    @property
     def n_codes(self) -> int:
         """Number of codes so far, without those of a sparse column."""
         return (
-            self.n_static + self.encoding.n_buckets + self._table.size
+            self._n_static + self.encoding.n_buckets + self._table.size
             if self._grows
             else self.encoding.sparse_start
         )
@@ -176,7 +175,7 @@ class TableEncoder:
             return self.encoding.sparse_start
         if self.encoding.has_categories:
             return kernels.SPARSE_CODES
-        return self.n_static + self.encoding.n_buckets
+        return self._n_static + self.encoding.n_buckets
 
     def _make_layout(self) -> _Layout:
         encoding = self.encoding.without_counts() if self._grows else self.encoding
@@ -281,12 +280,11 @@ class TableEncoder:
             if self.encoding.missing == "indicator" and valid.size:
                 codes[~valid] = self._missing_code(column)
             return codes
-        codes = self._table.number(number, strings, valid, self._grows, column.name)
-        known = codes >= 0
         if self._grows:
-            codes += known * self.n_static
-        else:
-            codes[known] = self._features[codes[known]]
+            return self._table.number(number, strings, valid, True, column.name, self._n_static)
+        codes = self._table.number(number, strings, valid, False, column.name)
+        known = codes >= 0
+        codes[known] = self._features[codes[known]]
         return codes
 
     def _hashes(self, prefix: bytes, strings: Strings, valid: np.ndarray) -> np.ndarray:

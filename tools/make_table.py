@@ -1,0 +1,74 @@
+"""Make a table of mixed types of any size: names of classes, decimal numbers, integers, categories, missing values.
+
+    python tools/make_table.py --rows 15000000 mixed.csv mixed.parquet
+
+The same rows go to every file named, as its suffix says. They are made block by block, so memory does not grow with their
+number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+LABEL = "outcome"
+BLOCK_ROWS = 1 << 17
+_N_CATEGORIES = (5, 50, 500, 5_000)  # of the columns of strings
+_MISSING = 0.03  # share of a column of numbers and of one of strings
+
+
+def table_block(number: int, seed: int, n_rows: int = BLOCK_ROWS) -> pa.Table:
+    """Make one block of rows; categories follow a power law."""
+    rng = np.random.default_rng([seed, number])
+    columns: dict[str, Any] = {LABEL: np.where(rng.random(n_rows) < 0.3, "yes", "no")}
+    for k in range(3):
+        columns[f"decimal{k}"] = np.round(10 * rng.normal(size=n_rows), 3)
+    for k in range(3):
+        columns[f"integer{k}"] = rng.integers(1, 10 ** (k + 1), n_rows)
+    for k in range(2):
+        columns[f"count{k}"] = rng.poisson(0.5, n_rows)
+    for k, n_categories in enumerate(_N_CATEGORIES):
+        names = np.array([f"c{k}_{j}" for j in range(n_categories)])
+        columns[f"category{k}"] = names[rng.zipf(1.5, n_rows) % n_categories]
+    missing = {name: rng.random(n_rows) < _MISSING for name in ("decimal0", "category1")}
+    return pa.table({name: pa.array(column, mask=missing.get(name)) for name, column in columns.items()})
+
+
+def blocks(n_rows: int, seed: int) -> Iterator[pa.Table]:
+    """Make all rows, block by block."""
+    starts = [*range(0, n_rows, BLOCK_ROWS), n_rows]
+    for number, (start, stop) in enumerate(pairwise(starts)):
+        yield table_block(number, seed).slice(0, stop - start)
+
+
+def _writer(path: Path, schema: pa.Schema, stack: ExitStack) -> Callable[[pa.Table], None]:
+    if path.suffix == ".parquet":
+        return stack.enter_context(pq.ParquetWriter(path, schema)).write_table
+    options = csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",", quoting_style="needed")
+    return stack.enter_context(csv.CSVWriter(path, schema, write_options=options)).write
+
+
+@click.command(help=__doc__.split("\n")[0])
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--rows", default=1_000_000, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+def main(paths: tuple[Path, ...], rows: int, seed: int) -> None:
+    schema = table_block(0, seed, 1).schema
+    with ExitStack() as stack:
+        writers = [_writer(path, schema, stack) for path in paths]
+        for block in blocks(rows, seed):
+            for write in writers:
+                write(block)
+
+
+if __name__ == "__main__":
+    main()
