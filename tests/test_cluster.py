@@ -286,6 +286,7 @@ def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamcd.cluster.partition.make_plan", small_plan)
+        patch.setattr("streamcd.cluster.partition.plan_shards", lambda *_: None)
         streamed = streamcd.train(
             data, tmp_path / "streamed", loss=loss, max_passes=3000, local_passes=2, client=Simulation(2)
         )
