@@ -76,7 +76,7 @@ def test_shards_are_dealt_evenly_as_a_function_of_seed_and_round() -> None:
     assert dealt == assignment.of_round(149, workers)
 
 
-def test_most_shards_stay_with_their_worker_from_round_to_round() -> None:
+def test_half_of_the_shards_stay_with_their_worker_from_round_to_round() -> None:
     workers, assignment = ["a", "b", "c", "d"], Assignment(np.full(16, 100), seed=0)
     changes = []
     for number in range(1, 50):
@@ -89,8 +89,8 @@ def test_most_shards_stay_with_their_worker_from_round_to_round() -> None:
             for which in (number - 1, number)
         )
         changes.append(sum(before[shard] != after[shard] for shard in range(16)))
-    assert max(changes) == 4
-    assert np.mean(changes) > 2
+    assert max(changes) <= 8
+    assert np.mean(changes) > 4
 
 
 def test_a_shard_for_each_worker_stays_where_it_is() -> None:
