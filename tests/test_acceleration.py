@@ -195,6 +195,7 @@ def test_a_kappa_of_0_is_plain_descent_bit_for_bit(
         np.testing.assert_array_equal(plain[name], zero[name])
 
 
+@pytest.mark.filterwarnings("ignore:not converged")
 @pytest.mark.parametrize("method", ["primal", "online"])
 @pytest.mark.parametrize("free", [False, True])
 def test_an_extrapolation_by_0_is_plain_descent_bit_for_bit(
@@ -205,7 +206,8 @@ def test_an_extrapolation_by_0_is_plain_descent_bit_for_bit(
         "method": method,
         "bias": 1.0,
         "unpenalized_bias": free,
-        "tol": 1e-3,
+        "tol": 1e-12,
+        "max_passes": 12,  # certificates of online are made at other passes than in plain runs
         "C": [0.5, 5.0],
     }
     train(data, tmp_path / "plain", acceleration="none", **asked)
