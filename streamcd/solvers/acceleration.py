@@ -174,6 +174,11 @@ class Acceleration:
         kept["restore"][trained[due]], kept["shrunk"][trained[due]] = True, False
 
 
+def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool:
+    """Tell whether shrunk rows of a lane return when it ends the pass that it is in; False without acceleration."""
+    return "kappa" in lanes and bool(((lanes["passes"][training] + 1) % _RECALL_EVERY == 0).any())
+
+
 def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float) -> np.ndarray:
     """Compute kappa of the first pass from the mean of C_i q_i over a lane's rows; weights of rows are unknown."""
     cost = problem.cost
