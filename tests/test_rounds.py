@@ -14,19 +14,17 @@ import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.cluster.block_steps import (
-    LINEAR,
-    assign_shards_randomly,
-    next_sigma_prime,
-)
+from streamcd.cluster import partition as partitions
+from streamcd.cluster.assignment import Assignment
+from streamcd.cluster.block_steps import LINEAR, next_sigma_prime
 from streamcd.cluster.engines import SerialEngine, Simulation
 from streamcd.cluster.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
-from streamcd.core.randomness import random_key
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP
 from streamcd.runs.config import ProblemOptions
 from streamcd.solvers.protocol import DONE, TRAIN
 from streamcd.solvers.registry import make_solver
+from streamcd.stream.stream import _Reader
 from streamcd.training.stopping import new_lane_arrays
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -57,13 +55,13 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 # Dealing
 
 
-def test_shards_are_dealt_evenly_as_a_function_of_the_key() -> None:
+def test_shards_are_dealt_evenly_as_a_function_of_seed_and_round() -> None:
     entries = np.array([256, 255, 257, 254, 256, 258, 255, 256, 31, 5], dtype=np.int64)
     workers = ["a", "b", "c"]
     met: set[tuple[int, int]] = set()
-    for round_number in range(100):
-        dealt = assign_shards_randomly(entries, workers, random_key(0, round_number))
-        assert dealt == assign_shards_randomly(entries, workers, random_key(0, round_number))
+    assignment = Assignment(entries, seed=0)
+    for number in range(150):
+        dealt = assignment.of_round(number, workers)
         assert sorted(itertools.chain(*dealt.values())) == list(range(entries.size))
         loads = [int(entries[shards].sum()) for shards in dealt.values()]
         assert max(loads) - min(loads) <= 300
@@ -72,11 +70,32 @@ def test_shards_are_dealt_evenly_as_a_function_of_the_key() -> None:
     assert met == set(
         itertools.combinations(range(entries.size), 2)
     )  # every two shards share a worker now and then
+    assert dealt == Assignment(entries, seed=0).of_round(149, workers)
+    assert dealt != Assignment(entries, seed=1).of_round(149, workers)
+    assignment.of_round(150, workers[:2])  # a worker is lost, and another one comes
+    assert dealt == assignment.of_round(149, workers)
+
+
+def test_half_of_the_shards_stay_with_their_worker_from_round_to_round() -> None:
+    workers, assignment = ["a", "b", "c", "d"], Assignment(np.full(16, 100), seed=0)
+    changes = []
+    for number in range(1, 50):
+        before, after = (
+            {
+                shard: worker
+                for worker, shards in assignment.of_round(which, workers).items()
+                for shard in shards
+            }
+            for which in (number - 1, number)
+        )
+        changes.append(sum(before[shard] != after[shard] for shard in range(16)))
+    assert max(changes) <= 8
+    assert np.mean(changes) > 4
 
 
 def test_a_shard_for_each_worker_stays_where_it_is() -> None:
     entries = np.array([50, 10, 40], dtype=np.int64)
-    dealt = [assign_shards_randomly(entries, ["a", "b", "c"], random_key(0, number)) for number in range(5)]
+    dealt = [Assignment(entries, seed=0).of_round(number, ["a", "b", "c"]) for number in range(5)]
     assert all(deal == {"a": [0], "b": [2], "c": [1]} for deal in dealt)
 
 
@@ -114,7 +133,7 @@ def partition_after(
         state.lanes["inner_tolerance"][:] = 1e-12
     w = 0.1 * np.random.default_rng(1).standard_normal(state.w.shape)
     w[-1] = 0.0
-    request = RoundRequest("token", "", np.ones(problem.n_lanes), 1, n_passes, state.lanes, np.uint64(0))
+    request = RoundRequest("token", "", np.ones(problem.n_lanes), 1, n_passes, state.lanes, 0)
     return partition, partition.run(request, w), w
 
 
@@ -191,7 +210,7 @@ def test_sigma_prime_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path:
     both = Partition(replace(partition.spec, problem=problem, folder=str(tmp_path / "two")), partition.shards)
     lanes = make_solver(problem, "dual", partition.whole).new_state().lanes
     lanes |= {**new_lane_arrays(2), "sigma_prime": np.array([1.0, 2.0])}
-    request = RoundRequest("token", "", np.ones(2), 1, 1, lanes, np.uint64(0))
+    request = RoundRequest("token", "", np.ones(2), 1, 1, lanes, 0)
     change = both.run(request, np.hstack([w, w])).change.dense()
     np.testing.assert_allclose(change[:, :1], response.change.dense(), atol=1e-12)
     assert np.abs(change[:, 1] - change[:, 0]).max() > 1e-3
@@ -217,10 +236,7 @@ def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
     options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "max_passes": 300, "client": Simulation(4)}
     options["acceleration"] = "none"
     streamcd.train(data, tmp_path / "dealt", **options)
-    monkeypatch.setattr(
-        "streamcd.cluster.engines.assign_shards_randomly",
-        lambda entries, workers, key: assign_shards_randomly(entries, workers, np.uint64(0)),
-    )
+    monkeypatch.setattr(Assignment, "_exchange", lambda self: None)
     streamcd.train(data, tmp_path / "fixed", **options)
     assert 2 * training_rounds(tmp_path / "dealt") <= training_rounds(tmp_path / "fixed")
 
@@ -263,6 +279,43 @@ def test_shards_are_dealt_for_training_and_stay_for_certificates(
             assert before == after
     training_deals = {str(shards) for training, shards in dealt if training}
     assert len(training_deals) > 3
+
+
+@pytest.mark.filterwarnings("ignore:not converged")
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_workers_with_room_for_their_shards_read_only_those_that_arrive_and_end_with_the_same_bits(
+    loss: str, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for four shards of eight, of which a worker has two or so, against room for all."""
+    options: dict[str, Any] = {"loss": loss, "client": Simulation(4), "tol": 1e-9, "max_passes": 20}
+    loads = 0
+
+    def count(self: _Reader, *arguments: Any) -> None:
+        nonlocal loads
+        loads += 1
+        load(self, *arguments)
+
+    load = _Reader.load
+    monkeypatch.setattr(_Reader, "load", count)
+    streamcd.train(data, tmp_path / "all", local_passes=1, **options)
+    assert loads == data.n_chunks
+    whole_plan = partitions.plan_shards
+    monkeypatch.setattr(partitions, "plan_shards", lambda *given: (whole_plan(*given)[0], 4))  # type: ignore[index]
+    monkeypatch.setattr(SerialEngine, "_assign", _assign_and_keep)
+    streamcd.train(data, tmp_path / "few", local_passes=1, **options)
+    with np.load(tmp_path / "all" / "state.npz") as a, np.load(tmp_path / "few" / "state.npz") as b:
+        assert (a["w"] == b["w"]).all()
+    assert loads < 0.5 * 20 * data.n_chunks
+
+
+def _assign_and_keep(self: SerialEngine, request: RoundRequest) -> None:
+    """As a worker does: a partition stays open."""
+    self._shards = self._assignment.of_round(request.assigned, self._workers)
+    if not self._partitions:
+        self._partitions = [Partition(self._spec, owned) for owned in self._shards.values()]
+    for partition, owned in zip(self._partitions, self._shards.values(), strict=True):
+        assert partition.has_room_for(owned)
+        partition.assign(owned)
 
 
 def test_a_round_makes_the_passes_asked_for_and_one_where_a_worker_is_alone(

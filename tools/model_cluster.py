@@ -4,7 +4,7 @@
     python tools/model_cluster.py rounds.json --plot cluster.png
 
 The number of rounds does not depend on the hardware: K partitions are trained one after another in this process, exactly as
-K workers would. DATASET needs at least twice as many shards as workers (``convert --shard-size``), because shards are
+K workers would. DATASET needs at least twice as many shards as workers (``convert --shard-size``), because some are
 reassigned in every round. The cost of a round then follows from the size of the data set and the speeds in `Hardware`. Needs
 the extra ``plot`` for the picture.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from streamcd.cluster.assignment import exchanged_share
 from streamcd.cluster.engines import Simulation
 from streamcd.dataset.dataset import open_dataset
 from streamcd.runs.train import train
@@ -54,12 +55,11 @@ class Hardware:
     overhead: float = 0.2
 
 
-def round_seconds(hardware: Hardware, n_workers: int, passes: int, *, dealt: bool) -> tuple[float, float]:
-    """Seconds of work, and of overhead, of a round with `passes` local passes, on shards reassigned or kept."""
+def round_seconds(hardware: Hardware, n_workers: int, passes: float, arriving: float) -> tuple[float, float]:
+    """Seconds of work, and of overhead, of a round with `passes` local passes; `arriving` is the share of new shards."""
     entries = hardware.n_entries / n_workers
     train_seconds, read_seconds = entries / hardware.rate, 8 * entries / hardware.disk
-    fits = 8 * entries <= hardware.memory
-    reads = (1 if dealt and n_workers > 1 else 0) if fits else passes
+    reads = arriving if 8 * entries <= hardware.memory else passes
     # reading and training overlap
     work = reads * max(train_seconds, read_seconds) + (passes - reads) * train_seconds
     depth = math.ceil(math.log2(n_workers)) if n_workers > 1 else 0
@@ -93,18 +93,16 @@ def measure(
             )
             records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         steps = [record["eta"] for record in records if record["eta"]]
-        trained = [record for record in records if record["kind"] == "train"]
-        alone = sum(record["workers"] < min(n_workers, 2) for record in trained)
-        rounds = len(trained) - alone
+        rounds = sum(record["kind"] == "train" for record in records)
         found.append(
             {
                 "dataset": Path(dataset).name,
                 "loss": loss,
                 "workers": n_workers,
-                "local_passes": round((result.passes - alone) / max(rounds, 1)),
+                "shards": open_dataset(dataset).n_shards,
+                "local_passes": result.passes // max(rounds, 1),
                 "tol": tol,
                 "rounds": rounds,
-                "alone": alone,
                 "certificates": sum(record["kind"] == "certify" for record in records),
                 "smallest_step": min(low for low, _ in steps),
                 "seconds": result.seconds,
@@ -122,14 +120,12 @@ def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[st
     rows = []
     for record in measured:
         n_workers = record["workers"]
-        work, rest = round_seconds(hardware, n_workers, record["local_passes"], dealt=True)
-        read, rest_of_read = round_seconds(hardware, n_workers, 1, dealt=False)
-        seconds = record["rounds"] * (work + rest) + record["certificates"] * (read + rest_of_read)
-        seconds += record.get("alone", 0) * sum(
-            round_seconds(hardware, 1, 1, dealt=False)
-        )  # turns of one worker
-        if n_workers == 1 and 8 * hardware.n_entries <= hardware.memory:
-            seconds += 8 * hardware.n_entries / hardware.disk  # read once, kept from then on
+        passes, share = record["local_passes"], exchanged_share(record["shards"], n_workers)
+        first, rest = round_seconds(hardware, n_workers, passes, 1.0)
+        work, _ = round_seconds(hardware, n_workers, passes, share)
+        read, _ = round_seconds(hardware, n_workers, 1, 0.0)
+        seconds = first + (record["rounds"] - 1) * work + record["certificates"] * read
+        seconds += (record["rounds"] + record["certificates"]) * rest
         sent = (record["rounds"] + record["certificates"]) * sent_bytes(hardware, n_workers)
         rows.append({**record, "seconds": seconds, "network_share": rest / (work + rest), "bytes_sent": sent})
     return rows
@@ -143,7 +139,6 @@ def table(hardware: Hardware, measured: list[dict[str, Any]]) -> str:
     ]
     for row in modelled(hardware, measured):
         rounds = f"{row['rounds']:,}" if row["converged"] else f"> {row['rounds']:,} (gap {row['gap']:.1e})"
-        rounds += f" and {row['alone']} of one" if row.get("alone") else ""
         lines.append(
             f"| {row['dataset']}, {row['loss']} | {row['workers']} | {rounds} | "
             f"{row['rounds'] * row['local_passes']} | {row['certificates']} | {row['seconds']:,.0f} | "

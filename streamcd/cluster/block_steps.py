@@ -17,8 +17,9 @@ Then
     2. The next s is ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K], to the nearest power of two (a scaling that loses no bit):
        with that s the models would have added up to f. It is 1 where the partitions' changes are orthogonal (wide text), K
        where they are all the same.
-    3. **The shards are reassigned.** Block methods converge slowly because their partitions are fixed: the division of `w`
-       among the A_k a_k is determined by g alone, and where g is flat it keeps drifting. New blocks mix it anew.
+    3. **A part of the shards is reassigned** (`assignment`). Block methods converge slowly because their partitions are
+       fixed: the division of `w` among the A_k a_k is determined by g alone, and where g is flat it keeps drifting. New
+       blocks mix it anew.
 
 An accelerated lane (`solvers.acceleration`) makes the round on the dual of its proximal point, in which ``½ mu ‖w‖²`` stands
 for ``½‖w‖²``: the models have s mu for s, and the slope ``mu w·Δw``. Its next round begins at another centre.
@@ -36,7 +37,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import EnvironmentFailure
-from ..kernels.primitives import shuffle
 from ..solvers.problem import Problem
 
 LINEAR, QUADRATIC, LONGEST, APART, MAGNITUDE = range(5)
@@ -368,32 +368,3 @@ def lane_columns(lanes: np.ndarray, n_lanes: int, n_vectors: int) -> np.ndarray:
     """Return the columns of `w` that belong to these lanes."""
     per_lane = n_vectors // n_lanes
     return (lanes[:, None] * per_lane + np.arange(per_lane)).reshape(-1)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Assignment of shards to workers
-
-
-def assign_shards_randomly(
-    entries: np.ndarray, workers: Sequence[str], key: np.uint64
-) -> dict[str, list[int]]:
-    """Assign all shards at random, with about as many entries to each worker, by the key and the number of workers alone.
-
-    Returns the ascending shards of every worker that has any, in the order of `workers`.
-    """
-    if entries.size <= len(workers):  # a shard each, the largest first: nothing to mix
-        owners = zip(workers, np.argsort(-entries, kind="stable").tolist(), strict=False)
-        return {worker: [shard] for worker, shard in owners}
-    order = np.arange(entries.size)
-    shuffle(order, key)
-    # Large shards first, so that small ones even out. Sizes and loads are compared roughly: to the entry, the same few
-    # shards would meet in every round.
-    size, largest = np.maximum(entries[order], 1), max(int(entries.max()), 1)
-    order = order[np.argsort(np.rint(np.log2(largest / size)), kind="stable")]
-    owned: dict[str, list[int]] = {worker: [] for worker in workers}
-    load = dict.fromkeys(workers, 0)
-    for shard in order.tolist():
-        worker = min(workers, key=lambda worker: 4 * load[worker] // largest)
-        owned[worker].append(shard)
-        load[worker] += max(int(entries[shard]), 1)
-    return {worker: sorted(shards) for worker, shards in owned.items() if shards}

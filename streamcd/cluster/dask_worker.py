@@ -45,7 +45,7 @@ class _WorkerSession:
         if found is not None and found.shards == shards:
             return found
         same_run = found is not None and found.spec.folder == spec.folder
-        if found is not None and same_run and found.has_room_for_all:
+        if found is not None and same_run and found.has_room_for(shards):
             found.assign(shards)
             return found
         whole = found.whole if found is not None and same_run else None

@@ -19,7 +19,6 @@ import numpy as np
 
 from ..core.atomic_files import sync
 from ..core.errors import EnvironmentFailure
-from ..core.randomness import random_key
 from ..kernels.primitives import DUAL
 from ..solvers import acceleration
 from ..solvers.dual import RowSolver, violation
@@ -42,7 +41,6 @@ from .block_steps import (
 from .engines import Engine, RoundResult, SerialEngine, Simulation, WorkersLost, shard_entries
 from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
 
-_ASSIGNMENT = 0x6465616C  # makes these keys differ from those of reads and windows
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 
 
@@ -105,7 +103,7 @@ class RoundLoop(TrainingLoop):
         self.bytes_read = 0
         self.round, self.attempts = 0, 0
         self.passes_made: int | None = None  # in the last training round: one where a worker is alone
-        self.assigned_round = 0  # for which shards were last assigned
+        self.assigned_round = 0  # number of the last assignment of shards
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
         self.state.lanes["sigma_prime"] = np.ones(task.problem.n_lanes)
         self._folder.mkdir(exist_ok=True)
@@ -173,9 +171,7 @@ class RoundLoop(TrainingLoop):
             n_passes=self.local_passes if training else 1,
             lanes={name: array.copy() for name, array in self.state.lanes.items()},
             # a read at fixed w leaves the shards where they are
-            shard_key=random_key(
-                self.task.seed, _ASSIGNMENT, self.round if training else self.assigned_round
-            ),
+            assigned=self.assigned_round + training,
         )
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -225,7 +221,7 @@ class RoundLoop(TrainingLoop):
         self.round += 1
         if trained.size:
             self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
-            self.assigned_round = self.round - 1
+            self.assigned_round = request.assigned
         return {
             "round": self.round,
             "read": state.read,

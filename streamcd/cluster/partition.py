@@ -37,7 +37,7 @@ from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_t
 from ..solvers.registry import make_solver
 from ..stream.arenas import RowLayout
 from ..stream.identity import Identity
-from ..stream.memory_plan import make_plan
+from ..stream.memory_plan import make_plan, plan_shards
 from ..stream.slot_store import SlotStore, chunk_slots
 from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
@@ -105,7 +105,7 @@ class RoundRequest:
     read: int  # number of the first read of the data
     n_passes: int  # reads, numbered from `read`; a single partition always makes one
     lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
-    shard_key: np.uint64  # of their assignment; the last round's key leaves them where they are
+    assigned: int  # number of the round's assignment of shards; the last round's leaves them where they are
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases."""
@@ -204,13 +204,17 @@ class Partition:
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
         weights = {"weights": model_bytes(solver)}
         self._dataset, self._chunks = whole, np.arange(whole.n_chunks)
-        self.plan = make_plan(whole, spec.memory, self._layout, weights)
-        self.has_room_for_all = self.plan.resident  # other shards can then be assigned without reopening
-        if not self.has_room_for_all:
-            self._dataset, self._chunks = whole.select_parts(shards), self._chunks_of(shards)
-            self.plan = make_plan(self._dataset, spec.memory, self._layout, weights)
-        n_folds = self._problem.n_folds
-        self._stream = Stream(self._dataset, self.plan, self._layout, spec.seed, n_folds=n_folds)
+        kept = plan_shards(whole, spec.memory, self._layout, weights, len(shards))
+        if kept is not None:
+            self.plan, self._room = kept
+        else:
+            self._dataset = whole.select_parts(shards)
+            self._chunks = np.flatnonzero(np.isin(whole.chunk_part, shards))
+            self.plan, self._room = make_plan(self._dataset, spec.memory, self._layout, weights), 0
+        n_folds, n_shards = self._problem.n_folds, self._room or None
+        self._stream = Stream(
+            self._dataset, self.plan, self._layout, spec.seed, n_folds=n_folds, n_shards=n_shards
+        )
         self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         # in a resident arena: the folder whose records the rows of a chunk hold, and whether the step was applied
         self._holds: list[str | None] = [None] * self._chunks.size
@@ -220,14 +224,17 @@ class Partition:
         self._slot_bytes_read = 0
         self.assign(shards)
 
-    def assign(self, shards: list[int]) -> None:
-        """Take these shards from now on; where all fit in memory, those read before are still there."""
-        self.shards, self.alone = shards, len(shards) == self.whole.n_shards
-        self._own = self._chunks_of(shards) if self.has_room_for_all else np.arange(self._chunks.size)
-        self._stream.restrict(self._own)
+    def has_room_for(self, shards: list[int]) -> bool:
+        """Return whether these shards can be assigned without opening another partition."""
+        return len(shards) <= self._room
 
-    def _chunks_of(self, shards: list[int]) -> np.ndarray:
-        return np.flatnonzero(np.isin(self.whole.chunk_part, shards))
+    def assign(self, shards: list[int]) -> None:
+        """Take these shards from now on; those read before stay in memory as long as there is room."""
+        self.shards, self.alone = shards, len(shards) == self.whole.n_shards
+        taken = np.array(shards) if self._room else np.unique(self._dataset.chunk_part)
+        self._own, lost = self._stream.restrict(taken)
+        for chunk in lost.tolist():
+            self._holds[chunk] = None
 
     def run(self, request: RoundRequest, w: np.ndarray, report: Report | None = None) -> RoundResponse:
         """Make the local passes of a round from the common `w`, which is not changed."""
@@ -263,7 +270,7 @@ class Partition:
         for local, chunk in zip(self._own.tolist(), self._chunks[self._own].tolist(), strict=True):
             n_rows = int(self._n_rows[chunk])
             if arena is not None and self._holds[local] == request.token:
-                start = int(self._dataset.row_start[local])
+                start = self._stream.resident_start(local)
                 pair = arena.alpha[start : start + n_rows]
             else:
                 pair = np.empty((n_rows, 2 * width))

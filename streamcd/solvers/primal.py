@@ -353,6 +353,17 @@ class OnlineSolver(PrimalSolver):
 
     with_replacement = True
 
+    def new_state(self) -> State:
+        """Return the state before the first read.
+
+        With extrapolation it has room for the gap of a failed certificate, to which features that later passes leave out
+        may contribute.
+        """
+        state = super().new_state()
+        if self._extrapolation:
+            state.lanes["unseen_gap"] = np.zeros(self.problem.n_lanes)
+        return state
+
 
 def _gap_on_the_ray(
     primal: np.ndarray,

@@ -26,7 +26,7 @@ START, TRAIN, CERTIFY, DONE = range(4)
 Start = Literal["alpha", "alpha and w", "w"]
 """Content of a warm start: alpha, from which the first read computes w; alpha with its w(alpha); or w alone."""
 
-_ADDED = ("rounding", "primal_rounding")
+_ADDED = ("rounding", "primal_rounding", "unseen_gap")
 """Per-lane arrays that older runs lack; they keep their initial values until the next certificate."""
 
 

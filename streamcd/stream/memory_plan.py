@@ -16,6 +16,7 @@ from ..core.memory_budget import RESERVED_BYTES, format_size, require
 from ..core.metadata import Count, Positive
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
+from .shard_slots import slot_size
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
 _ORDER_BYTES = 8  # of an item's number in the order of visits
@@ -118,19 +119,12 @@ def make_plan(
     `memory_budget.require`) if the model and two windows of one chunk do not fit.
     """
     table = layout.open(dataset)
-    item_bytes = layout.item_bytes + _ORDER_BYTES
+    overhead = _overhead(table, budget, needs)
     readers = _count_readers(table, budget)
-    overhead = {
-        **needs,
-        "pages of scores": paging.fixed_bytes if paging else 0,
-        "reading": _reading_bytes(table) + (readers - 1) * _reader_bytes(table),
-        "chunk table": 100 * table.n_chunks,  # with the tables of slots and of copies
-    }
-    whole = table.n_entries * table.entry_bytes + table.n_items * item_bytes
-    if not paging and RESERVED_BYTES + sum(overhead.values()) + whole <= budget:
-        largest = int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
-        entries = min(max(layout.resident_window, largest), max(table.n_entries, 1))
-        return Plan(entries, table.n_items, resident=True, readers=readers)
+    if paging:
+        overhead["pages of scores"] = paging.fixed_bytes
+    elif RESERVED_BYTES + sum(overhead.values()) + _resident_bytes(table, layout) <= budget:
+        return _resident_plan(table, layout, readers)
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
     each_item = 2 * layout.item_bytes + _ORDER_BYTES + (paging.item_bytes if paging else 0)
@@ -147,6 +141,40 @@ def make_plan(
         page_rows=paging.page_rows if paging else 0,
         readers=readers,
     )
+
+
+def plan_shards(
+    table: Table, budget: int, layout: Layout, needs: Mapping[str, int], fewest: int
+) -> tuple[Plan, int] | None:
+    """Plan to keep some shards in memory, `fewest` or more; also returns how many fit, None if too few do."""
+    overhead, n_shards = sum(_overhead(table, budget, needs).values()), table.n_shards
+    left = budget - RESERVED_BYTES - overhead
+    if _resident_bytes(table, layout) > left:
+        items, entries = slot_size(table)
+        a_shard = entries * table.entry_bytes + items * (layout.item_bytes + _ORDER_BYTES)
+        n_shards = min(left // max(a_shard, 1), table.n_shards - 1)
+    if n_shards < fewest:
+        return None
+    return _resident_plan(table, layout, _count_readers(table, budget)), n_shards
+
+
+def _overhead(table: Table, budget: int, needs: Mapping[str, int]) -> dict[str, int]:
+    readers = _count_readers(table, budget)
+    return {
+        **needs,
+        "reading": _reading_bytes(table) + (readers - 1) * _reader_bytes(table),
+        "chunk table": 100 * table.n_chunks,  # with the tables of slots and of copies
+    }
+
+
+def _resident_bytes(table: Table, layout: Layout) -> int:
+    return table.n_entries * table.entry_bytes + table.n_items * (layout.item_bytes + _ORDER_BYTES)
+
+
+def _resident_plan(table: Table, layout: Layout, readers: int) -> Plan:
+    largest = int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
+    entries = min(max(layout.resident_window, largest), max(table.n_entries, 1))
+    return Plan(entries, table.n_items, resident=True, readers=readers)
 
 
 def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:

@@ -27,6 +27,7 @@ from ..kernels.primitives import shuffle
 from .active_rows import ActiveRows
 from .arenas import RowLayout
 from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
+from .shard_slots import ShardSlots
 from .window import Window
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ class Stream:
     """Reader of windows; while the caller works on one, other threads decode the next.
 
     Until `close`, only these threads may use `dataset`. `n_folds` is the number of folds that rows are assigned to
-    (`assign_folds`), 0 for none. At most `n_threads` read, and at most `plan.readers`, for which the plan has memory.
+    (`assign_folds`), 0 for none. At most `n_threads` read, and at most `plan.readers`, for which the plan has memory. If the
+    data are resident, `n_shards` is the number of shards that have room (`restrict` says which), all if omitted.
     `folder` is a directory for copies of active rows that do not fit in memory (`keep_active`).
     """
 
@@ -51,6 +53,7 @@ class Stream:
         *,
         n_folds: int = 0,
         n_threads: int = 1,
+        n_shards: int | None = None,
         folder: Path | None = None,
     ) -> None:
         if dataset.classes is None:
@@ -64,7 +67,10 @@ class Stream:
         tables = [self.table, *(self.table.another() for _ in range(n_readers - 1))]
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
         ahead_bytes = AHEAD_BYTES if n_readers == 1 else SHARED_AHEAD_BYTES
-        size = (self.table.n_items, self.table.n_entries) if plan.resident else window_size(self.table, plan)
+        self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
+        size = (
+            (self._slots.n_items, self._slots.n_entries) if plan.resident else window_size(self.table, plan)
+        )
         self._arenas = [layout.new_arena(self.table, *size) for _ in range(1 if plan.resident else 2)]
         self._active: ActiveRows | None = None
         if isinstance(layout, RowLayout) and not plan.resident and not self._in_memory:
@@ -95,7 +101,7 @@ class Stream:
     @property
     def largest_window_items(self) -> int:
         """Largest number of items in a window."""
-        return self.table.n_items if self.plan.resident else window_size(self.table, self.plan)[0]
+        return self._slots.n_items if self.plan.resident else window_size(self.table, self.plan)[0]
 
     def n_windows(self, read: int) -> int:
         """Count the windows of a read."""
@@ -139,11 +145,23 @@ class Stream:
             return str(error)
         return ""
 
-    def restrict(self, units: np.ndarray) -> None:
-        """Read only these units (`Table.unit_start`), ascending, from now on; call it between reads."""
+    def restrict(self, shards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read only these shards of rows from now on; call it between reads.
+
+        Returns their chunks, ascending, and the chunks that lost their place in the resident arena.
+        """
         if self._ahead is not None:
             wait(self._ahead[2])
-        self._units, self._order_cache, self._ahead = units, None, None
+        chunks, lost = np.flatnonzero(np.isin(self.table.chunk_part, shards)), np.zeros(0, dtype=np.int64)
+        if self.plan.resident:
+            lost = self._slots.hold(shards)
+            self._seen[lost] = False
+        self._units, self._order_cache, self._ahead = chunks, None, None
+        return chunks, lost
+
+    def resident_start(self, chunk: int) -> int:
+        """Return the offset of a chunk's items in the resident arena."""
+        return int(self._slots.item_start[chunk])
 
     def close(self) -> None:
         """Stop the reading threads and close the dataset's files."""
@@ -197,7 +215,7 @@ class Stream:
             arena.feature[0], arena.indptr[:2] = self.table.first_feature[chunks[0]], 0
             sweep = functools.partial(self._sweep, arena, chunks)
         elif self.plan.resident:
-            starts, entry_starts = self.table.item_start[chunks], self.table.entry_start[chunks]
+            starts, entry_starts = self._slots.item_start[chunks], self._slots.entry_start[chunks]
         window = Window(*position, chunks, arena, starts, starts + items, int(entries.sum()), sweep)
         return window, (starts, entry_starts)
 

@@ -99,7 +99,7 @@ class TrainingLoop(ABC):
     def run(self) -> Outcome:
         """Train until every lane is done."""
         if self.state.window == 0:
-            reopen(self.state, self.task.rule)
+            reopen(self.state, self.task.rule, self.task.problem.loss)
         lanes = self.state.lanes
         try:
             if self._has_open_lanes():
@@ -131,7 +131,7 @@ class TrainingLoop(ABC):
         update_lane_phases(state, task.rule, task.solver, str(task.dataset.path))
         self._review_phases(certified)
         task.solver.end_read(state, trained)
-        reopen(state, task.rule)
+        reopen(state, task.rule, task.problem.loss)
         state.totals[:] = new_totals(task.problem.n_lanes)
 
     def _review_phases(self, certified: np.ndarray) -> None:  # noqa: B027

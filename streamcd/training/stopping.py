@@ -18,7 +18,8 @@ from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
 from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VALIDATION, BY_VIOLATION
 
-_OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows
+_OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows, or in features that were not visited
+_UNSEEN = 0.6  # of such a gap that is expected to remain after another pass, which visits about this share of the features
 
 
 CERTIFIED = ("primal", "dual", "gap", "violation", "rounding", "primal_rounding")
@@ -92,8 +93,12 @@ def _refuse_infinite(state: State, data: str) -> None:
     )
 
 
-def reopen(state: State, rule: StopRule) -> bool:
-    """Resume training of lanes that are done but do not satisfy this rule; returns True if there are any."""
+def reopen(state: State, rule: StopRule, loss: str) -> bool:
+    """Resume training of lanes that are done but do not satisfy this rule; returns True if there are any.
+
+    All rows return, but in accelerated lanes with the squared hinge loss: there they return every few passes anyway, and at
+    once kdd99 took 31 passes to 1e-6 in place of 27. (With hinge heart_scale, C = 100, took 1.4 times the passes without.)
+    """
     lanes = state.lanes
     done = lanes["phase"] == DONE
     if not done.any():
@@ -106,7 +111,8 @@ def reopen(state: State, rule: StopRule) -> bool:
     lanes["phase"][again] = TRAIN
     lanes["reason"][again] = 0
     lanes["caution"][again] = 1.0
-    restore(state, np.flatnonzero(again))
+    patient = loss == "squared_hinge" and "kappa" in lanes
+    restore(state, np.flatnonzero(again & ~(lanes["kappa"] > 0.0) if patient else again))
     return bool(again.any())
 
 
@@ -203,6 +209,9 @@ def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float) -> f
     """
     estimate = float(lanes["estimate"][lane])
     fall = min(estimate / previous, 1.0) if previous > 0 else 1.0  # nan in the first pass
+    if "unseen_gap" in lanes:
+        lanes["unseen_gap"][lane] *= _UNSEEN
+        return max(estimate * fall, float(lanes["unseen_gap"][lane]))
     if "distance" not in lanes:
         return estimate * fall
     at_end = float(lanes["distance"][lane])
@@ -216,6 +225,8 @@ def _caution_after_failure(lanes: dict[str, np.ndarray], lane: int) -> float:
     With acceleration it is the ratio of expected to certified gap: accelerated passes gain so much that halving cost a9a 2
     to 4 unnecessary passes of 15 to 20.
     """
+    if "unseen_gap" in lanes and lanes["gap"][lane] > _OUTSIDE * lanes["estimate"][lane]:
+        lanes["unseen_gap"][lane] = lanes["gap"][lane]
     if "expected_gap" not in lanes:
         return 0.5 * float(lanes["caution"][lane])
     return min(0.97 * float(lanes["expected_gap"][lane] / lanes["gap"][lane]), float(lanes["caution"][lane]))

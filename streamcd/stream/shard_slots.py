@@ -1,0 +1,69 @@
+"""Places of shards in a resident arena: of all of them, or of those that fit, which may come and go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .memory_plan import Table
+
+
+class ShardSlots:
+    """Places of shards in an arena, as many as fit; a shard keeps its place until another one needs it.
+
+    Where all shards fit, each has its place for good. Otherwise the places are of equal size, with an item to spare, because
+    an item's end is the next one's start.
+
+    Attributes
+    ----------
+    n_items, n_entries : int
+        Size of the arena.
+    item_start, entry_start : ndarray of int64, shape (chunks,)
+        Offsets in the arena; of chunks without a place, undefined.
+    """
+
+    def __init__(self, table: Table, n_slots: int) -> None:
+        self._first, self._shard = shard_bounds(table), table.chunk_part
+        self._starts = table.item_start, table.entry_start
+        self._in_slot = np.arange(table.n_shards)  # -1: empty
+        self.item_start, self.entry_start = (start[:-1] for start in self._starts)
+        self.n_items, self.n_entries = table.n_items, table.n_entries
+        self.holds_all = n_slots >= table.n_shards
+        if self.holds_all:
+            return
+        self._in_slot = np.full(n_slots, -1)
+        self.item_start, self.entry_start = self.item_start.copy(), self.entry_start.copy()
+        self._slot_items, self._slot_entries = slot_size(table)
+        self.n_items, self.n_entries = n_slots * self._slot_items, n_slots * self._slot_entries
+
+    def __len__(self) -> int:
+        return self._in_slot.size
+
+    def hold(self, shards: np.ndarray) -> np.ndarray:
+        """Give these shards places, at most as many as there are; returns the chunks that lost theirs."""
+        arriving = np.setdiff1d(shards, self._in_slot)
+        free = np.flatnonzero(~np.isin(self._in_slot, shards))[: arriving.size]
+        leaving = self._in_slot[free]
+        for slot, shard in zip(free.tolist(), arriving.tolist(), strict=True):
+            chunks = slice(self._first[shard], self._first[shard + 1])
+            placed = zip(self._starts, (self.item_start, self.entry_start), strict=True)
+            for (start, place), size in zip(placed, (self._slot_items, self._slot_entries), strict=True):
+                place[chunks] = start[:-1][chunks] - start[chunks.start] + slot * size
+        self._in_slot[free] = arriving
+        return np.flatnonzero(np.isin(self._shard, leaving[leaving >= 0]))
+
+
+def shard_bounds(table: Table) -> np.ndarray:
+    """Return the first chunk of every shard, and the number of chunks; int64, shape (shards + 1,)."""
+    return np.searchsorted(table.chunk_part, np.arange(table.n_shards + 1))
+
+
+def slot_size(table: Table) -> tuple[int, int]:
+    """Count the items and entries of a place for any shard."""
+    bounds = shard_bounds(table)
+    items, entries = (
+        np.diff(start[bounds]).max(initial=0) for start in (table.item_start, table.entry_start)
+    )
+    return int(items) + 1, int(entries)
