@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +14,16 @@ from reference import kernel_rows
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
+from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.errors import UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.progress import Listener
 from streamcd.core.threads import Threads
+from streamcd.dataset.read_ahead import AHEAD_BYTES
 from streamcd.kernels.dual import add_alpha_rows
 from streamcd.kernels.primitives import Costs, Variables
+from streamcd.models.model import Model
+from streamcd.prediction.predict import Decisions
 from streamcd.runs.tune import tune
 from streamcd.training.checkpoint import read_arrays
 
@@ -65,6 +74,62 @@ def test_the_number_of_threads_changes_no_bit_of_a_search(tmp_path: Path) -> Non
     for threads in (1, 3):
         tune(data, tmp_path / f"{threads}", C=[0.1, 1.0], cv=3, threads=threads)
     assert state_of(tmp_path / "1") == state_of(tmp_path / "3")
+
+
+@pytest.mark.parametrize("kind", ["dataset", "text"])
+def test_the_number_of_threads_changes_no_byte_of_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(4, 700), n_chunks=9)
+    streamcd.train(data, tmp_path / "run", loss="log_loss")
+    source = data.path if kind == "dataset" else tmp_path / "rows.svm"
+    if kind == "text":
+        export_libsvm(data, source)
+    n_threads = Counter[int]()
+    decide = Model.decisions
+
+    def counted(*arguments: object) -> object:
+        n_threads[threading.get_ident()] += 1
+        return decide(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Model, "decisions", counted)
+    written, found = set(), []
+    for threads in (1, 2, 5):
+        out = tmp_path / f"{threads}.csv"
+        n_threads.clear()
+        streamcd.predict(source, tmp_path / "run", out, proba=True, decision=True, threads=threads)
+        assert kind == "text" or (len(n_threads) > 1) == (threads > 1)
+        written.add(out.read_bytes())
+        found.append(streamcd.evaluate(source, tmp_path / "run", threads=threads))
+    assert len(written) == 1
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_thread_that_predicts_has_its_chunk_in_the_plan(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(3000, 50), n_chunks=9)
+    streamcd.train(data, tmp_path / "run")
+    model = streamcd.load_model(tmp_path / "run")
+    least = Decisions(data, model, 1 << 40, Listener()).least_bytes
+    alone = Decisions(data, model, RESERVED_BYTES + least + 4 * AHEAD_BYTES, Listener(), threads=4)
+    several = Decisions(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=4)
+    assert (alone.n_threads, several.n_threads) == (1, 4)
+    one = Decisions(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=1)
+    assert one.left - several.left >= 4 * AHEAD_BYTES
+
+
+def test_results_are_in_order_and_calls_no_further_ahead_than_the_threads() -> None:
+    made: list[int] = []
+
+    def calls() -> Iterator[Callable[[], int]]:
+        for number in range(20):
+            made.append(number)
+            yield lambda number=number: number * number  # type: ignore[misc]
+
+    threads = Threads(3)
+    for number, found in enumerate(threads.in_order(calls())):
+        assert found == number * number
+        assert len(made) <= number + 1 + 3
+    threads.close()
 
 
 def test_a_number_of_threads_below_one_is_refused(tmp_path: Path) -> None:

@@ -6,10 +6,14 @@ No result depends on the number of threads: a sum is computed within one part, o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from .errors import UsageError
+
+T = TypeVar("T")
 
 _LEAST_OPERATIONS = 100_000  # in a part, of a nanosecond each; handing over a part costs about 50,000
 
@@ -47,6 +51,24 @@ class Threads:
             wait(others)
         for other in others:
             other.result()
+
+    def in_order(self, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """Make calls, at most `count` at a time, and yield their results in order; raises the first call's error.
+
+        The caller's thread makes none, unless it is the only one: it uses the results meanwhile. At most `count` calls are
+        made, or their results kept, beside the one that it uses.
+        """
+        if self.count == 1:
+            yield from (call() for call in calls)
+            return
+        pending: deque[Future[T]] = deque()
+        with ThreadPoolExecutor(self.count, thread_name_prefix="streamcd-work") as pool:
+            for call in calls:
+                if len(pending) == self.count:
+                    yield pending.popleft().result()
+                pending.append(pool.submit(call))
+            while pending:
+                yield pending.popleft().result()
 
     def close(self) -> None:
         """Stop the threads; they are restarted when needed."""
