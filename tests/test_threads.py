@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,10 @@ from streamcd.kernels.dual import add_alpha_rows
 from streamcd.kernels.primitives import Costs, Variables
 from streamcd.models.model import Model
 from streamcd.prediction.predict import Decisions
+from streamcd.runs.config import ProblemOptions
 from streamcd.runs.tune import tune
+from streamcd.solvers import crammer_singer
+from streamcd.solvers.crammer_singer import CrammerSingerSolver
 from streamcd.training.checkpoint import read_arrays
 
 
@@ -46,8 +50,11 @@ def state_of(run: Path) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
-@pytest.mark.parametrize("n_classes", [2, 7])
+@pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
+@pytest.mark.parametrize(
+    ("loss", "n_classes"),
+    [("hinge", 2), ("log_loss", 2), ("hinge", 7), ("log_loss", 7), ("crammer_singer", 7)],
+)
 def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str, n_classes: int) -> None:
     rows = random_rows(3000, 50) if n_classes == 2 else multiclass(n_classes, 700)
     data = write_dataset(tmp_path / "data", rows, n_chunks=9)
@@ -64,9 +71,30 @@ def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str
                 bias=1.0,
                 plan=plan,
                 threads=threads,
+                max_passes=15,
             )
             states.append(state_of(run))
         assert states[0] == states[1] == states[2]
+
+
+def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(3, 200), n_chunks=3)
+    n_rows = Counter[int]()
+    draw = crammer_singer.shuffled_active_rows
+
+    def counted(*arguments: Any) -> np.ndarray:
+        n_rows[threading.get_ident()] += 1
+        return draw(*arguments)
+
+    monkeypatch.setattr(crammer_singer, "shuffled_active_rows", counted)
+    streamcd.train(data, tmp_path / "run", loss="crammer_singer", C=[0.1, 0.2, 0.4, 0.8, 1.6], threads=8)
+    assert len(n_rows) > 1
+    solver = CrammerSingerSolver(
+        ProblemOptions("crammer_singer", C=(0.1, 0.2, 0.4, 0.8, 1.6)).make_problem(data)
+    )
+    assert solver.layout.n_orders == 4
 
 
 def test_the_number_of_threads_changes_no_bit_of_a_search(tmp_path: Path) -> None:

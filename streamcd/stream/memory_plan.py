@@ -67,6 +67,8 @@ class Layout(Protocol):
     def item_bytes(self) -> int: ...  # of an item in an arena, besides its entries
     @property
     def resident_window(self) -> int: ...  # entries of a window if all data is in memory
+    @property
+    def n_orders(self) -> int: ...  # orders of a window's items that the solver holds at a time
 
     def open(self, dataset: Any) -> Any:
         """Open the table that holds the chunks."""
@@ -118,7 +120,7 @@ def make_plan(
     `memory_budget.require`) if the model and two windows of one chunk do not fit.
     """
     table = layout.open(dataset)
-    item_bytes = layout.item_bytes + _ORDER_BYTES
+    item_bytes = layout.item_bytes + _ORDER_BYTES * layout.n_orders
     readers = _count_readers(table, budget)
     overhead = {
         **needs,
@@ -133,7 +135,7 @@ def make_plan(
         return Plan(entries, table.n_items, resident=True, readers=readers)
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
-    each_item = 2 * layout.item_bytes + _ORDER_BYTES + (paging.item_bytes if paging else 0)
+    each_item = 2 * layout.item_bytes + _ORDER_BYTES * layout.n_orders + (paging.item_bytes if paging else 0)
     chunk_entries, chunk_items = _largest_chunk(table)
     smallest = chunk_entries * each_entry + chunk_items * each_item
     left = require(budget, {**overhead, "two windows of one chunk": smallest}, advice, refusal)
