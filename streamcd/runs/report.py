@@ -119,8 +119,9 @@ def plot_evaluation(
     form = image_format(path)
     check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
     loaded = load_model(model, C)
-    share = {"workers": workers, "threads": threads}
-    result, curves = evaluate_with_curves(data, loaded, memory=memory, **share, listener=listener)
+    result, curves = evaluate_with_curves(
+        data, loaded, memory=memory, workers=workers, threads=threads, listener=listener
+    )
     write_file(path, image(_evaluation_figure(loaded, result, curves), form))
     return result
 
