@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata, write_metadata
 from ..core.storage import local_path
-from ..core.threads import Threads
 from ..dataset.scaling import Scaling
 from .calibration import sigmoid_logarithms
 from .encoding import CATEGORIES_FILE, Encoding, read_encoding
@@ -164,27 +163,17 @@ class Model:
             0.0 if self.free_bias else self.bias_weight**2
         )
 
-    def decisions(
-        self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads | None = None
-    ) -> tuple[np.ndarray, int]:
+    def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
         """Compute ``h(x)`` of sparse rows, shape (rows, n_vectors), and count the entries of unknown features, ignored.
 
-        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`. The rows are divided
-        among `threads`.
+        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`.
         """
         from ..kernels.rows import margins  # here, because it imports numba
 
-        threads = threads or Threads()
-        n_parts = threads.parts(int(indptr[-1] - indptr[0]) * self.n_vectors)
-        out, ignored = np.empty((indptr.size - 1, self.n_vectors)), np.zeros(n_parts, dtype=np.int64)
-
-        def decide(part: int) -> None:
-            start, stop = ((indptr.size - 1) * bound // n_parts for bound in (part, part + 1))
-            ignored[part] = margins(indptr[start : stop + 1], feature, value, self.weights, out[start:stop])
-
-        threads.run([partial(decide, part) for part in range(n_parts)])
+        out = np.empty((indptr.size - 1, self.n_vectors))
+        n_ignored = int(margins(indptr, feature, value, self.weights, out))
         out += self.intercept
-        return out, int(ignored.sum())
+        return out, n_ignored
 
     def matrix_decisions(self, X: Any) -> np.ndarray:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import tempfile
@@ -197,15 +198,12 @@ class Decisions:
 
     def blocks(self, phase: str) -> Iterator[DecidedRows]:
         """Yield all rows; those of text in order, those of a dataset shuffled."""
-        try:
-            if self._workers > 1:
-                yield from self._shared_rows(phase)
-            elif self.dataset is not None:
-                yield from self.dataset_rows(phase, range(self.dataset.n_chunks))
-            else:
-                yield from self.text_rows(phase)
-        finally:
-            self.close()
+        if self._workers > 1:
+            yield from self._shared_rows(phase)
+        elif self.dataset is not None:
+            yield from self.dataset_rows(phase, range(self.dataset.n_chunks))
+        else:
+            yield from self.text_rows(phase)
         if self.n_ignored:
             self.listener.warning(
                 f"{self.n_ignored:,} entries ignored: their feature is beyond the model's width of {self.model.n_features}"
@@ -219,10 +217,6 @@ class Decisions:
     def n_threads(self) -> int:
         """Threads of this process."""
         return self._threads.count
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self._threads.close()
 
     def dataset_rows(self, phase: str, chunks: range) -> Iterator[DecidedRows]:
         """Yield the rows of some chunks."""
@@ -337,8 +331,21 @@ class Decisions:
             value = self._scaling.apply(indptr, feature, value, self.model.n_features)
         for start in range(0, label.size, self.block_rows):
             stop = min(label.size, start + self.block_rows)
-            decided = self.model.decisions(indptr[start : stop + 1], feature, value, threads)
+            decided = self._decide_block(indptr[start : stop + 1], feature, value, threads or Threads())
             yield DecidedRows(source[start:stop], label[start:stop], weight[start:stop], *decided)
+
+    def _decide_block(
+        self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads
+    ) -> tuple[np.ndarray, int]:
+        """Return the decisions about rows, divided among threads, and the number of ignored entries."""
+        n_parts = threads.parts(int(indptr[-1] - indptr[0]) * self.model.n_vectors)
+        bounds = np.linspace(0, indptr.size - 1, n_parts + 1).astype(np.int64).tolist()
+        calls = [
+            partial(self.model.decisions, indptr[start : stop + 1], feature, value)
+            for start, stop in itertools.pairwise(bounds)
+        ]
+        found = list(Threads(n_parts).in_order(calls))
+        return np.concatenate([decisions for decisions, _ in found]), sum(ignored for _, ignored in found)
 
 
 def threads_of_each(threads: int | None, workers: int) -> int:
@@ -372,7 +379,6 @@ def _decide_share(
             records[:, 0] = np.ascontiguousarray(block.source, dtype=np.int64).view(np.float64)
             records[:, 1], records[:, 2], records[:, 3:] = block.label, block.weight, block.decisions
             records.tofile(file)
-    decisions.close()
     return decisions.n_ignored, decisions.n_unseen
 
 
