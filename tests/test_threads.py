@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +194,30 @@ def test_all_calls_end_before_an_error_is_raised() -> None:
         threads.run([fail, *(lambda number=number: done.append(number) for number in range(4))])  # type: ignore[misc]
     assert sorted(done) == [0, 1, 2, 3]
     threads.close()
+
+
+def test_the_callers_thread_takes_calls_as_long_as_there_are_any() -> None:
+    """It made the first call, then waited for the others."""
+    by_thread = Counter[int]()
+
+    def call() -> None:
+        by_thread[threading.get_ident()] += 1
+        time.sleep(0.002)
+
+    threads = Threads(2)
+    threads.run([call] * 20)
+    threads.close()
+    assert sum(by_thread.values()) == 20
+    assert by_thread[threading.get_ident()] > 1
+
+
+def test_an_error_in_any_call_is_raised_when_all_have_ended() -> None:
+    def fail() -> None:
+        raise UsageError("no")
+
+    done: list[int] = []
+    threads = Threads(2)
+    with pytest.raises(UsageError, match="no"):
+        threads.run([partial(done.append, 1), fail, partial(done.append, 2), fail])
+    threads.close()
+    assert set(done) <= {1, 2}

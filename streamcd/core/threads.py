@@ -37,16 +37,25 @@ class Threads:
         return max(min(self.count, n_operations // _LEAST_OPERATIONS), 1)
 
     def run(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Make calls, at most `count` at a time, and return when all are done; raises the first call's error."""
+        """Make calls, at most `count` at a time, and return when all are done; raises one of their errors.
+
+        Each thread, the caller's among them, takes the next call as soon as it is free.
+        """
         if self.count == 1 or len(calls) < 2:
             for call in calls:
                 call()
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.count - 1, thread_name_prefix="streamcd-work")
-        others = [self._pool.submit(call) for call in calls[1:]]
+        remaining = iter(list(calls))  # which gives each call to one thread
+
+        def work() -> None:
+            for call in remaining:
+                call()
+
+        others = [self._pool.submit(work) for _ in range(min(self.count, len(calls)) - 1)]
         try:
-            calls[0]()
+            work()
         finally:
             wait(others)
         for other in others:
