@@ -36,15 +36,12 @@ class Matrix(Protocol):
 
     def product(self, x: np.ndarray) -> np.ndarray:
         """Compute ``Qx``."""
-        ...
 
     def visit(self, order: np.ndarray, point: Point) -> None:
         """Visit all active variables in the given order, and keep at least their gradients up to date."""
-        ...
 
     def gather(self, active: np.ndarray) -> Matrix | None:
         """Copy the rows and columns of the active variables into memory; None if Q is in memory, or they do not fit."""
-        ...
 
 
 def make_matrix(Q: Any, n: int, packed: str, memory: int) -> Matrix:

@@ -76,7 +76,7 @@ def _logged_warnings() -> Iterator[None]:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """Let SIGTERM unwind the stack like Ctrl-C, so that temporary files are removed; later signals do not interrupt that."""
+    """Unwind the stack at SIGTERM as at Ctrl-C, so that temporary files are removed; later signals are ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if signum == signal.SIGINT:

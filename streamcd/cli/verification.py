@@ -15,11 +15,11 @@ def find_problems(
     path: str, listener: console.Console, *, memory: str, workers: int
 ) -> tuple[list[str], str]:
     """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
-    from ..core.process_pool import checked_workers as checked_processes
+    from ..core.process_pool import checked_workers
     from ..dataset.dataset import open_dataset
     from ..models.model import is_model, verify_model
 
-    checked_processes(workers)
+    checked_workers(workers)
     if os.path.exists(os.path.join(path, "config.json")):
         from ..runs.verify import verify_run
 

@@ -27,7 +27,7 @@ class RoundResult(RoundResponse):
 
 
 class Engine(Protocol):
-    """Interface of an engine."""
+    """Interface of an engine, which carries out the rounds of a training."""
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
         """Have every partition make its local passes; raises `WorkersLost` when a result is lost."""

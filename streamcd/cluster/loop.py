@@ -45,9 +45,6 @@ from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_l
 _ASSIGNMENT = 0x6465616C  # makes these keys differ from those of reads and windows
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 
-_NAMES_ON_DISK = {"lane_sigma_prime": "lane_stiffness"}
-"""Arrays of a state that have another name in ``state.npz``."""
-
 
 def default_local_passes(n_rows: int, n_features: int) -> int:
     """Choose the passes of every worker in a round, where several share the rows.
@@ -284,16 +281,13 @@ class RoundLoop(TrainingLoop):
                 shutil.rmtree(entry, ignore_errors=True)
 
     def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        for name, on_disk in _NAMES_ON_DISK.items():
-            arrays[on_disk] = arrays.pop(name)
+        arrays["lane_stiffness"] = arrays.pop("lane_sigma_prime")  # its name on disk
         arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
         arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.assigned_round)
 
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         # runs begun before there was any have none
-        arrays.setdefault("lane_stiffness", self.state.lanes["sigma_prime"])
-        for name, on_disk in _NAMES_ON_DISK.items():
-            arrays[name] = arrays.pop(on_disk)
+        arrays["lane_sigma_prime"] = arrays.pop("lane_stiffness", self.state.lanes["sigma_prime"])
         self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
         self.round = int(arrays.pop("round"))
         self.assigned_round = int(arrays.pop("dealt", 0))  # older runs on workers have none

@@ -31,7 +31,7 @@ BLOCK_BYTES = 8 << 20
 """Bytes of text that are parsed at a time, at most."""
 
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
-"""Of ranges that several processes read."""
+"""Bounds on the bytes of a range if several processes read."""
 
 DECODER_BYTES = 70 << 20
 """Enough for xz -9."""
@@ -109,7 +109,7 @@ def _expand(source: str) -> list[str]:
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """Paths that a pattern matches; its ``**`` enters folders, but no symbolic links: one may lead back to where it is."""
+    """Find the paths that a pattern matches; ``**`` does not follow symbolic links, which may lead back."""
     head, deep, tail = re.sub(r"(^|/)\*\*$", r"\1**/*", pattern).partition("**/")
     if not deep or (head and not head.endswith("/")):
         yield from glob.iglob(pattern)
@@ -126,14 +126,14 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def display_name(source: str) -> str:
-    """The name by which messages call a source."""
+    """Return the name of a source for messages."""
     return "standard input" if source == STANDARD_INPUT else source
 
 
 def total_bytes(paths: Sequence[str]) -> int | None:
-    """Bytes of all files together as they lie on disk; None where one can be read from its beginning to its end only.
+    """Sum the bytes of all files on disk; None if one can only be read from its beginning to its end.
 
-    Such are standard input, pipes, and URLs of servers that give no ranges.
+    Such are standard input, pipes, and URLs of servers without ranges.
     """
     total = 0
     for path in paths:
@@ -241,7 +241,7 @@ def is_compressed(path: str) -> bool:
 
 
 def expected_text_bytes(ranges: Iterable[ByteRange]) -> int | None:
-    """Estimate the bytes of text, of which compressed files may hold eight times their size; None where nobody knows."""
+    """Estimate the bytes of text, of which compressed files may hold eight times their size; None if unknown."""
     total = 0
     for part in ranges:
         if total_bytes([part.path]) is None:
@@ -262,7 +262,7 @@ def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> list[ByteRange]:
 
 
 def range_starts(ranges: Sequence[ByteRange], counted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Rows of the input and lines of its file before every range, from the rows and lines in each."""
+    """Count the rows of the input and the lines of its file before every range, from the rows and lines in each."""
     starts, row, line = [], 0, 0
     for part, (n_rows, n_lines) in zip(ranges, counted, strict=True):
         line = line if part.start else 0
@@ -289,7 +289,7 @@ def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
 
 
 class _XzStreams:
-    """The text of xz streams, one after the other; `lzma.LZMAFile` takes a damaged one for the end of the file.
+    """Text of xz streams, one after another; `lzma.LZMAFile` takes a damaged one for the end of the file.
 
     A stream that asks for more than `memory_bytes`, most of it for its dictionary, is refused.
     """
@@ -303,7 +303,7 @@ class _XzStreams:
         self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, self._memory_bytes)
 
     def readinto(self, view: memoryview) -> int:
-        while not self._decoder.eof or self._goes_on():
+        while not self._decoder.eof or self._begin_next():
             if self._decoder.needs_input and not self._given:
                 self._given = self._raw.read1(_COMPRESSED_READ_BYTES)
                 if not self._given:
@@ -314,8 +314,8 @@ class _XzStreams:
                 return len(text)
         return 0
 
-    def _goes_on(self) -> bool:
-        """Begin the next stream, where there is one; zeros in fours may come between streams and after the last one."""
+    def _begin_next(self) -> bool:
+        """Begin the next stream, if there is one; zeros in fours may come between streams and after the last one."""
         rest, n_zeros = self._decoder.unused_data, 0
         while not (stream := rest.lstrip(b"\0")):
             n_zeros += len(rest)
@@ -330,7 +330,7 @@ class _XzStreams:
 
 
 def _decompressed(raw: _Counted, whole: bool, memory_bytes: int) -> Any:
-    """A file of the text in `raw`, whatever its compression, which the first bytes of a whole file tell."""
+    """Open the text in `raw`, decompressed according to its first bytes if it is a `whole` file."""
     codec = _codec(raw.peek(6)) if whole else None
     if codec is None:
         return raw
@@ -376,7 +376,7 @@ def _last_line_end(buffer: bytearray, size: int) -> int:
 
 
 class _Reader:
-    """The thread that fills buffers; its life is one call of `read_blocks`."""
+    """Thread that fills buffers during one call of `read_blocks`."""
 
     def __init__(
         self,
@@ -408,7 +408,7 @@ class _Reader:
             self.filled.put(error)
 
     def stop(self) -> None:
-        """Let the thread end; one that waits for standard input is left waiting, as nothing can wake it."""
+        """End the thread; one that waits for standard input is left waiting, as nothing can wake it."""
         self._stopped.set()
         self.free.put(None)
         self.thread.join(timeout=1.0)
@@ -439,7 +439,7 @@ class _Reader:
             first = False
 
     def _read_lines(self, file: Any, buffer: bytearray, tail: bytes, name: str) -> tuple[bytearray, int]:
-        """Fill the buffer with `tail` and what follows; make it larger until it holds the end of a line."""
+        """Fill the buffer with `tail` and what follows; enlarge it until it holds the end of a line."""
         buffer[: len(tail)] = tail
         size = len(tail)
         while True:
@@ -469,7 +469,7 @@ def read_blocks(
     decoder_bytes: int = DECODER_BYTES,
     last_end: LastEnd = _last_line_end,
 ) -> Generator[ByteBlock, None, None]:
-    """Read ranges one after the other in blocks of whole lines; a source without a byte gives one block without text.
+    """Read ranges one after another in blocks of whole lines; an empty source gives one empty block.
 
     Three blocks of `block_bytes` are in memory, besides what decompression takes; a block may grow for a line of up to
     `max_line_bytes` (by default 64 blocks, or 1 GB if that is more), and a decoder of xz take up to `decoder_bytes`.

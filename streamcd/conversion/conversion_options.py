@@ -20,7 +20,7 @@ _LEAST_DECODER_BYTES = 10 << 20
 
 
 class Stamp(NamedTuple):
-    """Properties of a file that tell when it was changed; of a URL, what the server calls its version."""
+    """Properties of a file, or a server's version of a URL, that change when its content does."""
 
     device: int
     inode: int
@@ -30,7 +30,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, path: str) -> Stamp | None:
-        """None for what is no plain file, or not there."""
+        """Return the stamp of a file or URL; None for what is no regular file, or missing."""
         if isinstance(url := location(path), Url):
             size, version = url.status()
             return cls(0, 0, size, 0, version)
@@ -79,7 +79,7 @@ class Options:
     workers: int
 
     @property
-    def of_indices(self) -> list[str]:
+    def index_options(self) -> list[str]:
         """Options given that are about the indices of features, by their names on the command line."""
         given = (self.index_base is not None, self.n_features is not None, self.compact)
         names = ("--index-base", "--n-features", "--compact")
@@ -129,9 +129,9 @@ class Plan:
             )
 
     def sums_bytes(self, rows_held: bool) -> int:
-        """Memory for the sums of features while shards are written: no text is read any more, and less is sorted."""
+        """Memory for the sums of features while shards are written, when no text is read and less is sorted."""
         return self.statistics_bytes if rows_held else 3 * self.statistics_bytes - self.map_bytes
 
     def rows_bytes(self, with_sums: bool) -> int:
-        """Memory for rows then; buckets are a quarter of `sort_bytes` at most, unless the keys' hash is very uneven."""
+        """Memory for rows while shards are written; a bucket takes at most a quarter of `sort_bytes`, if keys are even."""
         return self.sort_bytes // 4 if with_sums else self.sort_bytes

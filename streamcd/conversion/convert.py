@@ -74,8 +74,8 @@ def convert(
     ----------
     sources : path, sequence of paths, or data
         Files, directories, globs, ``"-"`` for standard input; text plain or compressed. Or ``(X, y)`` or ``(X, y, weights)``
-        of NumPy arrays, SciPy matrices or dask arrays; a frame, which is all with ``__arrow_c_stream__`` (pandas, Polars,
-        DuckDB, Arrow) and dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
+        of NumPy arrays, SciPy matrices or dask arrays; a frame, which is anything with ``__arrow_c_stream__`` (pandas,
+        Polars, DuckDB, Arrow) or one of dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
     dest : path
         The dataset's directory. It appears when it is complete.
     format : {"auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy"}
@@ -133,11 +133,11 @@ def convert(
     Raises
     ------
     UsageError
-        Where the options make no sense, `dest` exists, or the memory is too small.
+        If options are invalid or contradict each other, `dest` exists, or the memory is too small.
     DataError
-        Where the source cannot be used; names file and line.
+        If the source cannot be used; the message names file and line.
     EnvironmentFailure
-        Where the disk is full, or another conversion writes the same dataset.
+        If the disk is full, or another conversion writes the same dataset.
 
     Examples
     --------
@@ -274,7 +274,7 @@ def _check_source(options: Options, source: Source) -> None:
     if source.weighted and options.weights is not None:
         raise UsageError("--weights and --weight-column exclude each other: give the weights once")
     if options.like is None and not source.of_indices:
-        for name in options.of_indices:
+        for name in options.index_options:
             raise UsageError(
                 f"{name} is for features numbered by indices: those of a table are its columns; leave it out"
             )
@@ -284,7 +284,7 @@ def _check(options: Options, paths: list[str]) -> None:
     if options.compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected --compression lz4, zstd or none, found {options.compression!r}")
     if options.like is not None:
-        for name in options.of_indices:
+        for name in options.index_options:
             raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")
         for name, given_name in (("--scale", options.scale), ("--normalize", options.normalize)):
             if given_name != "none":
@@ -322,13 +322,13 @@ def _has_content(path: Path) -> bool:
 
 
 def _plan(options: Options, client_bytes: int) -> Plan:
-    """Divide the memory: each share is a fraction of what the interpreter and the writer leave over."""
+    """Divide the memory: each share is a fraction of what is left after the interpreter and the writer."""
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
         "blocks being read": _LEAST_BYTES,
         "the client of URLs": client_bytes,
-        "scales of the features": 2 * _scales_in_memory(options.like),  # of all, and those at work
+        "scales of the features": 2 * _scales_in_memory(options.like),  # as stored, and as used
     }
     if options.workers == 1:
         left = require(options.memory_bytes, needs) + _LEAST_BYTES

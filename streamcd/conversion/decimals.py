@@ -3,9 +3,6 @@
 Text is read eight bytes at a time: at least eight more, of any content, must follow its last digit (`byte_sources.PADDING`).
 """
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
-# (types of kernels are numba's to infer; everything else here is annotated)
-
 from __future__ import annotations
 
 from functools import partial

@@ -73,7 +73,7 @@ def export_libsvm(
         listener.warning(f"values are written as they are stored, after {dataset.scaling.options()}")
     with scratch_directory(target.parent, "export") as scratch:
         run, ends = scratch / "run", _range_ends(dataset, left // 2)
-        _deal_out(dataset, run, ends, left // 2, listener)
+        _partition_lines(dataset, run, ends, left // 2, listener)
         with (
             replacing(target) as partial,
             open(partial, "wb") as file,
@@ -101,7 +101,9 @@ def _range_ends(dataset: Dataset, bucket_bytes: int) -> list[int]:
     return [*ends, dataset.n_rows]
 
 
-def _deal_out(dataset: Dataset, run: Path, ends: list[int], memory_bytes: int, listener: Listener) -> None:
+def _partition_lines(
+    dataset: Dataset, run: Path, ends: list[int], memory_bytes: int, listener: Listener
+) -> None:
     """Partition the lines of all rows by ranges of source rows."""
     ranges = Ranges(0, ends)
     with PartitionWriter(run, _LAYOUT, len(ends), memory_bytes) as writer:

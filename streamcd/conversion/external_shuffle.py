@@ -65,22 +65,22 @@ class RunFormat:
 
     @property
     def n_buckets(self) -> int:
-        """Buckets in a run."""
+        """Number of buckets in a run."""
         return _N_SEGMENTS if self.seed is None else 1 << self.bits
 
     def layout(self, wide: bool) -> Layout:
-        """Layout of rows as records; `wide` where there are indices that need 64 bits."""
+        """Return the layout of rows as records; `wide` if any index needs 64 bits."""
         fields = [np.dtype(np.int64), np.dtype(np.float64)] + [np.dtype(np.float64)] * self.weighted
         return Layout(tuple(fields), (np.dtype(np.int64 if wide else np.int32), self.value_dtype))
 
     def rows(self, records: Records) -> Rows:
-        """Records as rows."""
+        """Return records as rows."""
         source_row, label, *weight = records.fields
         assert records.indptr is not None
         return Rows(source_row, label, weight[0] if weight else None, records.indptr, *records.items)
 
     def order(self, rows: Rows) -> np.ndarray:
-        """The final order of rows."""
+        """Return the final order of rows."""
         if self.seed is None:
             return np.arange(rows.n_rows)
         return _sorted_order(row_keys(rows.source_row, self.seed))
@@ -98,7 +98,7 @@ class HeldRows:
 
 
 class RunWriter:
-    """Writes the rows of the task `number`: a run, or several where indices get wide or segments many."""
+    """Writer of the rows of task `number`, to one run, or to several if indices become wide or segments too many."""
 
     def __init__(self, form: RunFormat, number: int, memory_bytes: int) -> None:
         self._form, self._number, self._memory_bytes = form, number, memory_bytes
@@ -108,7 +108,7 @@ class RunWriter:
         self._wide = False
 
     def append(self, rows: Rows, wide: bool) -> None:
-        """Take the next rows of the source; `wide` where there are indices that need 64 bits."""
+        """Append the next rows of the source; `wide` if any index needs 64 bits."""
         segment = self._n_bytes // self._segment_bytes
         if wide != self._wide or (self._form.seed is None and segment >= _N_SEGMENTS):
             self._end_run()
@@ -165,7 +165,7 @@ class Cell:
 
 
 class RunReader:
-    """Reads buckets from all runs; a context, which closes their files.
+    """Reader of buckets from all runs; a context manager, which closes their files.
 
     `wide` where any index needs 64 bits; `held` are all rows, where no run was written: one bucket of one cell.
     """
@@ -189,13 +189,13 @@ class RunReader:
 
     @property
     def n_buckets(self) -> int:
-        """Buckets, the rows of one after those of the other."""
+        """Number of buckets; the rows of each come after those of the one before."""
         if self._held is not None:
             return 1
         return self._form.n_buckets * (len(self._paths) if self._form.seed is None else 1)
 
     def _bucket(self, bucket: int) -> tuple[PartitionReader, int]:
-        """The reader of a bucket, and its number there."""
+        """Return the reader of a bucket, and the bucket's number there."""
         run, number = divmod(bucket, self._form.n_buckets)
         if run not in self._readers:
             if self._form.seed is None:  # one run at a time is open
@@ -236,14 +236,14 @@ class RunReader:
         return n_rows * _ROW_BYTES + n_entries * self._layout.item_bytes
 
     def lengths(self, cell: Cell) -> np.ndarray:
-        """The entries of a cell's rows, in their order."""
+        """Count the entries of a cell's rows, in final order."""
         if self._held is not None:
             return np.diff(self._held.rows.indptr)[self._held.order]
         keys, counts = self._keys_and_lengths(cell)
         return counts if self._form.seed is None else counts[_sorted_order(keys)]
 
     def load(self, cell: Cell) -> tuple[Rows, np.ndarray]:
-        """A cell's rows, and their order; the last ones are kept."""
+        """Return a cell's rows, and their final order; those of the last call are kept."""
         if self._held is not None:
             return self._held.rows, self._held.order
         if self._loaded is None or self._loaded[0] != cell:
@@ -267,7 +267,7 @@ class RunReader:
         return row_keys(source_row, self._form.seed) >> np.uint64(64 - cell.depth) == np.uint64(cell.prefix)
 
     def _keys_and_lengths(self, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
-        """Keys of a cell's rows (their numbers in the source without a seed), and their entries, as they come."""
+        """Return the keys of a cell's rows (their source rows without a seed), and their numbers of entries, as stored."""
         reader, number = self._bucket(cell.bucket)
         records = reader.read(number, items=False)
         assert records.indptr is not None

@@ -1,7 +1,7 @@
 """Statistics of every feature in bounded memory, to the same bits whatever the memory; distinct labels.
 
-Sums run over the entries of a shard in their order, and those of the shards are added in theirs, so that whole shards can be
-summed apart. Where the sums of all features fit in memory they are made while the shards are written; else the shards are
+The entries of a shard are summed in their order, and the sums of shards are added in theirs, so that shards can be summed
+separately. Where the sums of all features fit in memory they are made while the shards are written; else the shards are
 read again, once for each range of features that fits, and where features are few in a wide space of indices (hashes,
 say), their entries are sorted into files of ranges first.
 """
@@ -34,7 +34,7 @@ _N_RANGES = 256
 _BLOCK_BYTES = 1 << 20  # of entries read at a time
 
 Entries = Iterable[tuple[int, np.ndarray, np.ndarray]]
-"""(shard, feature, value) of some entries after the other, in the order of the dataset."""
+"""Blocks of entries (shard, feature, value), in the order of the dataset."""
 
 FeatureColumns = Iterable[Mapping[str, np.ndarray]]
 """Columns of ``features.parquet``, some features at a time, ascending: ``feature``, ``n_entries``; ``min``, ``max``,
@@ -57,7 +57,7 @@ class RangeStatistics:
         self._shard = 0
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
-        """Take the next entries of the dataset, from this shard; those of features outside the range are skipped."""
+        """Add the next entries of the dataset, from this shard; those of features outside the range are skipped."""
         if shard != self._shard:
             self._end_shard()
             self._shard = shard
@@ -77,7 +77,7 @@ class RangeStatistics:
                 found.tofile(file)
 
     def add_saved(self, path: Path) -> None:
-        """Take saved sums of the next shards, for features in the range, instead of their entries."""
+        """Add saved sums of the next shards, for features in the range, instead of their entries."""
         if not path.stat().st_size:
             return
         saved = np.memmap(path, _SAVED_SUMS, mode="r")
@@ -93,7 +93,7 @@ class RangeStatistics:
             self._sums[feature] = mine
 
     def columns(self, n_rows: int, feature: np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
-        """Columns of ``features.parquet`` batch by batch, for the features that occur; `feature` names them if given."""
+        """Yield columns of ``features.parquet`` for the features that occur; `feature` has their numbers, if given."""
         self._end_shard()
         for first in range(0, len(self._sums), _GROUP_FEATURES):
             occurs = first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
@@ -114,7 +114,7 @@ class RangeStatistics:
 
 
 def read_entries(dataset: Path, means: Path | None = None) -> Entries:
-    """All entries of the shards just written, chunk by chunk, less their features' means where these are given."""
+    """Iterate over the entries of the shards just written, chunk by chunk; minus their features' `means`, if given."""
     mean = None if means is None else np.load(means)
     for shard, path in enumerate(sorted((dataset / "entries").iterdir(), key=_by_number)):
         for entries in read_groups(path, ("feature", "value"), verify=False):
@@ -160,11 +160,11 @@ def _scattered_statistics(
             writer.append(np.searchsorted(ends, feature), Records([feature, value, shards]))
     with PartitionReader([run], _LAYOUT) as reader:
         for number in range(len(ends) + 1):
-            entries = partial(_dealt_entries, reader, number)
+            entries = partial(_partitioned_entries, reader, number)
             yield from _occurring_statistics(entries, n_rows, memory_bytes)
 
 
-def _dealt_entries(reader: PartitionReader, number: int) -> Entries:
+def _partitioned_entries(reader: PartitionReader, number: int) -> Entries:
     for block in reader.blocks(number, _BLOCK_BYTES):
         feature, value, shard = block.fields
         borders = [0, *(1 + np.flatnonzero(np.diff(shard))).tolist(), block.size]
@@ -218,7 +218,7 @@ def sorted_distinct(*parts: np.ndarray) -> np.ndarray:
 
 
 def _next_features(entries: Entries, last: int, count: int) -> np.ndarray:
-    """The `count` smallest distinct features above `last`."""
+    """Find the `count` smallest distinct features above `last`."""
     smallest = np.empty(0, np.int64)
     for _, feature, _ in entries:
         limit = smallest[-1] if smallest.size == count else np.iinfo(np.int64).max
@@ -229,12 +229,12 @@ def _next_features(entries: Entries, last: int, count: int) -> np.ndarray:
 
 
 def _range_ends(entries: Entries) -> np.ndarray:
-    """Last features of ranges that hold about as many distinct features each, by a sample of the entries."""
+    """Find the last features of ranges of about equally many distinct features, from a sample of the entries."""
     limit = 1 << 14  # 64 a range
     sample, step = np.empty(0, np.int64), 1
     for _, feature, _ in entries:
         sample = sorted_distinct(sample, feature[::step])
-        while sample.size > limit:  # thinner from here on, and so is what there is
+        while sample.size > limit:  # halve the sample, and the rate from here on
             sample, step = sample[::2].copy(), 2 * step
     return (
         sample[np.linspace(0, sample.size - 1, _N_RANGES).astype(np.int64)[1:-1]] if sample.size else sample
@@ -266,13 +266,13 @@ class LabelCounts:
     counts: dict[float, int] | None = field(default_factory=dict)
 
     def add(self, label: np.ndarray) -> None:
-        """Take in the labels of rows."""
+        """Count the labels of rows."""
         if self.counts is not None:
             distinct, count = (part.tolist() for part in np.unique(label, return_counts=True))
             self.merge(LabelCounts(dict(zip(distinct, count, strict=True))))
 
     def merge(self, other: LabelCounts) -> None:
-        """Take in the labels of other rows."""
+        """Add the counts of other rows."""
         if self.counts is None or other.counts is None:
             self.counts = None
             return
@@ -288,7 +288,7 @@ class LabelCounts:
         return LabelCounts({float(numbers[int(code)]): count for code, count in self.counts.items()})
 
     def manifest(self, known: np.ndarray | None = None) -> dict[str, Any]:
-        """The manifest's ``classes`` and ``class_counts``; classes that are known besides are listed too."""
+        """Return the manifest's ``classes`` and ``class_counts``; includes `known` classes that do not occur."""
         if self.counts is None:
             return {"classes": None, "class_counts": None}
         counts = dict(self.counts)
@@ -309,7 +309,7 @@ class DistinctFeatures:
         self._n_new = 0
 
     def add(self, index: np.ndarray) -> None:
-        """Take in indices, in any order."""
+        """Add indices, in any order."""
         new = sorted_distinct(index)
         self._new.append(new)
         self._n_new += new.size

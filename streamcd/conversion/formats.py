@@ -47,7 +47,7 @@ _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
 
 def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
-    """List the files that sources mean, and the directory in which each was found, if any.
+    """List the files of the sources, and the directory in which each was found, if any.
 
     Of a directory without files of its own, those in folders named ``key=value`` are taken.
     """
@@ -94,7 +94,7 @@ def recognise(path: str) -> tuple[str, bytes]:
 
 
 def delimiter_of(text: bytes) -> str | None:
-    """The delimiter of a table's first line; None where it is a line of libsvm text, or of a single word."""
+    """Return the delimiter of a table's first line; None for a line of libsvm text, or of a single word."""
     lines = text.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").splitlines()
     line = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     if any(_LIBSVM_TOKEN.match(token) for token in line.split()[:2]):

@@ -4,9 +4,6 @@ A line is ``label index:value index:value …``. Numbers are parsed like Python'
 before they are cast to the dtype asked for. `iterate_batches` documents the text that is accepted, and the errors.
 """
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
-# (types of kernels are numba's to infer; everything else here is annotated)
-
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence

@@ -38,7 +38,7 @@ class MatrixBlock(NamedTuple):
 
 
 class MatrixReader(Reader, Protocol):
-    """Reads matrices, a block of rows at a time."""
+    """Reader of matrices, a block of rows at a time."""
 
     @property
     def n_columns(self) -> int | None:
@@ -131,7 +131,7 @@ def _cut(block: MatrixBlock) -> Iterator[tuple[int, int]]:
 
 
 class _RowMaker:
-    """Makes rows of entries, and counts."""
+    """Maker of rows of entries, with counts."""
 
     def __init__(self, source: MatrixSource, dictionary: TaskDictionary | None) -> None:
         self._source, self._dictionary = source, dictionary
@@ -144,7 +144,7 @@ class _RowMaker:
         self._state[kernels.MAX_INDEX] = -1
 
     def rows(self, block: MatrixBlock, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Entries of rows ``start:stop`` of a block."""
+        """Make the entries of rows ``start:stop`` of a block."""
         source = self._source
         indptr = np.zeros(stop - start + 1, np.int64)
         if block.values is None:
@@ -170,18 +170,18 @@ class _RowMaker:
         return indptr, index, value[: indptr[-1]]
 
     def _refuse(self, status: int, block: MatrixBlock, start: int, found: tuple[Any, Any]) -> None:
-        row, place = int(self._state[kernels.ROW]), int(self._state[kernels.COLUMN])
+        row, at = int(self._state[kernels.ROW]), int(self._state[kernels.COLUMN])
         if block.values is None:
-            number = found[0][place] if status >= kernels.NEGATIVE_INDEX else found[1][place]
+            number = found[0][at] if status >= kernels.NEGATIVE_INDEX else found[1][at]
         else:
-            number = place if status >= kernels.NEGATIVE_INDEX else block.values[start + row, place]
+            number = at if status >= kernels.NEGATIVE_INDEX else block.values[start + row, at]
         reason = describe_refusal(status, number, self._source.value_dtype, 0, self._source.width_end)
         if status == kernels.NULL_VALUE:
             reason = f"expected a finite value, found {number}; correct or remove the row"
         raise DataError(f"{block.message(start + row)}: {reason}")
 
     def labels(self, block: MatrixBlock) -> np.ndarray:
-        """The labels of a block's rows, as numbers."""
+        """Return the labels of a block's rows, as numbers."""
         given, source = block.label, self._source
         if given is None:
             if source.needs_label:
@@ -215,7 +215,7 @@ class _RowMaker:
         return codes[places].astype(np.float64)
 
     def count(self, label: np.ndarray, n_entries: int, block: MatrixBlock, start: int) -> None:
-        """Take rows into the counts."""
+        """Add rows to the counts."""
         counts, state = self.counts, self._state
         counts.n_rows, counts.n_entries = counts.n_rows + label.size, counts.n_entries + n_entries
         counts.n_explicit_zeros = int(state[kernels.ZEROS])

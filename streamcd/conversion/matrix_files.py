@@ -260,7 +260,7 @@ class NpyReader(_MatrixFiles):
     def blocks(self, pieces: Sequence[RowRange]) -> Iterator[MatrixBlock]:
         for piece in pieces:
             array = self._array(piece.path)
-            labels = self._label_file(piece)
+            labels = self._label_file()
             row_bytes = array.shape[1] * array.dtype.itemsize
             step = max(self.batch_bytes // 4 // max(row_bytes, 1), 1)
             for start in range(piece.start, piece.stop, step):
@@ -278,7 +278,7 @@ class NpyReader(_MatrixFiles):
                     values = np.delete(values, self._column, axis=1)
                 yield MatrixBlock(locator(piece.path, start), label, None, values)
 
-    def _label_file(self, piece: RowRange) -> np.ndarray | None:
+    def _label_file(self) -> np.ndarray | None:
         if self._column is not None or not self.label:
             return None
         if len(self.paths) > 1:

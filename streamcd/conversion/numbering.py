@@ -1,7 +1,7 @@
-"""Features of the entries that parsers give: indices less their base, or renumbered, or the codes of strings.
+"""Numbering of features: from the indices of parsed entries, or the codes of strings, to 0-based features.
 
-Each task numbers the strings that it meets, categories and names of classes, in order of appearance. After parsing they are
-sorted, and a map for each task turns its codes into features when its rows are written.
+Each task numbers its strings, categories and names of classes, in order of appearance. After parsing all are sorted, and a
+map for each task turns its codes into features when its rows are written.
 """
 
 from __future__ import annotations
@@ -160,14 +160,14 @@ def _merge_collisions(directory: Path, bits: int) -> tuple[int, int]:
 
 
 def label_maps(directory: Path) -> list[np.ndarray]:
-    """The number of every task's names of classes."""
+    """Return the class numbers of the names that each task has met, task by task."""
     starts, numbers = np.load(directory / "label-starts.npy"), np.load(directory / "labels.npy")
     return np.split(numbers, starts[1:-1])
 
 
 def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding:
     """Return the encoding with its categories, which are read from their file when needed."""
-    # as plain arrays of what is mapped: to take an element of a memmap makes another, which takes microseconds
+    # plain arrays over the maps: taking an element of a memmap makes another memmap, which takes microseconds
     data, offsets = (
         np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r")) for name in ("data", "offsets")
     )
@@ -199,10 +199,6 @@ class Numbering:
     maps_labels: bool = False
     sparse_start: int = 0  # of a sparse column's features, where those before it are mapped
 
-    def open(self) -> Numberer:
-        """Open the maps."""
-        return Numberer(self)
-
 
 class Numberer:
     """Map of rows' indices and labels; the maps stay in files, cached by the system."""
@@ -217,7 +213,7 @@ class Numberer:
             self._maps = {path.stem: np.load(path, mmap_mode="r") for path in paths if path.exists()}
 
     def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
-        """Rows whose indices are 0-based features, and whose labels are numbers."""
+        """Return rows whose indices are 0-based features, and whose labels are numbers."""
         from ..kernels.tables import renumber
 
         numbering = self._numbering

@@ -366,7 +366,7 @@ class Conversion:
         writer.write_features(in_groups(columns), names)
 
     def _statistics(self, writing: Writing) -> list[Path]:
-        """Files with the statistics of features, from sums where there are any."""
+        """Write files with the statistics of features, from sums if there are any."""
         if writing.sums is None:
             return self._statistics_files(writing.dataset, None, writing.shape)
         saved = sorted(writing.sums.iterdir())
@@ -376,7 +376,7 @@ class Conversion:
         return self._by_ranges(join, writing.sums / "joined", self.pool.n_workers, writing.shape)
 
     def _scaled(self, writing: Writing, unscaled: Path) -> Writing:
-        """The same shards, with divisors made from a dataset without scaling."""
+        """Return the parameters of the same shards with divisors, computed from a dataset without scaling."""
         means, statistics, out = None, [], self.work / "scales.npy"
         if self.options.scale == "standard":
             means = self.work / "means.npy"
@@ -409,7 +409,7 @@ class Conversion:
         return shards
 
     def _sums(self, name: str, shape: Shape, held: HeldRows | None) -> Path | None:
-        """A directory for the sums of features, where those of all fit in a worker beside the rows."""
+        """Make a directory for the sums of features; None if those of all do not fit in a worker beside the rows."""
         each = STATISTICS_BYTES + (0 if self.options.scale == "none" else 8)
         if shape.n_features * each > self.plan.sums_bytes(held is not None):
             return None
@@ -420,7 +420,7 @@ class Conversion:
     def _by_ranges(
         self, function: Callable[..., None], directory: Path, n_ranges: int, shape: Shape
     ) -> list[Path]:
-        """Files with the statistics of ranges of features, ascending."""
+        """Write files with the statistics of ranges of features, ascending."""
         directory.mkdir(exist_ok=True)
         ends = np.linspace(0, shape.n_features, n_ranges + 1).astype(np.int64).tolist()
         paths = [directory / f"range-{number:05d}" for number in range(n_ranges)]
@@ -433,7 +433,7 @@ class Conversion:
         return paths
 
     def _statistics_files(self, dataset: Path, means: Path | None, shape: Shape) -> list[Path]:
-        """Files with the statistics of features, by reading the shards again."""
+        """Write files with the statistics of features, by reading the shards again."""
         directory = self.work / f"statistics-{dataset.name}{'' if means is None else '-deviations'}"
         directory.mkdir()
         memory_bytes = self.plan.statistics_bytes + self.plan.sort_bytes  # no rows are in memory any more

@@ -130,8 +130,6 @@ _SUMS = [field.name for field in fields(Counts) if field.name.startswith("n_")]
 class RowBatch:
     """Consecutive rows of the input. The arrays are reused for the next batch: copy rows that have to stay."""
 
-    rows: (
-        Rows  # without weights; `source_row` counts all of the input, the base is not subtracted from `index`
-    )
+    rows: Rows  # without weights; `source_row` counts all of the input, `index` includes the base
     bytes_read: int  # of the sources so far
     counts: Counts  # of this parser's input, up to and including this batch

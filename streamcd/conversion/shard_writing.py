@@ -1,4 +1,4 @@
-"""Tasks that write the shards of a dataset: rows gathered in their final order, scaled, encoded, their features added up."""
+"""Tasks that write the shards of a dataset: rows gathered in final order, scaled and encoded; sums of their features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..dataset.schema import row_dtype
 from ..dataset.writer import PartWriter
 from .external_shuffle import Cell, RunReader
 from .feature_statistics import RangeStatistics, save_columns, saved_columns
-from .numbering import Numbering
+from .numbering import Numberer, Numbering
 from .rows import Rows, concatenate
 
 _INT32_MAX = 2**31 - 1
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard: its chunks, and the cells with their first rows that hold its rows."""
+    """A shard to write: the rows of its chunks, and the cells that hold them, each with the number of its first row."""
 
     number: int
     row0: int
@@ -67,7 +67,7 @@ class Writing:
     dataset: Path
     scaling: Scaling  # without its divisors, which `scales` names
     scales: Path | None
-    sums: Path | None  # a directory for those of every task's features; None where they do not fit in memory
+    sums: Path | None  # a directory for the sums of features by task; None where they do not fit in memory
     encode_ahead: bool  # a thread encodes a chunk while the next one is gathered
     tell: Tell | None = None  # takes the rows written, if all shards are one task
 
@@ -90,12 +90,12 @@ Written = tuple[dict[str, Any], "array[int]", np.ndarray]
 
 
 class _Encoder:
-    """Writes the chunks of shards, scaled, and adds up their features; a context."""
+    """Writer of shards, which scales their chunks and sums up their features; a context manager."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing, self._scaling = writing, writing.whole_scaling()
         self._statistics = None if writing.sums is None else RangeStatistics(0, writing.shape.n_features)
-        # one thread gathers, the other encodes: where there are fewer shards left than processors, none of these is idle
+        # one thread gathers, the other encodes: no processor is idle while the last few shards are written
         self._thread = ThreadPoolExecutor(1) if writing.encode_ahead else None
 
     def __enter__(self) -> _Encoder:
@@ -146,7 +146,7 @@ class _Encoder:
 
 def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
     """Write shards from the runs."""
-    numberer, index_dtype = writing.numbering.open(), writing.shape.index_dtype
+    numberer, index_dtype = Numberer(writing.numbering), writing.shape.index_dtype
     with writing.reader() as reader, _Encoder(writing) as encoder:
         written = []
         for shard in shards:
@@ -206,6 +206,7 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
 
 
 def save_means(unscaled: Path, out: Path) -> None:
+    """Write the means of the features."""
     dataset = open_dataset(unscaled)
     np.save(out, feature_means(dataset.read_features(), dataset.n_features))
 

@@ -45,17 +45,6 @@ class Reading:
         return self.n_features + (1 if self.index_base is None else self.index_base)
 
 
-class Piece(Protocol):
-    """A part of a source that can be read on its own."""
-
-    path: str
-    start: int
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes on disk."""
-
-
 class FilePart(NamedTuple):
     """Row groups, or record batches, of a file; all of it where `stop` is None."""
 
@@ -86,13 +75,13 @@ class Reader(Protocol):
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes on disk; None where they are not known, or it can be read only once."""
+        """Bytes on disk; None if unknown, or if the source can be read only once."""
 
     def whole(self) -> list[Any]:
-        """All of it, in pieces that follow one another."""
+        """Return all of it, in consecutive pieces, each with `path`, `start`, and `n_bytes` on disk."""
 
     def pieces(self, n_tasks: int) -> list[Any]:
-        """All of it, in about `n_tasks` pieces."""
+        """Return all of it, in about `n_tasks` pieces."""
 
     def count(self, piece: Any) -> Counted:
         """Count the rows of a piece."""
@@ -103,7 +92,7 @@ class Source(Reader, Protocol):
 
     @property
     def what(self) -> str:
-        """Rows, in messages."""
+        """Name of the rows, in messages."""
 
     @property
     def encoding(self) -> Encoding | None:
@@ -111,7 +100,7 @@ class Source(Reader, Protocol):
 
     @property
     def grows(self) -> bool:
-        """True where strings that are met make features."""
+        """True where strings that occur become features."""
 
     @property
     def names_labels(self) -> bool:
@@ -119,7 +108,7 @@ class Source(Reader, Protocol):
 
     @property
     def class_names(self) -> list[str]:
-        """Names of classes, as far as they are known before."""
+        """Names of the classes known beforehand."""
 
     @property
     def weighted(self) -> bool:
@@ -130,7 +119,7 @@ class Source(Reader, Protocol):
         """True where features are numbered by indices in the data."""
 
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
-        """An estimate of the bytes of some pieces as text; None where nobody knows."""
+        """Estimate the bytes of some pieces as text; None if unknown."""
 
     def parse(
         self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None

@@ -21,10 +21,10 @@ _MARK = b"streamcd works here\n"
 
 @contextmanager
 def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
-    """A locked directory beside `dest`, for work in progress; its ``dataset`` becomes `dest` if all goes well.
+    """Make a locked directory for work in progress beside `dest`; its ``dataset`` becomes `dest` at the end.
 
-    What an interrupted conversion left there is removed first; whatever happens, nothing of ours is left, unless
-    the process is killed. A directory that is not ours is refused, and a symbolic link.
+    What an interrupted conversion left there is removed first, and the directory at the end, unless the process is killed.
+    Another user's or program's directory is refused, and a symbolic link.
     """
     dest = dest.absolute()
     work = dest.with_name(f".{dest.name}.partial")
@@ -44,7 +44,7 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
 
 
 def remove_work(work: Path) -> None:
-    """Remove a directory for work; a second time where a file resists, the lock last. What stays, `leftovers` tells of."""
+    """Remove a directory for work, the lock last; tries twice, and `leftovers` reports what could not be removed."""
     for _ in range(2):
         with suppress(OSError):
             _remove_entries(work)
@@ -53,7 +53,7 @@ def remove_work(work: Path) -> None:
 
 
 def leftovers(dataset: Location) -> list[str]:
-    """Tell of the directories for work of a dataset: where nothing works there, an interrupted call has left them."""
+    """Describe the directories for work on a dataset, which an interrupted call has left unless one works there now."""
     if isinstance(dataset, Url):
         return []  # nothing works there
     dataset = dataset.absolute()
@@ -78,7 +78,7 @@ def disk_full_means(message: str) -> Iterator[None]:
 
 @contextmanager
 def _locked(work: Path) -> Iterator[None]:
-    """Hold the lock file in a directory, which is made where it is not there."""
+    """Hold the lock file in a directory, which is made if missing."""
     while True:
         check_own(work)
         with suppress(FileExistsError):
@@ -101,7 +101,7 @@ def _locked(work: Path) -> Iterator[None]:
 
 
 def check_own(work: Path) -> None:
-    """Refuse a place for work where there is something else than a directory of this user's, such as a symbolic link."""
+    """Refuse a path for work that is not a directory of this user, such as a symbolic link."""
     with suppress(FileNotFoundError):
         found = os.lstat(work)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -133,13 +133,13 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _clean(work: Path, dest: Path) -> None:
-    """Remove what an interrupted conversion left; give back a dataset that it was about to replace."""
+    """Remove what an interrupted conversion left; restore a dataset that it was about to replace."""
     restore_directory(dest, work / "replaced")
     _remove_entries(work)
 
 
 def _remove_entries(work: Path) -> None:
-    """Remove all that is in a directory for work but its lock, by which it is known as ours after a kill in between."""
+    """Empty a directory for work except its lock, which marks it as ours even after a kill in between."""
     for entry in work.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -35,10 +35,10 @@ class TableBatch(NamedTuple):
 
 
 class TableReader(Reader, Protocol):
-    """Reads tables in files or in memory, a batch at a time."""
+    """Reader of tables in files or in memory, a batch at a time."""
 
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
-        """An estimate of the bytes of some pieces, decoded."""
+        """Estimate the decoded bytes of some pieces."""
 
     def types(self) -> dict[str, str]:
         """Return the columns with their types (`arrow_columns.type_name`)."""

@@ -35,7 +35,7 @@ from .sources import Counted, FilePart, FileReader, TextReader, locator
 from .table_rows import TableBatch, column_types, distinct_names
 
 SAMPLE_BYTES = 1 << 20
-"""First bytes of delimited text, by which the columns' types are told."""
+"""First bytes of delimited text, from which the columns' types are inferred."""
 
 _QUOTE = ord('"')
 _NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
@@ -85,7 +85,7 @@ class CsvReader(TextReader):
         return column_types(table.schema, "")
 
     def _header(self, path: str) -> tuple[list[str], int]:
-        """The names in the first line, and where it ends."""
+        """Return the names in the first line, and its end."""
         _, text = read_head(self.all_of(path), SAMPLE_BYTES, self.decoder_bytes)
         first = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         while text[first : first + 1] in (b"\n", b"\r"):
@@ -203,7 +203,7 @@ def _rows_at_a_time(memory_bytes: int, row_bytes: float) -> int:
 
 
 class _Refusing:
-    """Turns the errors that pyarrow raises over a file into one line; a context."""
+    """Context manager that turns pyarrow's errors about a file into one line."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -362,7 +362,7 @@ def _is_number(text: str | None) -> bool:
 
 
 def partitions_of(path: str, root: str) -> dict[str, str | None]:
-    """The columns that the folders between `root` and a file name, as ``key=value``."""
+    """Return the columns that the folders between `root` and a file name, as ``key=value``."""
     found: dict[str, str | None] = {}
     for folder in os.path.relpath(path, root).split(os.sep)[:-1]:
         key, equals, value = folder.partition("=")
@@ -431,7 +431,7 @@ class ArrowReader(_WholeFiles):
 
 
 class _Mapped:
-    """A file of Arrow's, file or stream format, mapped into memory; a context."""
+    """A file in Arrow's file or stream format, mapped into memory; a context manager."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -459,5 +459,5 @@ class _Mapped:
             yield self._reader.get_batch(number)
 
     def forget(self) -> None:
-        """Give the pages back that were read: they count as resident until then."""
+        """Release the pages that were read, which count as resident until then."""
         self._map.madvise(mmap.MADV_DONTNEED)

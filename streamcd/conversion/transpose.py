@@ -1,14 +1,14 @@
-"""Row layout to column layout, in bounded memory: entries are dealt out by ranges of features, then sorted range by range.
+"""Row layout to column layout, in bounded memory: entries are partitioned by ranges of features, then sorted.
 
-How many entries every feature has is known from ``features.parquet``. From it follow the layout's shards, of which jobs are
-made, and the buckets that fit in memory one at a time. Shares of the row chunks are dealt out to them, each to a run;
-then every job reads its buckets from all runs. Rows are read in their order, so sorting is one step: each entry goes to
-where it belongs, and a feature's entries come out ascending by row by themselves.
+The number of entries of every feature is known from ``features.parquet``. It determines the layout's shards, of which
+jobs are made, and the buckets, each of which fits in memory. Every share of the row chunks is partitioned into these
+buckets, in a run; then every job reads its buckets from all runs. Rows are read in their order, so sorting is a single
+step: each entry is written to its final position, and a feature's entries ascend by row.
 
 The result is a function of the dataset and of the options of the format, not of the memory or the workers. Runs and jobs
-that are done are marked by files: begun again, they are not done again.
+that are complete are marked by files, and are not repeated by a later call.
 
-On two cores a second worker pays little: of 99.5 M entries, within 1 GB, one made the layout in 9.6 s and two in 8.1 s
+On two cores a second worker gains little: of 99.5 M entries, within 1 GB, one made the layout in 9.6 s and two in 8.1 s
 (medians of six in turn). With more cores it has not been measured.
 """
 
@@ -48,12 +48,12 @@ from ..kernels import scatter
 from .staging import check_own, disk_full_means, remove_work
 
 _MAX_BUCKETS = 256
-"""Half of them for jobs, whose shards begin within a range that would fit."""
+"""Half of them are for the borders between jobs, which cut ranges that would fit."""
 _MAX_TASKS = 128
 _TASK_ENTRIES = 1 << 26
-"""A kill undoes this much work, some ten seconds of it, up to 8 billion entries; above, a share of all."""
+"""Entries of a task, which a kill undoes: about ten seconds' work; more if the dataset has over 8 billion."""
 _FEATURE_BYTES = 48
-"""What a feature takes while its range is sorted: number, count, places, and a table of at most four times as many."""
+"""Memory of a feature while its range is sorted: number, count, offsets, and a table of at most four times as many."""
 _LEAST_BYTES = 16_000_000
 _BLOCK_BYTES = 8_000_000
 """Of a bucket, read at a time: the allocator keeps blocks of this size, larger ones it takes from the system anew."""
@@ -71,13 +71,13 @@ def make_columns(
     workers: int = 1,
     listener: Listener | None = None,
 ) -> Columns:
-    """Make the column layout of a dataset, beside its row layout; what an interrupted call has done is not done again.
+    """Make the column layout of a dataset, beside its row layout; continues what an interrupted call has begun.
 
     Parameters
     ----------
     dataset : Dataset or path
     memory : size
-        Bound of the process's peak resident memory. The result does not depend on it.
+        Bound on the process's peak resident memory. The result does not depend on it.
     chunk_size, shard_size : size
         Decoded bytes of entries in a chunk and in a shard.
     compression : {"lz4", "zstd", "none"}
@@ -138,7 +138,7 @@ class Options:
     compression: str
 
     def task(self, dataset: Dataset) -> dict[str, Any]:
-        """Describe what is to be done, for its state to be known by."""
+        """Describe the task, by which its state on disk is recognised."""
         return {"dataset": dataset.fingerprint, **asdict(self)}
 
 
@@ -184,7 +184,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _miscounted(dataset: Dataset) -> DatasetError:
-    """Make the error for where the features' numbers of entries are not those of the entries."""
+    """Make the error for features whose numbers of entries are not those of the entries."""
     return DatasetError(
         f"{dataset.path / 'features.parquet'}: does not count the entries of {dataset.path / 'entries'}; "
         "run 'streamcd verify', or convert the data again"
@@ -200,7 +200,7 @@ Blocks = Iterator[Records]
 
 
 class Bucket(NamedTuple):
-    """Entries of the features ``start <= feature < stop``, and how many there are of both."""
+    """Entries of the features ``start <= feature < stop``, and the numbers of both."""
 
     start: int
     stop: int
@@ -217,7 +217,7 @@ class Job(NamedTuple):
 
 
 class FeatureCounts:
-    """Reads which features occur and how often from ``features.parquet``, row group by row group."""
+    """Reader of the features that occur and their numbers of entries, from ``features.parquet`` by row groups."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -225,7 +225,7 @@ class FeatureCounts:
         self._first: list[int] = []  # feature of each piece, as far as they have been read
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Features in a range, ascending, and their numbers of entries."""
+        """Iterate over the features in a range, ascending, and their numbers of entries."""
         group = max(int(np.searchsorted(self._first, start, side="right")) - 1, 0)
         for piece in self._dataset.read_features(("feature", "n_entries"), first_group=group):
             feature, count = piece["feature"], piece["n_entries"]
@@ -239,11 +239,11 @@ class FeatureCounts:
                 yield feature[chosen].astype(np.int64), count[chosen].astype(np.int64)
 
     def sort_bytes(self, bucket: Bucket) -> int:
-        """Memory that sorting a bucket takes."""
+        """Compute the memory to sort a bucket."""
         return bucket.n_entries * self._entry_bytes + bucket.n_features * _FEATURE_BYTES
 
     def cut(self, whole: Bucket, limit: int, borders: Sequence[int] = ()) -> list[Bucket]:
-        """Cut a range into buckets that fit in a memory, or into as many as are written at a time, and at `borders`."""
+        """Cut a range at `borders`, and into buckets that fit in `limit` bytes, or as many as can be written at a time."""
         limit = max(limit, -(-self.sort_bytes(whole) // (_MAX_BUCKETS // 2)))
         buckets = [Bucket(whole.start, whole.stop, 0, 0)]
         for feature, count in self.pieces(whole.start, whole.stop):
@@ -278,7 +278,7 @@ def _begin_bucket(buckets: list[Bucket], feature: int) -> None:
 
 
 def _divide(dataset: Dataset, options: Options, plan: Plan, n_workers: int) -> dict[str, Any]:
-    """Divide the work into buckets, jobs of buckets, and shares of the row chunks, of which each becomes a run."""
+    """Divide the work into buckets, jobs (of buckets), and shares of the row chunks, each of which becomes a run."""
     n_tasks = TASKS_PER_WORKER * n_workers if n_workers > 1 else 1
     n_tasks = min(max(n_tasks, dataset.n_entries // _TASK_ENTRIES), _MAX_TASKS)
     counts = FeatureCounts(dataset)
@@ -305,7 +305,7 @@ def _divide(dataset: Dataset, options: Options, plan: Plan, n_workers: int) -> d
 def _outline(
     dataset: Dataset, options: Options, counts: FeatureCounts
 ) -> tuple[Bucket, list[tuple[int, int]]]:
-    """Count all there is, and number the layout's shards that begin with a feature: with which one."""
+    """Count all entries; list the layout's shards that begin with a feature, and that feature."""
     outline = ColumnsOutline(dataset, chunk_bytes=options.chunk_bytes, shard_bytes=options.shard_bytes)
     n_features = n_entries = 0
     for feature, count in counts.pieces(0, dataset.n_features):
@@ -363,7 +363,7 @@ class Transposition:
         self._layout = Layout((dataset.index_dtype, dataset.row_dtype, dataset.value_dtype))
 
     def run(self, pool: Pool) -> None:
-        """Do all that is left."""
+        """Run all tasks that are left, and write the layout."""
         self._run(pool, "scatter", [index_path(run) for run in self._runs], self._share_entries)
         self._run(pool, "sort", self._marks, self._job_entries)
         results = [json.loads(mark.read_bytes()) for mark in self._marks]
@@ -396,7 +396,7 @@ class Transposition:
     # -- scattering
 
     def scatter(self, number: int, tell: Tell | None) -> None:
-        """Deal the entries of a share of the row chunks out to the buckets."""
+        """Partition the entries of a share of the row chunks into the buckets."""
         done, _ = self._share_entries(number)
         ranges = Ranges(0, [bucket.stop for bucket in self._buckets])
         with self._partition(self._runs[number], self._buckets, durable=True) as run:
@@ -439,7 +439,7 @@ class Transposition:
             self._split(bucket, blocks, path, writer)
 
     def _split(self, bucket: Bucket, blocks: Blocks, path: Path, writer: ColumnsWriter) -> None:
-        """Deal a bucket that does not fit out to narrower ones."""
+        """Partition a bucket that does not fit into narrower ones."""
         parts = self._counts.cut(bucket, self._plan.sort_bytes)
         ranges = Ranges(bucket.start, [part.stop for part in parts])
         with self._partition(path, parts, durable=False) as run:
@@ -453,7 +453,7 @@ class Transposition:
         index_path(path).unlink()
 
     def _copy_feature(self, bucket: Bucket, blocks: Blocks, writer: ColumnsWriter) -> None:
-        """Write a bucket of one feature, which is in order as it is."""
+        """Write a bucket of one feature, whose entries are in order already."""
         feature = int(next(self._counts.pieces(bucket.start, bucket.stop))[0][0])
         writer.begin_feature()
         n_entries = 0
@@ -491,7 +491,7 @@ class Transposition:
 def _do_task(
     dataset: Dataset | Path, plan: Plan, work: Path, phase: str, number: int, tell: Tell | None
 ) -> None:
-    """Scatter a share or sort a job, in whatever process."""
+    """Scatter a share or sort a job, in this process or a worker."""
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     transposition = Transposition(opened, plan, work)
     (transposition.scatter if phase == "scatter" else transposition.sort)(number, tell)
@@ -500,7 +500,7 @@ def _do_task(
 
 
 def _told(blocks: Blocks, done: int, tell: Tell | None) -> Blocks:
-    """Tell of entries, besides those done before, when they have been read and worked on."""
+    """Report entries, in addition to those done before, after each block has been processed."""
     for entries in blocks:
         yield entries
         done += entries.size
@@ -509,7 +509,7 @@ def _told(blocks: Blocks, done: int, tell: Tell | None) -> Blocks:
 
 
 def _read_ahead(dataset: Dataset, start: int, stop: int) -> Blocks:
-    """Entries of row chunks, the next chunk read while one is worked on."""
+    """Read the entries of row chunks; the next chunk is read while one is processed."""
 
     def read(chunk: int) -> Records:
         feature, row, value = dataset.read_entries(chunk, ("feature", "row", "value"))

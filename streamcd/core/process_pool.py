@@ -146,7 +146,6 @@ def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-
 # In the coordinator
 
 

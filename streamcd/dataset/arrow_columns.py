@@ -1,6 +1,7 @@
 """Columns of Arrow tables as numpy arrays: numbers, strings, lists.
 
-Arrow's own `to_numpy` imports pandas if it is installed, and copies; these functions view the buffers in place.
+Arrow's own `to_numpy` copies, and imports pandas if it is installed, which would cost a training 30 MB of its budget; these
+functions view the buffers in place.
 """
 
 from __future__ import annotations

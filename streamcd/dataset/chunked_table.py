@@ -305,7 +305,7 @@ def file_problems(path: Location, files: Iterable[tuple[str, int, str]]) -> Iter
 
 
 class PartOfTable:
-    """Base of a table of some of the items of another, `_whole`, whose files it reads; `_chunks` are that one's chunks."""
+    """Base of a table of some of the items of another, `_whole`, whose files it reads; `_chunks` maps the chunks."""
 
     _whole: Any
     _chunks: np.ndarray

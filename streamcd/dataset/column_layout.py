@@ -276,9 +276,8 @@ class ColumnsOutline(ColumnsWriter):
         super().__init__(
             Path(dataset.path), dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
         )
-        self.starts: list[
-            tuple[int, int]
-        ] = []  # of every part: its first feature and that one's piece number
+        # first feature of every part, and the number of the feature's piece there
+        self.starts: list[tuple[int, int]] = []
 
     def add_counts(self, feature: np.ndarray, n_entries: np.ndarray) -> None:
         """Append whole features, ascending, by their numbers of entries."""

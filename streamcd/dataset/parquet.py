@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure
 from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader
+from .arrow_columns import numbers_of
 from .read_ahead import AHEAD_BYTES, ReadAhead
 
 # Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
@@ -64,19 +65,11 @@ def reading(path: Location, where: str = "") -> Iterator[None]:
 
 
 def column_values(column: pa.ChunkedArray) -> np.ndarray:
-    """Return the numbers of a column without nulls; the array is read-only.
-
-    Arrow's own `to_numpy` imports pandas if it is installed, which would cost a training 30 MB of its budget.
-    """
-    dtype = np.dtype(column.type.to_pandas_dtype())
-    arrays = [
-        np.frombuffer(array.buffers()[1], dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize)
-        for array in column.chunks
-        if len(array)
-    ]
+    """Return the numbers of a column without nulls; the array is read-only."""
+    arrays = [numbers_of(array) for array in column.chunks if len(array)]
     if len(arrays) == 1:
         return arrays[0]
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
+    return np.concatenate(arrays) if arrays else np.empty(0, column.type.to_pandas_dtype())
 
 
 def parquet_file(path: Location, **options: Any) -> pq.ParquetFile:

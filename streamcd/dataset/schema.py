@@ -94,7 +94,7 @@ FEATURES = pa.schema(
         *schema(
             feature=np.int64,
             n_entries=np.int64,
-            **{name: np.float64 for name in ("min", "max", "mean", "mean_square")},
+            **dict.fromkeys(("min", "max", "mean", "mean_square"), np.float64),
             index=np.int64,
         ),
         pa.field("name", pa.large_string()),

@@ -29,9 +29,8 @@ from .column_layout import AGAIN, FOLDER, Columns, has_columns, open_columns
 from .parquet import file_checksum, read_groups
 from .schema import ChunkData
 
-_CHECK_BYTES = (
-    120  # of an entry or item of a chunk: 24 decoded, as many compressed, copies, differences, hashes
-)
+# of an entry or item of a chunk: 24 decoded, as many compressed, copies, differences, hashes
+_CHECK_BYTES = 120
 _CHUNK_TABLE_BYTES = 200  # of a chunk, in the chunk tables
 _SHARES = 1000  # ranges of chunks, after each of which a single process reports progress
 
@@ -62,7 +61,6 @@ def verify(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-
 # Checks that read all data
 
 

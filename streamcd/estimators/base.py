@@ -208,7 +208,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         return {"C": float(self.C), "seed": seed, "acceleration": "auto"}
 
     def _n_threads(self) -> int | None:
-        """Return the threads that are asked for, of which -1 is all processors, -2 all but one; None by default."""
+        """Return the number of threads asked for (-1: all processors, -2: all but one); None by default."""
         n_jobs = getattr(self, "n_jobs", None)
         return n_jobs if n_jobs is None or n_jobs >= 0 else max(make_threads(None).count + 1 + n_jobs, 1)
 

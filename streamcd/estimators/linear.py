@@ -21,7 +21,7 @@ class LinearSVC(LinearClassifier):
     penalty : {"l2"}
     loss : {"squared_hinge", "hinge"}
     dual : {"auto"}
-        `method` says what is done.
+        Not used: `method` chooses.
     tol : float
         Relative duality gap at which to stop, ``(primal - dual) / primal``.
     C : float
@@ -41,10 +41,10 @@ class LinearSVC(LinearClassifier):
     method : {"auto", "dual", "primal", "online"}
         As in `streamcd.train`.
     memory : int or str
-        Bound on the process's memory, as far as training takes it; see docs/estimators.md.
+        Bound on the memory of the process while it trains; see docs/estimators.md.
     workdir : path, optional
-        Where fits to a dataset keep their runs: the same fit goes on with its run there. A temporary directory by default.
-        Arrays never need one.
+        Directory for the runs of fits to a dataset: the same fit continues its run there. By default a temporary one.
+        Arrays need none.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class LogisticRegression(LinearClassifier):
         Factor of the sum of losses.
     l1_ratio : {0.0, None}
     dual : {False}
-        `method` says what is done.
+        Not used: `method` chooses.
     fit_intercept : bool
     intercept_scaling : {1}
     solver : {"lbfgs"}
@@ -236,7 +236,7 @@ class LogisticRegression(LinearClassifier):
 class TwinSVC(LinearClassifier):
     """Twin support vector classifier: a plane for each class, close to its own rows and away from the others'.
 
-    ``r/2 ‖w‖² + ½ Σ_own (w·x)² + C Σ_others slack(w·x)`` for each class; a row is of the class whose plane is nearest.
+    ``r/2 ‖w‖² + ½ Σ_own (w·x)² + C Σ_others slack(w·x)`` for each class; a row is assigned to the nearest plane's class.
 
     Parameters
     ----------

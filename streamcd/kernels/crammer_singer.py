@@ -74,7 +74,7 @@ def _class_margins(i, rows, w, columns, bias, margin):
 
 @inlined
 def _class_terms(alpha, label, c, margin):
-    """Row's terms of gap, primal loss and dual objective; `alpha` (classes,) is the row's."""
+    """Return the row's terms of gap, primal loss and dual objective; `alpha` (classes,) is the row's."""
     largest, product, outside = margin[label], 0.0, 0.0
     for m in range(margin.size):
         largest = max(largest, margin[m])
@@ -86,11 +86,11 @@ def _class_terms(alpha, label, c, margin):
 
 
 @inlined
-def _class_violation(alpha, active, label, c, margin):
-    """Largest G of the active classes, and smallest of those that may grow."""
+def _class_violation(alpha, active, of_all, label, c, margin):
+    """Return the largest G of the active classes, or of all, and the smallest of those whose alpha may grow."""
     largest, smallest = -np.inf, np.inf
     for m in range(margin.size):
-        if active[m]:
+        if of_all or active[m]:
             largest = max(largest, margin[m])
             if alpha[m] < (c if m == label else 0.0):
                 smallest = min(smallest, margin[m])
@@ -99,7 +99,7 @@ def _class_violation(alpha, active, label, c, margin):
 
 @inlined
 def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
-    """Take out the classes at their bound with a G below `smallest`; returns how many are left.
+    """Take out the classes at their bound with a G below `smallest`; returns the number left.
 
     With `patient` a class leaves at the last of `PATIENCE` such visits in a row.
     """
@@ -119,7 +119,7 @@ def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
 
 @inlined
 def _count_classes(columns, alpha, label, q, sign, totals):
-    """Add a row's alpha to the sums for acceleration, or take it off."""
+    """Add a row's alpha to the sums for acceleration, or subtract it; `sign` is 1 or -1."""
     own, square = alpha[label], 0.0
     for m in range(alpha.size):
         square += alpha[m] * alpha[m]
@@ -223,7 +223,7 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
             _solve_empty_row(alpha, active, label, c)
             totals[lane, DUAL] += c - dual_old
             continue
-        largest, smallest = _class_violation(alpha, active, label, c, margin)
+        largest, smallest = _class_violation(alpha, active, False, label, c, margin)
         q *= columns.inverse_mu
         accelerated = columns.inverse_mu != 1.0
         if columns.uncounted != 0.0:
@@ -283,10 +283,7 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
         totals[lane, DUAL] += dual
         totals[lane, N_VISITED] += 1
         if q > 0.0:
-            largest, smallest = -np.inf, np.inf
-            for m in range(margin.size):
-                largest = max(largest, margin[m])
-                if alpha[m] < (c if m == label else 0.0):
-                    smallest = min(smallest, margin[m])
+            active = variables.active[i, own]
+            largest, smallest = _class_violation(alpha, active, True, label, c, margin)
             totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
         _add_row_classes(i, rows, w_alpha, columns, costs.bias, alpha)

@@ -51,7 +51,7 @@ _SQUARE = 6  # beside the losses of `primitives`
 
 _TINY = 1e-200  # smallest dual variable of the logistic loss; its logarithm is finite
 _KINK = 1e-3  # hinge: a margin nearer to 1 than this may be on either side of it
-_SHRINK_NEWTON = 0.1  # what a Newton step that leaves the interval is replaced by: Z becomes this times Z
+_SHRINK_NEWTON = 0.1  # factor of Z instead of a Newton step that leaves the interval
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ _SHRINK_NEWTON = 0.1  # what a Newton step that leaves the interval is replaced 
 
 @inlined
 def loss_of_row(loss, y):
-    """Loss of one row: a twin plane is fitted to its own class (y = -1), and keeps the others at a distance."""
+    """Return the loss of a row: a twin plane is fitted to its own class (y = -1), and keeps the others at a distance."""
     if loss == TWIN_HINGE:
         return _SQUARE if y < 0.0 else HINGE
     if loss == TWIN_SQUARED_HINGE:
@@ -70,7 +70,7 @@ def loss_of_row(loss, y):
 
 @inlined
 def _svc_diagonal(loss, cost):
-    """D_ii and U_i of hinge, squared hinge and square (whose lower bound is -U_i)."""
+    """Return D_ii and U_i of hinge, squared hinge and square (whose lower bound is -U_i)."""
     if loss == SQUARED_HINGE:
         return 0.5 / cost, np.inf
     if loss == _SQUARE:
@@ -80,7 +80,7 @@ def _svc_diagonal(loss, cost):
 
 @inlined
 def _svc_terms(loss, t, cost, alpha):
-    """Row's terms of gap, primal loss and dual objective: phi, C xi(t), alpha - D alpha²/2 (of a square: - D alpha²/2)."""
+    """Return the row's terms of gap, primal loss and dual: phi, C xi(t), alpha - D alpha²/2 (of a square: - D alpha²/2)."""
     diagonal, _ = _svc_diagonal(loss, cost)
     if loss == _SQUARE:
         primal = 0.5 * cost * t * t
@@ -93,7 +93,7 @@ def _svc_terms(loss, t, cost, alpha):
 
 @inlined
 def svc_projected_gradient(loss, t, cost, alpha):
-    """G, and G projected: 0 where the bound at which alpha stands keeps it from moving."""
+    """Return G, and G projected: 0 if alpha is at a bound that keeps it from moving."""
     diagonal, upper = _svc_diagonal(loss, cost)
     if loss == _SQUARE:
         return t + diagonal * alpha, t + diagonal * alpha
@@ -107,7 +107,7 @@ def svc_projected_gradient(loss, t, cost, alpha):
 
 @inlined
 def _svc_step(loss, gradient, q, cost, alpha, omega):
-    """Omega times the way to the minimiser of the dual over this one variable, as far as its bounds allow."""
+    """Return alpha after omega times the step to the minimiser of the dual over this one variable, within its bounds."""
     diagonal, upper = _svc_diagonal(loss, cost)
     curvature = q + diagonal
     if curvature <= 0.0:  # an empty row under hinge: the dual falls all the way to the bound
@@ -118,7 +118,7 @@ def _svc_step(loss, gradient, q, cost, alpha, omega):
 
 @inlined
 def _log_gradient(t, alpha, rest):
-    """Derivative of the dual; 0 where alpha stands at the smallest number kept and would go on falling."""
+    """Return the derivative of the dual; 0 if alpha is at the smallest number kept and would fall further."""
     gradient = math.log(alpha / rest) + t
     if (alpha <= _TINY and gradient > 0.0) or (rest <= _TINY and gradient < 0.0):
         return 0.0

@@ -1,8 +1,5 @@
 """Kernels that add up the values of every feature."""
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
-# (types of kernels are numba's to infer)
-
 from __future__ import annotations
 
 import numpy as np
@@ -12,17 +9,17 @@ from .compile import cached
 
 @cached
 def add_entries(position, value, sums):
-    """Add entries to the sums of their features, one after the other.
+    """Add entries to the sums of their features, in order.
 
     Parameters
     ----------
     position : integer[entries]
-        Rows of `sums`; those outside it are passed over.
+        Rows of `sums`; entries outside it are skipped.
     value : float[entries]
     sums : float64[features, 7]
-        Number, sum, sum of squares, least, greatest, sum and sum of squares of this shard; changed in place, the sums of
-        all shards aside. Side by side, since a feature's line of memory is what takes the time: five arrays one after
-        the other with `numpy.add.at` took six times as long.
+        Number, sum, sum of squares, least, greatest, sum and sum of squares of this shard; changed in place, except for the
+        sums of all shards. They are neighbours because fetching a feature's cache line takes most of the time: five arrays
+        in turn with `numpy.add.at` took six times as long.
     """
     for k in range(len(position)):
         i = position[k]

@@ -30,11 +30,11 @@ HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE =
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
 SLOPE, CURVE, W_ALPHA, ROUNDING, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, LOSS_SLOPE = range(9, 17)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
-of the latter); the largest and smallest projected gradient; rows visited, rows still active, rows of which anything is
-taken out, inner Newton steps. Four and the last are summed up at fixed w, and bound the rounding of a certificate
-(`rounding_terms`).
-For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a over C for the logistic loss; both of a row's own class
-for Crammer–Singer, and of the other classes' rows for a twin plane) and ``Σ a² q/mu``."""
+of the latter); the largest and smallest projected gradient; numbers of rows visited, still active, and shrunk (wholly, or
+some of their classes), and of inner Newton steps. SLOPE to ROUNDING, and LOSS_SLOPE, are summed at fixed w and bound the
+rounding of a certificate (`rounding_terms`). For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a over C
+for the logistic loss; both of a row's own class for Crammer–Singer, and of the other classes' rows for a twin plane) and
+``Σ a² q/mu``."""
 N_TOTALS = 17
 
 UNIT = 1.01 * 2.0**-53
@@ -43,7 +43,7 @@ UNIT = 1.01 * 2.0**-53
 PATIENCE = 2
 """Successive visits at which a row of an accelerated lane must qualify for shrinking before it leaves: a moving centre moves
 the thresholds. All rows return every few passes (`solvers.acceleration`); without that a9a with hinge took 66 passes to 1e-4
-instead of 45, dna 160 to 280 instead of 130, whether this was 2, 4 or 6, and dna with Crammer–Singer 190 instead of 160."""
+instead of 45, dna 160 to 280 instead of 130 (with 2, 4 and 6 alike), and dna with Crammer–Singer 190 instead of 160."""
 
 NO_STEP = 1e-12
 """A projected gradient below this is not worth a step (LIBLINEAR's figure)."""
@@ -163,7 +163,7 @@ def shuffle(order, key):
     state = np.uint64(key)
     for i in range(order.size - 1, 0, -1):
         state += np.uint64(0x9E3779B97F4A7C15)
-        # high bits times range: unbiased up to (i + 1) / 2**32, far below what n_rows < 2**32 could show
+        # high bits times range: the bias is at most (i + 1) / 2**32, too small to be seen in fewer than 2**32 rows
         if i < 0xFFFFFFFF:
             j = np.int64(((mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
         else:
@@ -194,7 +194,7 @@ def draw(candidates, key, order):
     state = np.uint64(key)
     for i in range(order.size):
         state += np.uint64(0x9E3779B97F4A7C15)
-        # high bits times range: unbiased up to size / 2**32
+        # high bits times range: the bias is at most size / 2**32
         drawn = ((mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
         order[i] = candidates[np.int64(drawn)]
 

@@ -30,7 +30,7 @@ def _row_norm(value, start, stop):
 
 @kernel
 def gather_entries(rows, indptr, index, value, out_index, out_value):
-    """Copy the entries of `rows` (int64), one row after the other, to `out_index` and `out_value`."""
+    """Copy the entries of `rows` (int64), one row after another, to `out_index` and `out_value`."""
     end, last = np.uint64(0), rows.size - 1
     for i in range(rows.size):
         prefetch(indptr, rows[min(i + 2 * AHEAD, last)])
@@ -47,7 +47,7 @@ def gather_entries(rows, indptr, index, value, out_index, out_value):
 
 @kernel
 def add_row_norms(indptr, value, sums):
-    """Add rows, one after the other, to what is known of the norms of all.
+    """Add rows to the statistics of the norms of all rows.
 
     Parameters
     ----------
@@ -78,9 +78,9 @@ def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
     scale : (m,) float64
         Divisors of the features 0 … m - 1; others keep their values.
     n_features : int
-        Entries of features from here on become 0, and so have no part in the norm.
+        Entries of features from this one on become 0, and so do not count in the norm.
     unit_rows : bool
-        Whether rows are divided by their norms; rows of norm 0 stay as they are.
+        Divide rows by their norms; rows of norm 0 stay as they are.
     out : (entries,) float64
         Written.
     """

@@ -1,8 +1,5 @@
 """Kernels that move records to their buckets: number them, order them by bucket, copy them in that order."""
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
-# (types of kernels are numba's to infer; everything else here is annotated)
-
 from __future__ import annotations
 
 import numpy as np
@@ -11,7 +8,7 @@ from .compile import cached, kernel
 from .primitives import mix, prefetch
 
 AHEAD = 8
-"""Records by which what is copied is fetched ahead."""
+"""Number of records ahead at which the next ones to copy are prefetched."""
 
 
 @kernel
@@ -31,7 +28,7 @@ def sort_keys(keys, starts, order):
     starts : (cells + 1,) int64
         Scratch; cells are a power of two, about n.
     order : (n,) int64
-        Written. Keys are dealt out to cells of their range, each of which is sorted: 12 ns a key, numpy's argsort takes 45.
+        Written. Keys are distributed to cells of their range, which are then sorted: 12 ns a key; numpy's argsort takes 45.
     """
     if not keys.size:
         return
@@ -101,7 +98,7 @@ def order_by_bucket(bucket, starts, order):
 
 @cached
 def take_words(words, order, out):
-    """Copy the rows `order` of `words` (n, w) to `out`; columns come as words so that few types have to be compiled."""
+    """Copy the rows `order` of `words` (n, w) to `out`; fields are viewed as words so that few types are compiled."""
     if words.shape[1] == 1:
         for k in range(order.size):
             out[k, 0] = words[order[k], 0]
@@ -115,7 +112,7 @@ def take_words(words, order, out):
 def take_items(records, indptr, width, words, out):
     """Copy the items of records, one record after another: record r has those from ``indptr[r]`` on, of `width` words each.
 
-    Records are short and come in any order: fetched ahead, they took 9 ns each in place of 58 (11 items, 7 MB in all).
+    Records are short and come in any order: fetched ahead, they took 9 ns each instead of 58 (11 items, 7 MB in all).
     """
     end, size, last = np.uint64(0), np.uint64(width), records.size - 1
     for i in range(records.size):
@@ -129,7 +126,7 @@ def take_items(records, indptr, width, words, out):
 
 @cached
 def sort_entries(feature, row, value, first, table, occurring, following, ends, to_row, to_value):
-    """Put entries where they belong among those sorted by feature.
+    """Write entries to their positions among those sorted by feature.
 
     Parameters
     ----------
@@ -138,7 +135,7 @@ def sort_entries(feature, row, value, first, table, occurring, following, ends, 
     occurring : (features,) int64
         The features that occur, ascending.
     following, ends : (features,) int64
-        Where the next entry of each goes, moved on in place; where its entries end.
+        Position of the next entry of each feature, advanced in place; the end of its entries.
 
     Returns
     -------

@@ -8,16 +8,16 @@ from .compile import inlined, kernel
 from .primitives import mix
 
 MISSING, UNKNOWN = -1, -2
-"""Codes of a string that is null, and of one that is not in a dictionary to which none is added."""
+"""Codes of a null, and of a string that is not in a dictionary that takes no more."""
 
 NUMBER, CATEGORY, HASHED = range(3)
 """Kinds of columns."""
 
 NO_INDICATOR, REFUSED = -1, -2
-"""In place of an indicator's feature: a missing value has no entry, or is an error."""
+"""Instead of an indicator's feature: a missing value has no entry, or is an error."""
 
 OK, NULL_VALUE, INFINITE, OUT_OF_RANGE, NEGATIVE_INDEX, HUGE_INDEX, BEYOND_WIDTH = range(7)
-"""Answers of the kernels."""
+"""Status codes that the kernels return."""
 
 (ROW, COLUMN, ZEROS, UNDERFLOWS, UNSEEN, IGNORED, MAX_INDEX, MAX_ROW, ZERO_INDEX, N_STATE) = range(10)
 """State: where an error is, and counts."""
@@ -171,7 +171,7 @@ def murmur_strings(prefix, data, offsets, valid, out):
 
 @kernel
 def mark_collisions(hashes, bits, seen, collided):
-    """Note which buckets of hashed strings hold more than one hash.
+    """Mark the buckets of hashed strings that hold more than one hash.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ def _without_zeros(start, end, index, value):
 
 @kernel
 def are_sorted(starts, index):
-    """Tell if the indices of every row ``starts[r]:starts[r + 1]`` do not descend."""
+    """Check if the indices of every row ``starts[r]:starts[r + 1]`` do not descend."""
     for row in range(starts.size - 1):
         for k in range(starts[row] + 1, starts[row + 1]):
             if index[k] < index[k - 1]:
@@ -310,7 +310,7 @@ def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indp
         Row ``r`` is ``starts[r]:starts[r + 1]`` of the next two.
     given_index, given_value : (entries,) integer, (entries,) float
     least, width_end : int
-        Indices allowed are ``least <= index < width_end``; those beyond are passed over and counted where `ignore`.
+        Indices allowed are ``least <= index < width_end``; those beyond are skipped and counted if `ignore`.
     indptr, index, value : (rows + 1,) int64, (entries,) int64, (entries,) float
         Filled in place.
     state : (N_STATE,) int64
@@ -445,7 +445,7 @@ def renumber(indptr, index, source_row, first_rows, starts, features, sparse_sta
 
 @kernel
 def last_record_end(text, stop, quote):
-    """The place after the last newline of ``text[:stop]`` that is not between quotes; 0 where there is none."""
+    """Return the offset after the last newline of ``text[:stop]`` that is not between quotes; 0 if there is none."""
     end, quoted = 0, False
     for k in range(stop):
         if text[k] == quote:

@@ -189,7 +189,7 @@ def twin_sor_visit(order, rows, costs, variables, steering, totals, lanes, elimi
 def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pulled):
     """As `dual_certify_lanes`, with ``a_i = C_i w·x_i`` for the rows with y = -1, which no visit changes.
 
-    That is a feasible point of the dual of `dual_visit`, so the certificate is of the same kind, and knows of no inverse.
+    That is a feasible point of the dual of `dual_visit`, so the certificate is of the same kind, without the inverse.
     ``Σ a_i x_i`` of the rows with y = 1 is added to `pulled`, shape (d + 1, lanes).
     """
     feature, value, w, bias = rows.feature, rows.value, variables.w, costs.bias

@@ -1,10 +1,10 @@
-"""Sweeps over weights: all columns of an array at once, feature after feature, as they lie in memory."""
+"""Sweeps over weights: all columns of an array in one sweep, feature by feature, in the order of memory."""
 
 from __future__ import annotations
 
 from .compile import kernel
 
-_BLOCK = 128  # features whose columns are summed up one after another: of some hundred columns they are in the cache
+_BLOCK = 128  # features summed column by column: with a hundred columns or so they stay in the cache
 
 
 @kernel

@@ -236,8 +236,8 @@ class TableEncoder:
         arrays = (layout.kinds, layout.lines, layout.features, layout.indicators)
         status = kernels.table_rows(n_rows, values, codes, *arrays, self.encoding.bits, *room, self.state)
         if status != kernels.OK:
-            row, place = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
-            name = layout.columns[place][1].name
+            row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
+            name = layout.columns[at][1].name
             self._refuse(status, start + row, name, block.column(name)[row].as_py())
         indptr, index, value = room
         return indptr, index[: indptr[-1]], value[: indptr[-1]]
@@ -311,9 +311,9 @@ class TableEncoder:
         room = self._room(block.num_rows, index.size)
         status = kernels.sparse_rows(starts, index, value, *self._sparse, *room, self.state)
         if status != kernels.OK:
-            row, place = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
+            row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
             of_index = status >= kernels.NEGATIVE_INDEX
-            name, found = (column.name, index[place]) if of_index else (column.values, value[place])
+            name, found = (column.name, index[at]) if of_index else (column.values, value[at])
             self._refuse(status, start + row, name, found)
         indptr, codes, kept = room
         codes = codes[: indptr[-1]]
@@ -370,8 +370,8 @@ def encode_frame(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Encode a frame (anything with ``__arrow_c_stream__``) as a known encoding says, some rows at a time.
 
-    Yields ``indptr``, 0-based ``feature`` and ``value``, good until the next ones are taken. Unknown categories, and indices
-    of a sparse column beyond `n_features`, have no entry.
+    Yields ``indptr``, 0-based ``feature`` and ``value``, valid until the next ones are taken. Unknown categories, and
+    indices of a sparse column beyond `n_features`, have no entry.
 
     Raises
     ------

@@ -16,11 +16,13 @@ from ..models.model import Model
 
 Output = str | os.PathLike[str] | TextIO
 
-_KINDS = {
+KINDS = {
     "parquet": "a Parquet file of predictions",
     "csv": "a CSV file of predictions",
     "text": "a text file of predictions",
 }
+"""Names of the files by format, for refusals."""
+
 _REFUSED = (".tsv", ".json", ".jsonl", ".arrow", ".feather", ".gz", ".xz", ".zst", ".bz2")
 
 
@@ -34,11 +36,6 @@ def output_format(out: Output) -> str:
             f"{out}: expected a name in .parquet, .csv or .txt: predictions are written in these formats"
         )
     return {".csv": "csv", ".txt": "text"}.get(Path(name).suffix, "parquet")
-
-
-def kind_of_output(form: str) -> str:
-    """Name the kind of file of a format, for refusals."""
-    return _KINDS[form]
 
 
 def is_output(path: Path, form: str) -> bool:

@@ -41,7 +41,7 @@ from ..dataset.scaling import Scaling
 from ..dataset.schema import FIRST_OF_ALL, schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
-from .outputs import LinesOfPredictions, Output, PredictionColumns, is_output, kind_of_output, output_format
+from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
 from .source_order import SourceOrder
 
 _LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # decided at a time
@@ -505,9 +505,7 @@ def predict(
         is_text = not isinstance(data, Dataset) and not is_dataset(data)
         inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]
         place = local_path(out, "predictions")
-        check_output(
-            place, kind_of_output(form), lambda path: is_output(path, form), force=force, inputs=inputs
-        )
+        check_output(place, KINDS[form], lambda path: is_output(path, form), force=force, inputs=inputs)
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     if proba:

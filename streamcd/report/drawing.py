@@ -49,7 +49,7 @@ _STYLE: Any = {
 
 
 def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
-    """Draw in the common style; raises a `UsageError` that names the extra if matplotlib is not installed."""
+    """Make a function draw in the common style, and raise a `UsageError` that names the extra without matplotlib."""
 
     @functools.wraps(draw)
     def styled_draw(*args: Arguments.args, **options: Arguments.kwargs) -> Figure:

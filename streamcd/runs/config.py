@@ -17,6 +17,7 @@ from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.progress import Listener
 from ..core.storage import is_url
+from ..core.threads import available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
@@ -411,8 +412,7 @@ def differs(config: RunConfig) -> bool:
 def _blas_threads() -> str:
     """Return the number of threads of OpenBLAS, on which the last digits of an inverse depend."""
     given = (os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
-    n_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return next((number for number in given if number), str(n_processors))
+    return next((number for number in given if number), str(available_cores()))
 
 
 def absolute_path(data: str | Path) -> str:

@@ -28,7 +28,7 @@ from .config import RunConfig, read_config
 from .describe import largest_weights
 
 MAX_LOGS = 10
-"""Most logs of groups of lanes that are drawn; the first ones of more."""
+"""Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
 
 _MAX_LANES = 40  # in the table
 _N_WEIGHTS = 20
@@ -59,7 +59,7 @@ def write_report(
         Data on which the model is evaluated, as `evaluate` takes it: confusion, ROC curves, calibration. By default the
         run's validation set, if it has one that is still there.
     C : float, optional
-        Which model of a path over C is evaluated and has its weights shown.
+        C of the model to evaluate and show, of a path over C; by default the largest.
     images : path, optional
         A directory for the pictures as PNG files too; made if it is not there.
     memory : int or str
@@ -71,9 +71,9 @@ def write_report(
     Raises
     ------
     CheckpointError
-        Where `run` is not a run.
+        If `run` is not a run.
     UsageError
-        Where matplotlib is not installed, or `out` exists and `force` is not given.
+        If matplotlib is not installed, or `out` exists and `force` is not given.
 
     Examples
     --------

@@ -380,7 +380,6 @@ def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, k
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-
 # Thresholds and certificates from the sums of a read
 
 

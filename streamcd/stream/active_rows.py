@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -42,11 +42,11 @@ class ActiveRows:
         self._dataset, self._folder, self._capacity = dataset, folder, int(arenas[0].feature.size)
         self._n_rows, self._n_entries = np.diff(dataset.row_start), np.diff(dataset.entry_start)
         # a copy in memory precedes one on disk, which may be older and larger
-        self._in_memory, self._on_disk = (np.zeros(dataset.n_chunks, _COPY) for _ in range(2))
-        self._whole_bytes = int(self._size(self._n_rows, self._n_entries).sum())
-        self._expected = self._size(
-            self._n_rows, self._n_entries
-        )  # of copies of the rows that were last active
+        self._copies = np.zeros((2, dataset.n_chunks), _COPY)
+        self._in_memory, self._on_disk = self._copies
+        # sizes of the copies of the rows that were last active
+        self._expected = self._size(self._n_rows, self._n_entries)
+        self._whole_bytes = int(self._expected.sum())
         # two regions of each arena; an offset in memory is that in a region, plus the region's number times stride
         arrays = [array for arena in arenas for array in (arena.feature, arena.value)]
         self._regions = [array.view(np.uint8) for array in arrays]
@@ -56,17 +56,13 @@ class ActiveRows:
         self._lock = Lock()  # of the holes
         self._file: IO[bytes] | None = None
         self._in_use = False
-        self.disk_bytes = 0
         self._forget()
+        # compile the kernel, or load it from the cache, before windows take memory
+        nothing, entries = np.zeros(1, dtype=np.int64), [array[:0] for array in arrays[:2]]
+        gather_entries(nothing[:0], nothing, *entries, *entries)
 
     def begin_read(
-        self,
-        windows: Sequence[np.ndarray],
-        loaded: tuple[int, int] | None,
-        *,
-        all_rows: bool,
-        rows_return: bool,
-        keeps: bool,
+        self, windows: Sequence[np.ndarray], loaded: Any, all_rows: bool, rows_return: bool, keeps: bool
     ) -> list[int]:
         """Divide the arenas between windows and copies for a read; returns those for windows.
 
@@ -77,12 +73,15 @@ class ActiveRows:
         """
         if rows_return:
             self._forget()
-        self._in_use = not all_rows and not self.is_empty
+        self._in_use = not all_rows and bool((self._copies["offset"] >= 0).any())
         while True:
             entries = self.entries()
             sizes = [entries[chunks].sum() for chunks in windows] if self._in_use else [self._capacity]
             largest = max(int(max(sizes)), loaded[1] if loaded else 0)
-            held, arena, entry = self._places_in_memory()
+            # copies in memory: chunks, and the arena and entry where each begins
+            held = np.flatnonzero(self._in_memory["offset"] >= 0)
+            region, start = np.divmod(self._in_memory["offset"][held], self._stride)
+            arena, entry = region // 2, start // np.take(self._entry_sizes, region)
             usable = [number for number in range(2) if (entry[arena == number] >= largest).all()]
             if usable:
                 break
@@ -99,20 +98,13 @@ class ActiveRows:
         return usable
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there are no copies."""
-        return bool((self._in_memory["offset"] < 0).all() and (self._on_disk["offset"] < 0).all())
-
-    @property
     def may_be_read_next(self) -> bool:
         """Whether the next read may be of copies."""
-        return bool(self._holes) or not self.is_empty
+        return bool(self._holes) or bool((self._copies["offset"] >= 0).any())
 
     def has(self, chunk: int) -> bool:
         """Tell whether this read has to `load` a chunk, not to read it from the dataset."""
-        return self._in_use and bool(
-            self._in_memory["offset"][chunk] >= 0 or self._on_disk["offset"][chunk] >= 0
-        )
+        return self._in_use and bool((self._copies["offset"][:, chunk] >= 0).any())
 
     def entries(self) -> np.ndarray:
         """Return the number of entries of every chunk as this read loads it; int64, shape (chunks,)."""
@@ -136,18 +128,13 @@ class ActiveRows:
             self._file = None
 
     def _forget(self) -> None:
-        self._in_memory["offset"] = self._on_disk["offset"] = -1
+        self._copies["offset"] = -1
         self.disk_bytes = 0
         if self._file is not None:
             self._file.truncate(0)
 
-    # -- copies -------------------------------------------------------------------------------------------------------
-
     def keep(self, window: Window, columns: np.ndarray) -> None:
-        """Copy the rows of a window with any of these flags, chunk by chunk, where a copy saves reading.
-
-        Raises `OSError` if the file cannot be written.
-        """
+        """Copy the rows of a window with any of these flags, by chunk, where a copy saves reading; may raise `OSError`."""
         arena = window.arena
         if arena.active[: window.stop.max(initial=0)].all():
             return
@@ -174,39 +161,28 @@ class ActiveRows:
         """Choose memory or disk for a copy, and where; None if it is not worth it."""
         memory, disk = self._in_memory[chunk], self._on_disk[chunk]
         if memory["offset"] >= 0:  # an older copy is larger, and is not needed again
-            now = int(self._size(memory["n_rows"], memory["n_entries"]))
-            return (self._in_memory if n_bytes <= _WORTH * now else None), int(memory["offset"])
+            return (self._in_memory if n_bytes <= _WORTH * self._bytes(memory) else None), int(
+                memory["offset"]
+            )
         offset = self._allocate(n_bytes)
         if offset >= 0:
             return self._in_memory, offset
-        on_disk = disk["offset"] >= 0
-        now = (
-            int(self._size(disk["n_rows"], disk["n_entries"]))
-            if on_disk
-            else self._dataset.chunk_bytes(chunk)
-        )
+        now = self._dataset.chunk_bytes(chunk) if disk["offset"] < 0 else self._bytes(disk)
         is_worth = self._folder is not None and n_bytes <= _WORTH * now
-        return (self._on_disk if is_worth else None), int(disk["offset"]) if on_disk else self.disk_bytes
-
-    def expect(self, chunk: int) -> None:
-        """Announce that a chunk will be loaded."""
-        disk = self._on_disk[chunk]
-        if self._file is not None and self._in_memory["offset"][chunk] < 0 and hasattr(os, "posix_fadvise"):
-            size = int(self._size(disk["n_rows"], disk["n_entries"]))
-            os.posix_fadvise(self._file.fileno(), int(disk["offset"]), size, os.POSIX_FADV_WILLNEED)
+        offset = self.disk_bytes if disk["offset"] < 0 else int(disk["offset"])
+        return (self._on_disk if is_worth else None), offset
 
     def load(self, arena: RowArena, chunk: int, row_start: int, entry_start: int) -> int:
-        """Copy the rows of a chunk to an arena, at the given offsets; returns the bytes read from disk.
-
-        A copy on disk goes to memory too, if there is room.
-        """
+        """Copy a chunk's rows to an arena, and from disk to memory where there is room; returns the bytes read from disk."""
         from_disk = bool(self._in_memory["offset"][chunk] < 0)
         copy = (self._on_disk if from_disk else self._in_memory)[chunk].copy()
-        n_entries, n_bytes = int(copy["n_entries"]), int(self._size(copy["n_rows"], copy["n_entries"]))
+        n_entries, n_bytes = int(copy["n_entries"]), self._bytes(copy)
         offset = self._allocate(n_bytes) if from_disk else int(copy["offset"])
         data = np.empty(n_bytes, np.uint8) if offset < 0 else self._memory(offset, n_bytes)
         if from_disk:
-            self._read(data, int(copy["offset"]))
+            assert self._file is not None
+            if os.preadv(self._file.fileno(), [data.data], int(copy["offset"])) < n_bytes:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._folder))
             self._in_memory[chunk] = offset, n_entries, copy["n_rows"]
         records, feature, value = self._parts(data, int(copy["n_rows"]), n_entries)
         counts = np.zeros(self._n_rows[chunk], dtype=np.int64)
@@ -224,21 +200,17 @@ class ActiveRows:
         n_bytes = np.multiply(n_rows, _ROW.itemsize) + np.multiply(n_entries, self._dataset.entry_bytes)
         return np.asarray(np.maximum(-(-n_bytes // _ALIGNED), 1) * _ALIGNED)
 
-    def _parts(
-        self, data: np.ndarray, n_rows: int, n_entries: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _bytes(self, copy: Any) -> int:
+        return int(self._size(copy["n_rows"], copy["n_entries"]))
+
+    def _parts(self, data: np.ndarray, n_rows: int, n_entries: int) -> tuple[np.ndarray, ...]:
         """Return views of a copy: records of its rows, features and values of its entries."""
         rows, first, second = n_rows * _ROW.itemsize, self._dataset.index_dtype, self._dataset.value_dtype
         swapped = first.itemsize < second.itemsize  # the wider ones come first, so that all are aligned
         first, second = (second, first) if swapped else (first, second)
-        middle = rows + n_entries * first.itemsize
-        entries = (
-            data[rows:middle].view(first),
-            data[middle : middle + n_entries * second.itemsize].view(second),
-        )
+        middle, stop = rows + n_entries * first.itemsize, rows + n_entries * self._dataset.entry_bytes
+        entries = data[rows:middle].view(first), data[middle:stop].view(second)
         return data[:rows].view(_ROW), entries[swapped], entries[not swapped]
-
-    # -- memory -------------------------------------------------------------------------------------------------------
 
     def _divide(self, fronts: Sequence[int]) -> bool:
         """Use what follows the first `fronts` entries of each arena for copies; returns whether all are expected to fit."""
@@ -253,19 +225,11 @@ class ActiveRows:
         held = np.flatnonzero((copies["offset"] >= base) & (copies["offset"] < base + self._stride))
         held = held[np.argsort(copies["offset"][held])]
         stops = copies["offset"][held] + self._size(copies["n_rows"][held], copies["n_entries"][held])
-        end = base + self._regions[number].size // _ALIGNED * _ALIGNED
-        first = base - (-start // _ALIGNED) * _ALIGNED
-        for begin, stop in zip(
-            [first, *stops.tolist()], [*copies["offset"][held].tolist(), end], strict=True
-        ):
+        begins = [base - (-start // _ALIGNED) * _ALIGNED, *stops.tolist()]
+        ends = [*copies["offset"][held].tolist(), base + self._regions[number].size // _ALIGNED * _ALIGNED]
+        for begin, stop in zip(begins, ends, strict=True):
             if stop > begin:
                 yield [begin, stop - begin]
-
-    def _places_in_memory(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the chunks with a copy in memory, and the arena and the entry where each begins."""
-        held = np.flatnonzero(self._in_memory["offset"] >= 0)
-        region, start = np.divmod(self._in_memory["offset"][held], self._stride)
-        return held, region // 2, start // np.take(self._entry_sizes, region)
 
     def _allocate(self, n_bytes: int) -> int:
         """Take memory from the end of the largest hole; -1 if it is too small."""
@@ -280,8 +244,6 @@ class ActiveRows:
         number, start = divmod(offset, self._stride)
         return self._regions[number][start : start + n_bytes]
 
-    # -- the file -----------------------------------------------------------------------------------------------------
-
     def _write(self, data: np.ndarray, offset: int) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
@@ -291,15 +253,3 @@ class ActiveRows:
         if is_full or os.pwrite(self._file.fileno(), data.data, offset) < data.size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
         self.disk_bytes = max(self.disk_bytes, end)
-
-    def _read(self, data: np.ndarray, offset: int) -> None:
-        assert self._file is not None
-        if os.preadv(self._file.fileno(), [data.data], offset) < data.size:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._folder))
-
-
-def load_kernels(dataset: Dataset) -> None:
-    """Compile the kernel of copying, or load it from the cache, before windows are allocated."""
-    none, start = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    entries = np.zeros(0, dtype=dataset.index_dtype), np.zeros(0, dtype=dataset.value_dtype)
-    gather_entries(none, start, *entries, *entries)

@@ -18,7 +18,6 @@ from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
-_CHUNK_BYTES = 100  # of a chunk in the tables of chunks, of slots and of copies
 _ORDER_BYTES = 8  # of an item's number in the order of visits
 _MAX_READERS = 4  # each with its own descriptors
 _ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
@@ -127,7 +126,7 @@ def make_plan(
         **needs,
         "pages of scores": paging.fixed_bytes if paging else 0,
         "reading": _reading_bytes(table) + (readers - 1) * _reader_bytes(table),
-        "chunk table": _CHUNK_BYTES * table.n_chunks,
+        "chunk table": 100 * table.n_chunks,  # with the tables of slots and of copies
     }
     whole = table.n_entries * table.entry_bytes + table.n_items * item_bytes
     if not paging and RESERVED_BYTES + sum(overhead.values()) + whole <= budget:
@@ -205,16 +204,14 @@ def _count_readers(table: Table, budget: int) -> int:
     return 1 + min(_MAX_READERS - 1, left // 8 // _reader_bytes(table))
 
 
-def _reader_bytes(table: Table) -> int:
-    """Estimate the memory of each further reader: a chunk encoded and decoded, Arrow's copies of both, and read-ahead."""
+def _reader_bytes(table: Table, ahead_bytes: int = SHARED_AHEAD_BYTES) -> int:
+    """Estimate the memory of a further reader: a chunk encoded and decoded, Arrow's copies of both, and read-ahead."""
     entries, items = _largest_chunk(table)
-    ahead = min(SHARED_AHEAD_BYTES, table.n_entries * table.entry_bytes)
+    ahead = min(ahead_bytes, table.n_entries * table.entry_bytes)
     return 4 * (entries * table.entry_bytes + items * 40) + ahead
 
 
 def _reading_bytes(table: Table) -> int:
-    """Estimate the memory of the first reader: that of a further one, and the footers."""
+    """Estimate the memory of the first reader, with the footers and the client of a URL."""
     footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
-    entries, items = _largest_chunk(table)
-    ahead = min(AHEAD_BYTES, table.n_entries * table.entry_bytes)
-    return 4 * (entries * table.entry_bytes + items * 40) + ahead + footers + table.client_bytes
+    return _reader_bytes(table, AHEAD_BYTES) + footers + table.client_bytes

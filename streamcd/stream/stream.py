@@ -123,15 +123,11 @@ class Stream:
         """
         if self._active is not None:
             loaded = self._ahead and (self._arenas.index(self._ahead[1].arena), self._ahead[1].n_entries)
-            needs = {"all_rows": all_rows, "rows_return": rows_return, "keeps": keeps}
-            self._turns = self._active.begin_read(self._windows(read), loaded, **needs)
+            self._turns = self._active.begin_read(self._windows(read), loaded, all_rows, rows_return, keeps)
             self._turn = self._turns.index(loaded[0]) + 1 if loaded else 0
 
     def keep_active(self, window: Window, columns: np.ndarray) -> str:
-        """Copy the rows of a visited window that have one of these flags for later reads, if that will save reading.
-
-        Returns the reason why this is no longer done on disk, the first time; otherwise nothing.
-        """
+        """Copy a visited window's rows with one of these flags for later reads; returns why not on disk any more, once."""
         if self._active is None:
             return ""
         try:
@@ -297,8 +293,8 @@ class _Reader:
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
         """Announce chunks that will be loaded, in this order."""
         for chunk in chunks:
-            source = self._active if self._active and self._active.has(chunk) else self._table
-            source.expect(int(chunk))
+            if not (self._active and self._active.has(chunk)):
+                self._table.expect(int(chunk))
 
     def load(self, arena: Any, chunk: int, item_start: int, entry_start: int) -> None:
         """Decode a chunk into the arena, at the given offsets of items and entries."""

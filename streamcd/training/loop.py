@@ -20,7 +20,6 @@ from ..kernels.compile import compilation_told
 from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
-from ..stream import active_rows
 from ..stream.memory_plan import Plan
 from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
@@ -256,8 +255,6 @@ class Loop(TrainingLoop):
         started = time.monotonic()
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
-            if task.solver.layout.state_bytes and not task.plan.resident:
-                active_rows.load_kernels(task.dataset)
         self.kernel_seconds = time.monotonic() - started
         options: dict[str, Any] = {"n_folds": folds, "n_threads": self.threads.count}
         options["folder"] = self.directory.path if self.directory.has_files else None
@@ -283,12 +280,8 @@ class Loop(TrainingLoop):
         before = self._figures()
         certifying_only = not state.phase(TRAIN).size
         self.keeps = self._rows_stay()
-        stream.begin_read(
-            state.read,
-            all_rows=bool(state.phase(START, CERTIFY).size),
-            rows_return=bool(state.lanes["restore"].any()),
-            keeps=self.keeps,
-        )
+        whole, back = bool(state.phase(START, CERTIFY).size), bool(state.lanes["restore"].any())
+        stream.begin_read(state.read, all_rows=whole, rows_return=back, keeps=self.keeps)
         windows = stream.windows(state.read, state.window)
         n_windows = stream.n_windows(state.read)
         while True:

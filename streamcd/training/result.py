@@ -22,7 +22,7 @@ REASONS = {
     BY_MAX_PASSES: "max_passes",
     BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
     BY_TIME: "time",  # of the session; never in a state
-    BY_VALIDATION: "validation",  # its loss on the validation set no longer fell, and that was to stop it
+    BY_VALIDATION: "validation",  # by early stopping: its loss on the validation set no longer fell
 }
 """Reasons why a lane ended, by the number in its state."""
 
@@ -55,9 +55,7 @@ class Result:
     primal_objective: float  # sum over lanes
     dual_objective: float  # sum over lanes
     gap: float  # largest (primal - dual) / primal of a lane, with what rounding may add to it
-    rounding: (
-        float  # largest bound on what rounding puts gap and primal objective off, relative to the latter
-    )
+    rounding: float  # largest bound on the rounding error of gap and primal objective, relative to the latter
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all lanes are
     stop_reason: str  # "gap", "violation", "validation", "max_passes", "rounding" or "time", of the lane that ended worst
@@ -70,12 +68,10 @@ class Result:
     n_rows: int
     n_lanes: int
     lanes: list[dict[str, Any]]
-    advice: list[str] = field(
-        default_factory=list
-    )  # where it has not converged: what would take fewer passes
-    validation: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # for each C, with a validation set: {C, loss, accuracy} of the model, and best_loss after best_passes
+    # if it has not converged: changes that would take fewer passes
+    advice: list[str] = field(default_factory=list)
+    # for each C, with a validation set: {C, loss, accuracy} of the model, and best_loss after best_passes
+    validation: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -83,11 +79,11 @@ class Result:
 
     @property
     def fell_short(self) -> bool:
-        """True where training ended before it had met its own rule; a validation set that was to stop it is one."""
+        """True if training ended before its rule was met; early stopping by a validation set is such a rule."""
         return not self.converged and self.stop_reason != REASONS[BY_VALIDATION]
 
     def describe_shortfall(self) -> str:
-        """Say in what the training has fallen short of its rule."""
+        """Describe how the training fell short of its rule."""
         if self.stop_reason == "time":
             return f"not converged: the time was up after {self.passes} passes"
         if self.stop_reason == "rounding":

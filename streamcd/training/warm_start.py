@@ -158,6 +158,7 @@ class _LaneSource:
         self._slots: SlotStore | None = None
 
     def chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
+        """Return this source's part of the new lanes' dual variables of a chunk."""
         if self._slots is None:
             folder, row_bytes = self._path / "dual", self._layout.state_bytes
             self._slots = chunk_slots(folder, self._dataset, row_bytes, self._identity)
@@ -174,12 +175,14 @@ class _LaneSource:
         )
 
     def add_weights(self, w: np.ndarray, *, dual: bool) -> None:
+        """Add this source's part of the new lanes' w, or with `dual` of their w(alpha)."""
         start = 0
         for rows in self._weights_of_alpha() if dual and self._accelerated else self._read_rows("w"):
             w[start : start + rows.shape[0]] += rows @ self._matrix
             start += rows.shape[0]
 
     def add_centre(self, w: np.ndarray, steering: np.ndarray) -> None:
+        """Add this source's part of the first centre, and of kappa and theta to `steering` (2, lanes)."""
         start = 0
         for rows in self._read_rows("w"):
             w[start : start + rows.shape[0]] += rows @ self._mean

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .commands import Ended, contents, files_of, run_command
 from .trials import Finding
-from .workspace import load_kernels, make_workspace
+from .workspace import make_workspace
 
 DAMAGES = ("cut", "emptied", "bit", "bytes", "zeros", "longer", "gone")
 
@@ -39,9 +39,7 @@ class Damage:
     default_count = 1000
 
     def prepare(self, place: Path) -> None:
-        load_kernels()
-        (place / "made").mkdir()
-        self.workspace = make_workspace(place / "made")
+        self.workspace = make_workspace(place)
         self.expected = []
         for number, use in enumerate(USES):
             work = place / f"use-{number}"
@@ -62,13 +60,7 @@ class Damage:
         file = rng.choice(list(files_of(place / use.target)))
         how = rng.choice(DAMAGES)
         what = f"{how} {file.relative_to(place)} ({damage(file, how, rng)})"
-        findings = []
-        if use.target == "a":
-            verified = run_command(place, "verify", "a")
-            if verified.status == 0:
-                findings.append(Finding("wrong", f"{what}: verify finds nothing"))
-            elif verified.is_ugly:
-                findings.append(Finding("ugly", f"{what}: verify: {verified}"))
+        findings = verify_findings(place, what) if use.target == "a" else []
         ended = run_command(place, *use.command)
         return [*findings, *self.judge(number % len(USES), ended, place, what)]
 
@@ -80,6 +72,14 @@ class Damage:
         if ended.status == 0 and contents(place / use.output) != self.expected[number]:
             return [Finding("wrong", f"{what}: {use.command[0]} is done with another result")]
         return []
+
+
+def verify_findings(place: Path, what: str) -> list[Finding]:
+    """Check that ``verify`` finds what was done to the dataset, in a line."""
+    verified = run_command(place, "verify", "a")
+    if verified.status == 0:
+        return [Finding("wrong", f"{what}: verify finds nothing")]
+    return [Finding("ugly", f"{what}: verify: {verified}")] if verified.is_ugly else []
 
 
 def damage(file: Path, how: str, rng: random.Random) -> str:

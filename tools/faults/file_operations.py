@@ -10,7 +10,7 @@ from pathlib import Path
 from .commands import Ended, contents, files_of, run_command
 from .injection import HOWS, FaultyFiles
 from .trials import Finding
-from .workspace import Workspace, load_kernels, make_workspace
+from .workspace import Workspace, make_workspace
 
 TRAIN = ("train", "a", "out", "--tol", "1e-12", "--checkpoint-every", "0.000001s")
 
@@ -79,9 +79,7 @@ class FileOperations:
     default_count = 2000
 
     def prepare(self, place: Path) -> None:
-        load_kernels()
-        (place / "made").mkdir()
-        self.workspace = make_workspace(place / "made")
+        self.workspace = make_workspace(place)
         self.scenarios = [self._measured(scenario, place / "measured") for scenario in SCENARIOS]
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:

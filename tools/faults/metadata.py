@@ -12,7 +12,7 @@ from streamcd.core.metadata import content_digest
 
 from .commands import run_command
 from .trials import Finding
-from .workspace import load_kernels, make_workspace
+from .workspace import make_workspace
 
 VALUES: tuple[Any, ...] = (
     None, True, "x", "", "a\0b", "/dev/zero", "../outside.parquet", "\ud800", -1, 0, 1, 7, 1.5, 1e308, 2**31, 2**62, 2**63,
@@ -42,9 +42,7 @@ class Metadata:
     default_count = 600
 
     def prepare(self, place: Path) -> None:
-        load_kernels()
-        (place / "made").mkdir()
-        self.workspace = make_workspace(place / "made")
+        self.workspace = make_workspace(place)
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
         name = list(FILES)[number % len(FILES)]

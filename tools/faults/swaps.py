@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from .commands import files_of, run_command
-from .damage import USES, Damage
+from .damage import USES, Damage, verify_findings
 from .trials import Finding
 
 
@@ -28,13 +28,7 @@ class Swaps(Damage):
         for name in taken:
             shutil.copy2(other / name, target / name)
         what = f"{', '.join(map(str, taken))} of another {use.target}"
-        findings = []
-        if changed and use.target == "a":
-            verified = run_command(place, "verify", "a")
-            if verified.status == 0:
-                findings.append(Finding("wrong", f"{what}: verify finds nothing"))
-            elif verified.is_ugly:
-                findings.append(Finding("ugly", f"{what}: verify: {verified}"))
+        findings = verify_findings(place, what) if changed and use.target == "a" else []
         ended = run_command(place, *use.command)
         if {"config.json", "state.npz"} <= {name.name for name in taken}:
             # it is the other run, with the log or model of this one

@@ -34,8 +34,11 @@ def make_text(path: Path, seed: int, n_rows: int = 60, n_features: int = 8) -> N
             file.write(f"{label} " + " ".join(f"{k}:{value:.4g}" for k, value in values) + "\n")
 
 
-def make_workspace(place: Path) -> Workspace:
-    """Make everything, with kernels compiled and loaded by this process for all that it forks."""
+def make_workspace(parent: Path) -> Workspace:
+    """Make everything in ``parent / "made"``, with kernels compiled and loaded by this process for all that it forks."""
+    load_kernels()
+    place = parent / "made"
+    place.mkdir()
     for seed, name in enumerate("ab"):
         make_text(place / f"{name}.txt", seed)
         _must(place, "convert", f"{name}.txt", name, "--chunk-size", "400B", "--shard-size", "2kB")
