@@ -45,7 +45,7 @@ BELOW_ALL = {"_version"}
 
 DOORS = {
     "numba": "kernels/ conversion/decimals conversion/libsvm",
-    "llvmlite": "kernels/primitives conversion/decimals",
+    "llvmlite": "kernels/compile kernels/primitives conversion/decimals",
     "pyarrow": "dataset/ conversion/",
     "scipy": "dataset/",
     "msgspec": "core/metadata runs/config",

@@ -114,3 +114,10 @@ def test_the_first_training_of_a_process_is_not_counted() -> None:
     assert standing.seconds == {1e-2: 2.0, 1e-3: 2.0, 1e-4: 4.0}
     assert [each.setting for each in quickest(found, 1e-4)] == [0.01]
     assert json.loads(json.dumps(found[0].to_json()))["contestant"] == "one"
+
+
+def test_a_race_that_was_ended_early_counts_the_first_round_of_those_that_have_no_other() -> None:
+    """The table ended with an error."""
+    ended = [*trainings("one", (0, 0.1, 1e-5, 9.0), (1, 0.1, 1e-5, 5.0), (1, 0.1, 1e-5, 1.0))]
+    ended += trainings("two", (0, 0.1, 1e-5, 4.0))
+    assert [standing.seconds[1e-4] for standing in standings(ended)] == [1.0, 4.0]

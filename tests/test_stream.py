@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,14 +203,14 @@ def test_labels_that_are_no_classes_are_refused(dataset: Dataset) -> None:
 # The memory plan
 
 
-def arena_bytes(dataset: Dataset, plan: Plan) -> int:
-    """Of the arrays that a stream holds under a plan, and the order of a window's rows."""
+def arena_bytes(dataset: Dataset, plan: Plan, n_orders: int) -> int:
+    """Of the arrays that a stream holds under a plan, and orders of a window's rows."""
     row_bytes = LAYOUT.item_bytes
     if plan.resident:
-        return dataset.n_entries * dataset.entry_bytes + dataset.n_rows * (row_bytes + 8)
+        return dataset.n_entries * dataset.entry_bytes + dataset.n_rows * (row_bytes + 8 * n_orders)
     chunk_rows = max(plan.window_rows, int(np.diff(dataset.row_start).max()))
     chunk_entries = max(plan.window_entries, int(np.diff(dataset.entry_start).max()))
-    return 2 * (chunk_entries * dataset.entry_bytes + chunk_rows * row_bytes) + 8 * chunk_rows
+    return 2 * (chunk_entries * dataset.entry_bytes + chunk_rows * row_bytes) + 8 * n_orders * chunk_rows
 
 
 @pytest.fixture
@@ -218,21 +219,22 @@ def larger(tmp_path: Path) -> Dataset:
     return write_dataset(tmp_path / "larger", random_rows(3000, 20, density=0.5), n_chunks=40)
 
 
-def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset) -> None:
+@pytest.mark.parametrize("n_orders", [1, 4])
+def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset, n_orders: int) -> None:
     """From the least budget that will do to one that holds everything; more memory never makes smaller windows."""
     plans: list[Plan] = []
-    least = 0
+    layout, least = replace(LAYOUT, n_orders=n_orders), 0
     for room in range(0, 1_500_000, 10_000):
         try:
-            plan = make_plan(larger, RESERVED_BYTES + room, LAYOUT, {"weights": 10_000})
+            plan = make_plan(larger, RESERVED_BYTES + room, layout, {"weights": 10_000})
         except UsageError:
             assert not plans, "refused, though less memory was enough"
             continue
-        needed = arena_bytes(larger, plan) + 10_000
+        needed = arena_bytes(larger, plan, n_orders) + 10_000
         assert needed <= room
         if plans and not plan.resident:
             # of what was added since the least budget, all goes into the windows
-            growth = needed - 10_000 - arena_bytes(larger, plans[0])
+            growth = needed - 10_000 - arena_bytes(larger, plans[0], n_orders)
             assert 0.9 * (room - least) - 1000 < growth < room - least + 1000
         elif not plans:
             least = room

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,20 @@ from small_datasets import multiclass, random_rows, windows_of, write_dataset
 from threadpoolctl import threadpool_limits
 
 import streamcd
+from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.errors import UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.progress import Listener
 from streamcd.core.threads import AHEAD, Threads, ahead
+from streamcd.dataset.read_ahead import AHEAD_BYTES
 from streamcd.kernels.dual import add_alpha_rows
 from streamcd.kernels.primitives import Costs, Variables
+from streamcd.models.model import Model
+from streamcd.prediction.predict import Decisions
+from streamcd.runs.config import ProblemOptions
 from streamcd.runs.tune import tune
+from streamcd.solvers import crammer_singer
+from streamcd.solvers.crammer_singer import CrammerSingerSolver
 from streamcd.training.checkpoint import read_arrays
 
 
@@ -41,8 +53,11 @@ def state_of(run: Path) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
-@pytest.mark.parametrize("n_classes", [2, 7])
+@pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
+@pytest.mark.parametrize(
+    ("loss", "n_classes"),
+    [("hinge", 2), ("log_loss", 2), ("hinge", 7), ("log_loss", 7), ("crammer_singer", 7)],
+)
 def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str, n_classes: int) -> None:
     rows = random_rows(1000, 50) if n_classes == 2 else multiclass(n_classes, 700)
     data = write_dataset(tmp_path / "data", rows, n_chunks=9)
@@ -59,9 +74,30 @@ def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str
                 bias=1.0,
                 plan=plan,
                 threads=threads,
+                max_passes=15,
             )
             states.append(state_of(run))
         assert states[0] == states[1] == states[2]
+
+
+def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(3, 200), n_chunks=3)
+    n_rows = Counter[int]()
+    draw = crammer_singer.shuffled_active_rows
+
+    def counted(*arguments: Any) -> np.ndarray:
+        n_rows[threading.get_ident()] += 1
+        return draw(*arguments)
+
+    monkeypatch.setattr(crammer_singer, "shuffled_active_rows", counted)
+    streamcd.train(data, tmp_path / "run", loss="crammer_singer", C=[0.1, 0.2, 0.4, 0.8, 1.6], threads=8)
+    assert len(n_rows) > 1
+    solver = CrammerSingerSolver(
+        ProblemOptions("crammer_singer", C=(0.1, 0.2, 0.4, 0.8, 1.6)).make_problem(data)
+    )
+    assert solver.layout.n_orders == 4
 
 
 def test_neither_our_threads_nor_those_of_blas_change_a_bit_of_a_training_by_sor(tmp_path: Path) -> None:
@@ -84,6 +120,62 @@ def test_the_number_of_threads_changes_no_bit_of_a_search(tmp_path: Path) -> Non
     for threads in (1, 3):
         tune(data, tmp_path / f"{threads}", C=[0.1, 1.0], cv=3, threads=threads)
     assert state_of(tmp_path / "1") == state_of(tmp_path / "3")
+
+
+@pytest.mark.parametrize("kind", ["dataset", "text"])
+def test_the_number_of_threads_changes_no_byte_of_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(4, 700), n_chunks=9)
+    streamcd.train(data, tmp_path / "run", loss="log_loss")
+    source = data.path if kind == "dataset" else tmp_path / "rows.svm"
+    if kind == "text":
+        export_libsvm(data, source)
+    n_threads = Counter[int]()
+    decide = Model.decisions
+
+    def counted(*arguments: object) -> object:
+        n_threads[threading.get_ident()] += 1
+        return decide(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Model, "decisions", counted)
+    written, found = set(), []
+    for threads in (1, 2, 5):
+        out = tmp_path / f"{threads}.csv"
+        n_threads.clear()
+        streamcd.predict(source, tmp_path / "run", out, proba=True, decision=True, threads=threads)
+        assert kind == "text" or (len(n_threads) > 1) == (threads > 1)
+        written.add(out.read_bytes())
+        found.append(streamcd.evaluate(source, tmp_path / "run", threads=threads))
+    assert len(written) == 1
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_thread_that_predicts_has_its_chunk_in_the_plan(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(3000, 50), n_chunks=9)
+    streamcd.train(data, tmp_path / "run")
+    model = streamcd.load_model(tmp_path / "run")
+    least = Decisions(data, model, 1 << 40, Listener()).least_bytes
+    alone = Decisions(data, model, RESERVED_BYTES + least + 4 * AHEAD_BYTES, Listener(), threads=4)
+    several = Decisions(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=4)
+    assert (alone.n_threads, several.n_threads) == (1, 4)
+    one = Decisions(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=1)
+    assert one.left - several.left >= 4 * AHEAD_BYTES
+
+
+def test_results_are_in_order_and_calls_no_further_ahead_than_the_threads() -> None:
+    made: list[int] = []
+
+    def calls() -> Iterator[Callable[[], int]]:
+        for number in range(20):
+            made.append(number)
+            yield lambda number=number: number * number  # type: ignore[misc]
+
+    threads = Threads(3)
+    for number, found in enumerate(threads.in_order(calls())):
+        assert found == number * number
+        assert len(made) <= number + 1 + 3
+    threads.close()
 
 
 def test_a_number_of_threads_below_one_is_refused(tmp_path: Path) -> None:
@@ -157,3 +249,30 @@ def test_a_generator_read_ahead_is_closed_with_its_reader() -> None:
     next(found)
     found.close()
     assert closed.wait(10)
+
+
+def test_the_callers_thread_takes_calls_as_long_as_there_are_any() -> None:
+    """It made the first call, then waited for the others."""
+    by_thread = Counter[int]()
+
+    def call() -> None:
+        by_thread[threading.get_ident()] += 1
+        time.sleep(0.002)
+
+    threads = Threads(2)
+    threads.run([call] * 20)
+    threads.close()
+    assert sum(by_thread.values()) == 20
+    assert by_thread[threading.get_ident()] > 1
+
+
+def test_an_error_in_any_call_is_raised_when_all_have_ended() -> None:
+    def fail() -> None:
+        raise UsageError("no")
+
+    done: list[int] = []
+    threads = Threads(2)
+    with pytest.raises(UsageError, match="no"):
+        threads.run([partial(done.append, 1), fail, partial(done.append, 2), fail])
+    threads.close()
+    assert set(done) <= {1, 2}

@@ -309,7 +309,7 @@ threads_option = click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads that share reading, certificates and lanes; no bit of a result depends on it.  [default: one a core]",
+    help="Threads that share the work of a process; no bit of a result depends on it.  [default: one a core]",
 )
 
 training_options = together(

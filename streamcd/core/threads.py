@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from .errors import UsageError
@@ -39,20 +40,47 @@ class Threads:
         return max(min(self.count, n_operations // _LEAST_OPERATIONS), 1)
 
     def run(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Make calls, at most `count` at a time, and return when all are done; raises the first call's error."""
+        """Make calls, at most `count` at a time, and return when all are done; raises one of their errors.
+
+        Each thread, the caller's among them, takes the next call as soon as it is free.
+        """
         if self.count == 1 or len(calls) < 2:
             for call in calls:
                 call()
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.count - 1, thread_name_prefix="streamcd-work")
-        others = [self._pool.submit(call) for call in calls[1:]]
+        remaining = iter(list(calls))  # which gives each call to one thread
+
+        def work() -> None:
+            for call in remaining:
+                call()
+
+        others = [self._pool.submit(work) for _ in range(min(self.count, len(calls)) - 1)]
         try:
-            calls[0]()
+            work()
         finally:
             wait(others)
         for other in others:
             other.result()
+
+    def in_order(self, calls: Iterable[Callable[[], Item]]) -> Iterator[Item]:
+        """Make calls, at most `count` at a time, and yield their results in order; raises the first call's error.
+
+        The caller's thread makes none, unless it is the only one: it uses the results meanwhile. At most `count` calls are
+        made, or their results kept, beside the one that it uses.
+        """
+        if self.count == 1:
+            yield from (call() for call in calls)
+            return
+        pending: deque[Future[Item]] = deque()
+        with ThreadPoolExecutor(self.count, thread_name_prefix="streamcd-work") as pool:
+            for call in calls:
+                if len(pending) == self.count:
+                    yield pending.popleft().result()
+                pending.append(pool.submit(call))
+            while pending:
+                yield pending.popleft().result()
 
     def close(self) -> None:
         """Stop the threads; they are restarted when needed."""

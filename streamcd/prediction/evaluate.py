@@ -16,7 +16,7 @@ from ..models.model import Model, load_model
 from ..solvers.problem import Problem, crammer_singer_losses, row_loss, twin_losses
 from .curves import MAX_CLASSES, ScoreCurves
 from .outputs import positive_scores
-from .predict import DecidedRows, Decisions
+from .predict import DecidedRows, Decisions, threads_of_each
 from .roc_auc import RocArea
 from .sums import ExactSum
 
@@ -172,6 +172,7 @@ def evaluate(
     C: float | None = None,
     memory: int | str = "1GB",
     workers: int = 1,
+    threads: int | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Compare a model's predictions with the labels of the data.
@@ -188,6 +189,8 @@ def evaluate(
         Bound on the process's resident memory; with several workers, on the sum of all.
     workers : int
         Processes that compute decisions. The result does not depend on their number.
+    threads : int, optional
+        Threads of each process, as for `predict`.
     listener : Listener, optional
 
     Returns
@@ -211,7 +214,8 @@ def evaluate(
     """
     budget = parse_size(memory)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
-    return _evaluate(data, model, budget, workers, listener or Listener(), lambda rows: None)
+    each = threads_of_each(threads, workers)
+    return _evaluate(data, model, budget, (workers, each), listener or Listener(), lambda rows: None)
 
 
 def evaluate_with_curves(
@@ -220,6 +224,7 @@ def evaluate_with_curves(
     *,
     memory: int | str = "1GB",
     workers: int = 1,
+    threads: int | None = None,
     listener: Listener | None = None,
 ) -> tuple[dict[str, Any], ScoreCurves | None]:
     """Return the result of `evaluate`, and the distributions of scores for curves; None for more than `MAX_CLASSES`."""
@@ -228,18 +233,21 @@ def evaluate_with_curves(
     if model.n_classes <= MAX_CLASSES:
         curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
     observe = curves.add if curves is not None else lambda rows: None
-    return _evaluate(data, model, budget, workers, listener or Listener(), observe), curves
+    each = threads_of_each(threads, workers)
+    return _evaluate(data, model, budget, (workers, each), listener or Listener(), observe), curves
 
 
 def _evaluate(
     data: Dataset | str | os.PathLike[str],
     model: Model,
     budget: int,
-    workers: int,
+    processes: tuple[int, int],
     listener: Listener,
     observe: Callable[[DecidedRows], None],
 ) -> dict[str, Any]:
-    decisions = Decisions(data, model, budget, listener, workers)
+    """Evaluate by a number of processes and of threads of each."""
+    workers, threads = processes
+    decisions = Decisions(data, model, budget, listener, workers, threads=threads)
     with RocArea(decisions.left) as roc:
         evaluation = _Evaluation(model, roc)
         for rows in decisions.blocks("evaluate"):

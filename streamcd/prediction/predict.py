@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,7 +34,9 @@ from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, requir
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress, ends_progress
 from ..core.storage import REMOTE_BYTES, is_url, local_path, location
+from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.read_ahead import AHEAD_BYTES
 from ..dataset.scaling import Scaling
 from ..dataset.schema import FIRST_OF_ALL, schema
 from ..dataset.table_writer import TableWriter
@@ -60,6 +63,7 @@ class DecidedRows:
     label: np.ndarray
     weight: np.ndarray
     decisions: np.ndarray
+    n_ignored: int = 0  # entries
 
 
 class Decisions:
@@ -68,7 +72,8 @@ class Decisions:
     The budget is for the sum of the processes that decide, and then for this one, which reads their results; `left` of it
     remains for the caller; `least_bytes` are needed beside the interpreter. Their files go to `scratch`. The footer of the
     Parquet file that the caller writes, of `n_columns` columns in row groups of `block_rows` rows, is counted;
-    `most_groups` is the number of groups there is room for.
+    `most_groups` is the number of groups there is room for. At most `threads` share the work of this process, as many as
+    the memory has room for; rows and their order do not depend on it.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Decisions:
         workers: int = 1,
         scratch: Path | None = None,
         n_columns: int = 0,
+        threads: int = 1,
     ) -> None:
         self.model, self.listener = model, listener
         self.scratch = scratch or Path(tempfile.gettempdir())
@@ -129,8 +135,21 @@ class Decisions:
         more_rows = min(max(_MAX_ROWS - least_rows, 0), self.left // 4 // row_bytes)
         self.block_rows = least_rows + more_rows
         self.left -= more_rows * row_bytes
+        self._threads = Threads(self._count_threads(threads))
         room = needs.get("the footer of the predictions", 0) + self.left // 2
         self.most_groups = room // max(_FOOTER_BYTES * n_columns, 1)
+
+    def _count_threads(self, threads: int) -> int:
+        """Return the number of threads there is memory for, and take it; with a dataset, each reads and decides a chunk."""
+        if self.dataset is None or self._workers > 1:
+            return threads
+        n_rows = int(np.diff(self.dataset.row_start).max(initial=0))
+        each = _chunk_bytes(self.dataset, scaled=self._scaling is not None) + AHEAD_BYTES
+        each += n_rows * 8 * self.model.n_vectors
+        count = 1 + min(threads - 1, self.left // 4 // each, self.dataset.n_chunks)
+        # of several, each has a chunk, or its results wait
+        self.left -= count * each if count > 1 else 0
+        return count
 
     def _is_plain_text(self) -> bool:
         """Return whether all files are regular and uncompressed."""
@@ -194,19 +213,46 @@ class Decisions:
                 f"{self.n_unseen:,} categories ignored that the model has not seen in training"
             )
 
+    @property
+    def n_threads(self) -> int:
+        """Threads of this process."""
+        return self._threads.count
+
     def dataset_rows(self, phase: str, chunks: range) -> Iterator[DecidedRows]:
         """Yield the rows of some chunks."""
         dataset = self.dataset
         assert dataset is not None
-        announced = chunks.start
-        for chunk in chunks:
-            for ahead in range(announced, min(chunk + _CHUNKS_AHEAD, chunks.stop)):
-                dataset.expect(ahead, FIRST_OF_ALL)
-            announced = max(announced, min(chunk + _CHUNKS_AHEAD, chunks.stop))
-            data = dataset.read(chunk)
-            feature = data.feature.astype(np.int64) + self._shift if self._shift else data.feature
-            yield from self._decide(data.source, data.label, data.weight, data.indptr, feature, data.value)
-            self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
+        count = self.n_threads
+        readers = [dataset, *(dataset.another() for _ in range(count - 1))]
+        # a reader has the chunks first, first + count, …, of which a thread takes one after the other
+        shares = [chunks[first::count] for first in range(count)]
+        calls = (
+            partial(self._decide_chunk, readers[number % count], shares[number % count], number // count)
+            for number in range(len(chunks))
+        )
+        try:
+            for chunk, found in zip(chunks, self._threads.in_order(calls), strict=True):
+                for rows in found:
+                    self.n_ignored += rows.n_ignored
+                    yield rows
+                self.listener.progress(
+                    Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows")
+                )
+        finally:
+            for reader in readers[1:]:
+                reader.close()
+
+    def _decide_chunk(self, dataset: Dataset, chunks: range, number: int) -> Iterable[DecidedRows]:
+        """Read and decide one of the chunks of a reader, and announce later ones; in one thread, block by block."""
+        ahead = (
+            chunks[number + _CHUNKS_AHEAD - 1 : number + _CHUNKS_AHEAD] if number else chunks[:_CHUNKS_AHEAD]
+        )
+        for later in ahead:
+            dataset.expect(later, FIRST_OF_ALL)
+        data = dataset.read(chunks[number])
+        feature = data.feature.astype(np.int64) + self._shift if self._shift else data.feature
+        found = self._decide(data.source, data.label, data.weight, data.indptr, feature, data.value)
+        return found if self.n_threads == 1 else list(found)
 
     def text_rows(self, phase: str, part: ByteRange | None = None, *start: int) -> Iterator[DecidedRows]:
         """Yield the rows of all files, or of a part of one that starts at the given row and line."""
@@ -219,7 +265,11 @@ class Decisions:
             counts, rows = batch.counts, batch.rows
             feature = rows.index - self.model.index_base
             weight = np.ones(rows.n_rows)
-            yield from self._decide(rows.source_row, rows.label, weight, rows.indptr, feature, rows.value)
+            for found in self._decide(
+                rows.source_row, rows.label, weight, rows.indptr, feature, rows.value, threads=self._threads
+            ):
+                self.n_ignored += found.n_ignored
+                yield found
         if part is None:
             check_rows(counts.n_rows, source.paths, source.what)
         self.n_ignored += counts.n_ignored
@@ -233,7 +283,7 @@ class Decisions:
                 tasks, sizes, unit = self._tasks(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(tasks))]
                 data = self._path if self.dataset is None else self.dataset.path
-                shared = data, str(directory), self._share
+                shared = data, str(directory), self._share, self.n_threads
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
                 for ignored, unseen in workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes):
                     self.n_ignored, self.n_unseen = self.n_ignored + ignored, self.n_unseen + unseen
@@ -268,16 +318,39 @@ class Decisions:
                 yield DecidedRows(source, records[:, 1].copy(), records[:, 2].copy(), decisions)
 
     def _decide(
-        self, source: np.ndarray, label: np.ndarray, weight: np.ndarray, *rows: np.ndarray
+        self,
+        source: np.ndarray,
+        label: np.ndarray,
+        weight: np.ndarray,
+        *rows: np.ndarray,
+        threads: Threads | None = None,
     ) -> Iterator[DecidedRows]:
+        """Decide rows, block by block, each divided among `threads`."""
         indptr, feature, value = rows
         if self._scaling is not None:
             value = self._scaling.apply(indptr, feature, value, self.model.n_features)
         for start in range(0, label.size, self.block_rows):
             stop = min(label.size, start + self.block_rows)
-            decisions, n_ignored = self.model.decisions(indptr[start : stop + 1], feature, value)
-            self.n_ignored += n_ignored
-            yield DecidedRows(source[start:stop], label[start:stop], weight[start:stop], decisions)
+            decided = self._decide_block(indptr[start : stop + 1], feature, value, threads or Threads())
+            yield DecidedRows(source[start:stop], label[start:stop], weight[start:stop], *decided)
+
+    def _decide_block(
+        self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads
+    ) -> tuple[np.ndarray, int]:
+        """Return the decisions about rows, divided among threads, and the number of ignored entries."""
+        n_parts = threads.parts(int(indptr[-1] - indptr[0]) * self.model.n_vectors)
+        bounds = np.linspace(0, indptr.size - 1, n_parts + 1).astype(np.int64).tolist()
+        calls = [
+            partial(self.model.decisions, indptr[start : stop + 1], feature, value)
+            for start, stop in itertools.pairwise(bounds)
+        ]
+        found = list(Threads(n_parts).in_order(calls))
+        return np.concatenate([decisions for decisions, _ in found]), sum(ignored for _, ignored in found)
+
+
+def threads_of_each(threads: int | None, workers: int) -> int:
+    """Return the threads of each of a number of processes, which by default share the processors."""
+    return make_threads(threads).count if threads is not None else max(make_threads(None).count // workers, 1)
 
 
 @lru_cache(maxsize=1)
@@ -286,11 +359,17 @@ def _shared_model(directory: str) -> Model:
 
 
 def _decide_share(
-    data: str | Path, directory: str, budget: int, out: Path, part: range | ByteRange, *start: int
+    data: str | Path,
+    directory: str,
+    budget: int,
+    threads: int,
+    out: Path,
+    part: range | ByteRange,
+    *start: int,
 ) -> tuple[int, int]:
     """Write the rows of some chunks or of a part of a file, with their decisions; returns ignored entries and categories."""
     model = _shared_model(directory)
-    decisions = Decisions(data, model, budget, Listener())
+    decisions = Decisions(data, model, budget, Listener(), threads=threads)
     rows = (
         decisions.dataset_rows("", part) if isinstance(part, range) else decisions.text_rows("", part, *start)
     )
@@ -370,6 +449,7 @@ def predict(
     C: float | None = None,
     memory: int | str = "1GB",
     workers: int = 1,
+    threads: int | None = None,
     force: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -398,6 +478,9 @@ def predict(
         Bound on the process's resident memory; with several workers, on the sum of all.
     workers : int
         Processes that compute decisions. The result does not depend on their number.
+    threads : int, optional
+        Threads of each process, as far as `memory` has room for them; by default the processors are divided among the
+        processes. The result does not depend on their number.
     force : bool
         Replace an existing file of predictions; other files are never replaced.
     listener : Listener, optional
@@ -430,7 +513,8 @@ def predict(
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
     columns = PredictionColumns(model, decision or form == "parquet", proba)
     n_columns = len(columns.types()) if form == "parquet" else 0
-    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch, n_columns)
+    n_threads = threads_of_each(threads, workers)
+    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch, n_columns, n_threads)
     if not isinstance(out, str | os.PathLike):
         n_rows = _write_lines(out, columns, form, decisions)
         out.flush()

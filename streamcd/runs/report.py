@@ -107,6 +107,7 @@ def plot_evaluation(
     C: float | None = None,
     memory: int | str = "1GB",
     workers: int = 1,
+    threads: int | None = None,
     force: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -118,7 +119,9 @@ def plot_evaluation(
     form = image_format(path)
     check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
     loaded = load_model(model, C)
-    result, curves = evaluate_with_curves(data, loaded, memory=memory, workers=workers, listener=listener)
+    result, curves = evaluate_with_curves(
+        data, loaded, memory=memory, workers=workers, threads=threads, listener=listener
+    )
     write_file(path, image(_evaluation_figure(loaded, result, curves), form))
     return result
 

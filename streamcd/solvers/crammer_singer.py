@@ -5,6 +5,10 @@ Source: Keerthi et al., KDD 2008. A lane has a weight vector, a dual variable of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 
 from ..dataset.dataset import Dataset
@@ -15,6 +19,10 @@ from .acceleration import Acceleration
 from .dual import RowSolver, acceleration_numbers, rows_of, shuffled_active_rows, variables_of, violation
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, State, all_rows
+
+_TOGETHER = 4
+"""Largest number of lanes visited at a time, each with an order of the window's rows, for which the plan has memory. It does
+not depend on the number of threads, and so neither do the windows."""
 
 
 class CrammerSingerSolver(RowSolver):
@@ -28,7 +36,9 @@ class CrammerSingerSolver(RowSolver):
 
     def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
         super().__init__(problem, acceleration=acceleration)
-        self._scratch = ClassScratch(*np.empty((3, problem.classes.size)))
+        together = min(problem.n_lanes, _TOGETHER)
+        self.layout = replace(self.layout, n_orders=together)
+        self._scratch = [ClassScratch(*np.empty((3, problem.classes.size))) for _ in range(together)]
 
     def new_state(self) -> State:
         """Return the state before the first read."""
@@ -38,22 +48,42 @@ class CrammerSingerSolver(RowSolver):
         """Do nothing: with windows for a budget of 350 MB the peak was 292 MB while these kernels were compiled."""
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Certify lanes at their fixed w, then train the others, one lane after another."""
-        arguments = (rows_of(window), self.costs, variables_of(window, state))
-        for lane in state.phase(START, CERTIFY).tolist():
-            columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors)
-            sums = (state.w_alpha.reshape(-1), state.totals, self._scratch.margin)
-            crammer_singer_kernels.crammer_singer_certify(all_rows(window, order), *arguments, columns, *sums)
+        """Certify lanes at their fixed w, then train the others; threads take lanes, which have nothing in common."""
+        certifying = state.phase(START, CERTIFY)
+        if certifying.size:
+            rows = all_rows(window, order)
+            self._divide(window, certifying, partial(self._certify, window, state, rows))
         training = state.phase(TRAIN)
         self.begin_pass(state, training)
+        self._divide(window, training, partial(self._train, window, state, order, key))
+
+    def _divide(self, window: Window, lanes: np.ndarray, visit: Callable[[int, list[int]], None]) -> None:
+        """Divide lanes among threads; `visit` takes the number of the part and its lanes."""
+        most = min(lanes.size, len(self._scratch))
+        n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), most), 1)
+        self.threads.run([partial(visit, part, lanes[part::n_parts].tolist()) for part in range(n_parts)])
+
+    def _certify(self, window: Window, state: State, rows: np.ndarray, part: int, lanes: list[int]) -> None:
+        arguments = (rows_of(window), self.costs, variables_of(window, state))
+        sums = (state.w_alpha.reshape(-1), state.totals, self._scratch[part].margin)
+        for lane in lanes:
+            columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors)
+            crammer_singer_kernels.crammer_singer_certify(rows, *arguments, columns, *sums)
+
+    def _train(
+        self, window: Window, state: State, order: np.ndarray, key: np.uint64, part: int, lanes: list[int]
+    ) -> None:
+        arguments = (rows_of(window), self.costs, variables_of(window, state))
         inverse_mu, uncounted = acceleration_numbers(state)
-        for lane in training.tolist():
+        # the first part has the caller's order
+        room = order if part == 0 else np.empty_like(order)
+        for lane in lanes:
             own = self.columns(lane)
             numbers = (float(inverse_mu[lane]), float(uncounted[lane]))
             columns = LaneColumns(lane, own.start, self.n_vectors, *numbers)
-            chosen = shuffled_active_rows(window, np.arange(own.start, own.stop), order, key)
+            chosen = shuffled_active_rows(window, np.arange(own.start, own.stop), room, key)
             crammer_singer_kernels.crammer_singer_visit(
-                chosen, *arguments, columns, state.totals, self._scratch
+                chosen, *arguments, columns, state.totals, self._scratch[part]
             )
 
     def end_read(self, state: State, trained: np.ndarray) -> None:

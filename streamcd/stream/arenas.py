@@ -25,6 +25,7 @@ class RowLayout:
     alpha_width: int  # dual variables (float64) of a row
     n_flags: int  # active flags (uint8) of a row
     resident_window: int = RESIDENT_WINDOW_ENTRIES
+    n_orders: int = 1  # orders of a window's rows that the solver holds at a time
 
     @property
     def state_bytes(self) -> int:
@@ -101,6 +102,7 @@ class ColumnLayout:
     resident_window: int = RESIDENT_WINDOW_ENTRIES
     state_bytes: int = 0
     item_bytes: int = 8 + 8  # indptr, feature
+    n_orders: int = 1
 
     def open(self, dataset: Dataset) -> Columns:
         """Open the dataset's column layout; raises `DatasetError` if there is none."""

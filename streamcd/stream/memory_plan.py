@@ -68,6 +68,8 @@ class Layout(Protocol):
     def item_bytes(self) -> int: ...  # of an item in an arena, besides its entries
     @property
     def resident_window(self) -> int: ...  # entries of a window if all data is in memory
+    @property
+    def n_orders(self) -> int: ...  # orders of a window's items that the solver holds at a time
 
     def open(self, dataset: Any) -> Any:
         """Open the table that holds the chunks."""
@@ -127,7 +129,7 @@ def make_plan(
         return _resident_plan(table, layout, readers)
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
-    each_item = 2 * layout.item_bytes + _ORDER_BYTES + (paging.item_bytes if paging else 0)
+    each_item = 2 * layout.item_bytes + _ORDER_BYTES * layout.n_orders + (paging.item_bytes if paging else 0)
     chunk_entries, chunk_items = _largest_chunk(table)
     smallest = chunk_entries * each_entry + chunk_items * each_item
     left = require(budget, {**overhead, "two windows of one chunk": smallest}, advice, refusal)
@@ -151,7 +153,7 @@ def plan_shards(
     left = budget - RESERVED_BYTES - overhead
     if _resident_bytes(table, layout) > left:
         items, entries = slot_size(table)
-        a_shard = entries * table.entry_bytes + items * (layout.item_bytes + _ORDER_BYTES)
+        a_shard = entries * table.entry_bytes + items * (layout.item_bytes + _ORDER_BYTES * layout.n_orders)
         n_shards = min(left // max(a_shard, 1), table.n_shards - 1)
     if n_shards < fewest:
         return None
@@ -168,7 +170,9 @@ def _overhead(table: Table, budget: int, needs: Mapping[str, int]) -> dict[str, 
 
 
 def _resident_bytes(table: Table, layout: Layout) -> int:
-    return table.n_entries * table.entry_bytes + table.n_items * (layout.item_bytes + _ORDER_BYTES)
+    return table.n_entries * table.entry_bytes + table.n_items * (
+        layout.item_bytes + _ORDER_BYTES * layout.n_orders
+    )
 
 
 def _resident_plan(table: Table, layout: Layout, readers: int) -> Plan:

@@ -67,9 +67,12 @@ class Standing:
 
 def standings(trainings: Sequence[Training], levels: Sequence[float] = LEVELS) -> list[Standing]:
     """Sum up a race: for each contestant and level the setting with the smallest median."""
-    counted = [each for each in trainings if each.round > 0] or list(trainings)
-    names = dict.fromkeys(each.contestant for each in trainings)
-    return [_standing(name, [each for each in counted if each.contestant == name], levels) for name in names]
+    found = []
+    for name in dict.fromkeys(each.contestant for each in trainings):
+        own = [each for each in trainings if each.contestant == name]
+        # a race that was ended early has a first round only of some
+        found.append(_standing(name, [each for each in own if each.round > 0] or own, levels))
+    return found
 
 
 def _standing(name: str, trainings: list[Training], levels: Sequence[float]) -> Standing:
