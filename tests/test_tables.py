@@ -16,9 +16,11 @@ import pyarrow.parquet
 import pytest
 
 import streamcd
+from streamcd.cli.output import describe_dataset
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
 from streamcd.dataset.arrow_columns import arrow_strings
+from streamcd.dataset.diagnostics import advice
 
 N_ROWS = 400
 
@@ -237,6 +239,23 @@ def test_lists_are_sparse_rows(tmp_path: Path) -> None:
     assert (made.index_base, made.n_features, made.manifest["n_explicit_zeros"]) == (1, 3, 1)
 
 
+def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n1,yes\n2,yes\n")
+    dataset = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
+    assert describe_dataset(dataset)["advice"][0].startswith("one class alone")
+    with pytest.raises(StreamcdError, match="expected at least two classes, found 'yes' alone"):
+        streamcd.train(dataset, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n100,1\n2,0\n")
+    for scale, remedy in (("none", "--scale maxabs"), ("standard", "--normalize l2")):
+        made = streamcd.convert(tmp_path / "t.csv", tmp_path / scale, label="y", scale=scale)
+        found = advice(made, C=100.0)[-1]
+        assert remedy in found
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -244,8 +263,16 @@ def test_lists_are_sparse_rows(tmp_path: Path) -> None:
         ("a,b\n1,2\n", {}, r"t\.csv: expected the name of the column of labels, found none; give --label, one of a, b"),
         ("a,b\n1,2\n", {"label": "c"}, r"expected a column 'c' \(--label\), found a, b; check the name"),
         ("a,a,y\n1,2,3\n", {"label": "y"}, r"t\.csv:1: expected every column's name once, found 'a' twice; rename one"),
-        ("a,y\ntrue,1\n", {"label": "y"}, "column 'a': expected numbers or strings, found boolean; make it 0 and 1"),
-        ("a,y\n2020-01-01,1\n", {"label": "y"}, "column 'a': expected numbers or strings, found time; make numbers"),
+        ("a,y\ntrue,1\n", {"label": "y"}, r"found 'a' \(boolean\); make a boolean 0 and 1.*leave it out with --drop a$"),
+        ("a,y\n2020-01-01,1\n", {"label": "y"}, r"expected columns of numbers or strings, found 'a' \(time\); make numbers"),
+        (
+            "a,b c,d,y\n2020-01-01,true,2,1\n", {"label": "y", "drop": "d"},
+            r"found 'a' \(time\), 'b c' \(boolean\); make .* leave them out with --drop 'd,a,b c'$",
+        ),
+        (
+            "a,b,y\n2020-01-01,2,1\n", {"label": "y", "features": "a,b"},
+            r"found 'a' \(time\); .* leave it out with --features b$",
+        ),
         ("1,0.5,2\n0,1,2\n", {"label": "y"}, r"t\.csv:1: expected the names of the columns, found numbers"),
         ("a,y\n1,\n", {"label": "y"}, r"t\.csv:2: column 'y': expected a label, found None; correct"),
         ("a,y\ninf,1\n", {"label": "y"}, "column 'a': expected a finite value, found inf"),

@@ -30,11 +30,17 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         **dataset.info(),
         "feature_names": first_feature_names(dataset, 10),
         "feature_rms": feature_rms(dataset),
-        "advice": [*advice(dataset), *leftovers(dataset.path)],
+        "advice": [*_about_classes(dataset), *advice(dataset), *leftovers(dataset.path)],
         "columns": has_columns(dataset),
         "method": method,
         "method_because": reason,
     }
+
+
+def _about_classes(dataset: Dataset) -> list[str]:
+    if dataset.classes is None or dataset.classes.size != 1:
+        return []
+    return ["one class alone: there is nothing to separate, and no training; check the column or file of labels"]
 
 
 def print_dataset(path: str, info: dict[str, Any], as_json: bool) -> None:
@@ -282,7 +288,11 @@ def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("read", format_size(found["bytes_read"])),
         ("dataset", found["dataset"]),
         *options.items(),
-        *((name.replace("_", " "), f"{value:g}") for name, value in found["stopping"].items()),
+        *(
+            (name.replace("_", " "), "yes" if value is True else f"{value:g}")
+            for name, value in found["stopping"].items()
+            if value is not False
+        ),
         ("memory", format_size(found["memory"]) + (", each worker" if found["workers"] else "")),
         *([("models for C", _listed(found["models"]))] if found["models"] else []),
     ]

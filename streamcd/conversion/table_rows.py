@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -84,7 +85,9 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
     kept = options.features or tuple(
         column for column in types if column not in (options.label, options.weight, *options.drop)
     )
-    columns = tuple(_column(column, types, options, name) for column in kept)
+    found = {column: _column(column, types, options, name) for column in kept}
+    _refuse_types({column: types[column] for column, made in found.items() if made is None}, options, name)
+    columns = tuple(column for column in found.values() if column is not None)
     ordered = sorted(columns, key=lambda column: column.kind == "sparse")
     if sum(column.kind == "sparse" for column in columns) > 1:
         raise UsageError(
@@ -116,7 +119,8 @@ def _listed(names: dict[str, str]) -> str:
     return shown + (f", … ({len(names):,} in all)" if len(names) > 20 else "")
 
 
-def _column(feature: str, types: dict[str, str], options: TableOptions, name: str) -> Column:
+def _column(feature: str, types: dict[str, str], options: TableOptions, name: str) -> Column | None:
+    """Return a column, or a pair ``INDICES:VALUES``, as features are made from it; None where its type has no encoding."""
     index, _, values = feature.rpartition(":")
     if feature not in types and index in types and values in types:
         return Column(index, "sparse", values)
@@ -129,13 +133,30 @@ def _column(feature: str, types: dict[str, str], options: TableOptions, name: st
         return Column(feature, "number")
     if kind == "string":
         return Column(feature, "hashed" if options.bits else "category")
-    advice = {
-        "boolean": "make it 0 and 1, or a string",
-        "time": "make numbers of it, such as days or seconds",
-        "list": "name a column of indices and one of values with --features INDICES:VALUES",
-    }.get(kind, "make numbers or strings of it")
+    return None
+
+
+_ADVICE = {
+    "boolean": "make a boolean 0 and 1, or a string",
+    "time": "make numbers of a time, such as days or seconds",
+    "list": "name a column of indices and one of values with --features INDICES:VALUES",
+}
+
+
+def _refuse_types(refused: dict[str, str], options: TableOptions, name: str) -> None:
+    """Refuse columns by name and type, all at once, with the option that leaves them out."""
+    if not refused:
+        return
+    shown = ", ".join(f"{column!r} ({kind})" for column, kind in list(refused.items())[:20])
+    shown += f", … ({len(refused):,} in all)" if len(refused) > 20 else ""
+    advice = [
+        _ADVICE.get(kind, f"make numbers or strings of {kind}") for kind in dict.fromkeys(refused.values())
+    ]
+    kept = [column for column in options.features if column not in refused]
+    without = ["--features", *kept] if options.features else ["--drop", *options.drop, *refused]
     raise UsageError(
-        f"{name}: column {feature!r}: expected numbers or strings, found {kind}; {advice}, or leave it out with --drop"
+        f"{name}: expected columns of numbers or strings, found {shown}; {'; '.join(advice)}; or leave "
+        f"{'it' if len(refused) == 1 else 'them'} out with {without[0]} {shlex.quote(','.join(without[1:]))}"
     )
 
 
@@ -231,7 +252,7 @@ class TableSource(ReaderSource):
         for batch in self.reader.batches(pieces, first_line, self.table_types):
             encoder.message = batch.message
             label = labels.of(batch)
-            weight = _weights(self.encoding.weight, batch) if self.weighted and self.needs_label else None
+            weight = _weights(self.encoding.weight, batch) if self.weighted else None
             for found in encoder.encode(batch.columns):
                 n_rows = found.indptr.size - 1
                 mine = slice(found.start, found.start + n_rows)
@@ -256,8 +277,9 @@ def open_tables(
     if known is None:
         encoding = plan_encoding(types, options, name)
     else:
-        encoding = known
         check_columns(known, types, reading.needs_label, name)
+        weighted = reading.reads_weights and known.weight in types
+        encoding = known if weighted else replace(known, weight="")
     return TableSource(
         reader,
         encoding,
