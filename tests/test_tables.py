@@ -319,6 +319,44 @@ def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:
         streamcd.convert(path, tmp_path / "out", label="y", memory="340MB")
 
 
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("what", ["record batch 1", "dictionar"])
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_a_record_batch_that_inflates_is_refused_unread(
+    tmp_path: Path, make: Any, what: str, compression: str
+) -> None:
+    n = 6_000_000
+    text = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), pa.array(["x" * n * 8]))
+    wide = {"c": text, "y": pa.array([0, 1])}
+    table = pa.table(wide if what == "dictionar" else {"x": np.zeros(n), "y": np.zeros(n)})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with make(tmp_path / "bomb.arrow", table.schema, options=options) as writer:
+        writer.write_table(table)
+    assert (tmp_path / "bomb.arrow").stat().st_size < 1 << 20
+    before = pa.total_allocated_bytes()
+    with pytest.raises(
+        StreamcdError, match=rf"bomb\.arrow: .*{what}.* expected at most .* to decompress"
+    ) as raised:
+        streamcd.convert(tmp_path / "bomb.arrow", tmp_path / "out", label="y", memory="340MB")
+    assert "found 4" in str(raised.value) or "found 9" in str(raised.value)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_a_large_record_batch_that_is_not_compressed_is_read_in_parts(tmp_path: Path) -> None:
+    n = 300_000
+    table = pa.table({"x": np.arange(n) % 7.0, "y": np.arange(n) % 2})
+    for name, compression in (("plain", None), ("packed", "zstd")):
+        with pa.ipc.new_file(
+            tmp_path / name, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+        ) as writer:
+            writer.write_table(table, max_chunksize=n if name == "plain" else 50_000)
+    digests = [
+        streamcd.convert(tmp_path / name, tmp_path / f"of-{name}", label="y", memory=memory).fingerprint
+        for name, memory in (("plain", "340MB"), ("packed", "1GB"))
+    ]
+    assert digests[0] == digests[1]
+
+
 def test_the_size_of_rows_is_not_that_of_their_dictionaries(tmp_path: Path) -> None:
     # rows taken for an eighth of what they are made buckets that were too large, each of them read eight times
     path = tmp_path / "t.parquet"

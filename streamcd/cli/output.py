@@ -40,7 +40,9 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 def _about_classes(dataset: Dataset) -> list[str]:
     if dataset.classes is None or dataset.classes.size != 1:
         return []
-    return ["one class alone: there is nothing to separate, and no training; check the column or file of labels"]
+    return [
+        "one class alone: there is nothing to separate, and no training; check the column or file of labels"
+    ]
 
 
 def print_dataset(path: str, info: dict[str, Any], as_json: bool) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ..core.errors import UsageError
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from .chunked_table import starts_of
 
@@ -30,6 +32,34 @@ def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarra
     return csr_array((rows["value"], rows["feature"], indptr), shape=shape), source_labels(
         dataset, rows["label"]
     )
+
+
+def to_numpy(dataset: Dataset, dtype: Any) -> np.ndarray:
+    """See `Dataset.__array__`."""
+    if dataset.weighted:
+        raise UsageError(
+            f"expected an array, found the dataset {dataset.path}, whose rows have weights, which would be lost; of the "
+            "steps of a pipeline streamcd's estimators alone take them, and a dataset is scaled when it is made, by "
+            "convert(scale=, normalize=)"
+        )
+    number = dataset.value_dtype if dtype is None else np.dtype(dtype)
+    cells = dataset.n_rows * dataset.n_features * number.itemsize
+    require(
+        int(min(available_memory(), 2**62)),
+        {"a dense matrix": cells, "the order of the rows": _ROW_BYTES * dataset.n_rows},
+        "scale the data when it is converted, by convert(scale=, normalize=), and leave the scaler out: streamcd's "
+        "estimators read a dataset as it is",
+        f"expected an array, found the dataset {dataset.path}, which would not fit in the memory that is free, "
+        f"{format_size(available_memory())}, as one:",
+    )
+    dense = np.zeros(dataset.shape, number)
+    rank = np.empty(dataset.n_rows, np.int64)
+    sources = [dataset.read_rows(chunk, ("source",))[0] for chunk in range(dataset.n_chunks)]
+    rank[np.argsort(np.concatenate(sources))] = np.arange(dataset.n_rows)
+    for chunk, (start, stop) in enumerate(pairwise(dataset.row_start)):
+        rows = dataset.read(chunk)
+        dense[np.repeat(rank[start:stop], np.diff(rows.indptr)), rows.feature] = rows.value
+    return dense
 
 
 def to_arrow(dataset: Dataset, memory: int | str | None) -> pa.Table:

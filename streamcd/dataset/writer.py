@@ -15,7 +15,7 @@ from .arrow_columns import arrow_strings
 from .chunked_table import ROW_LAYOUT
 from .parquet import file_checksum
 from .scaling import Scaling
-from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, row_schemas
+from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, no_norms, norms_record, row_schemas
 from .table_writer import PartFiles, TableWriter, chunk_records, write_manifest
 
 _SCALES_GROUP = 1 << 16
@@ -42,7 +42,7 @@ class PartWriter:
         schemas = row_schemas(row_dtype, index_dtype, value_dtype)
         self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
         self.n_rows = self.n_entries = 0
-        self.row_norms = _no_norms()
+        self.row_norms = no_norms()
         # part, rows and entries of each chunk; a list would take ten times the memory
         self.chunk_table = array("q")
 
@@ -111,7 +111,7 @@ class DatasetWriter:
         self._features: dict[str, Any] | None = None
         self._scales: dict[str, Any] = {}
         self._encoding: dict[str, Any] = {}
-        self._row_norms = _no_norms()
+        self._row_norms = no_norms()
         self._part: PartWriter | None = None
         self.n_rows = 0
         self.n_entries = 0
@@ -209,7 +209,7 @@ class DatasetWriter:
             "value_dtype": self._dtypes["value_dtype"].name,
             "weighted": self._weighted,
             **manifest,
-            "row_norms": self._norms(),
+            "row_norms": norms_record(self._row_norms, self.n_rows),
             **self._scales,
             **self._encoding,
             "data_digest": data_digest(self._parts),
@@ -217,17 +217,6 @@ class DatasetWriter:
             "features": self._features,
         }
         return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
-
-    def _norms(self) -> dict[str, Any]:
-        """Return the manifest's ``row_norms``, of rows as they are stored."""
-        least, greatest, squares, n_empty = self._row_norms.tolist()
-        mean_square = squares / max(self.n_rows, 1)
-        return {
-            "min": least if greatest > 0 else None,  # of rows that are not empty
-            "max": greatest,
-            "mean_square": mean_square if np.isfinite(mean_square) else None,
-            "n_empty": int(n_empty),
-        }
 
     def _current_part(self) -> PartWriter:
         if self._part is not None and shard_is_full(
@@ -248,11 +237,6 @@ class DatasetWriter:
         least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
         self._row_norms += row_norms
         self._row_norms[:2] = least, greatest
-
-
-def _no_norms() -> np.ndarray:
-    """Return the norms of no rows: smallest, largest, sum of squares, number of empty rows."""
-    return np.array([np.inf, 0.0, 0.0, 0.0])
 
 
 def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:

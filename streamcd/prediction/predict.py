@@ -85,7 +85,7 @@ class Decisions:
     ) -> None:
         self.model, self.listener, self._compared = model, listener, compared
         self.scratch = scratch or Path(tempfile.gettempdir())
-        self.n_ignored = self.n_unseen = 0
+        self.n_ignored = self.n_unseen = self._batch_bytes = 0
         scales = model.scaling.scales
         model_bytes = model.weights.nbytes + (0 if scales is None else scales.nbytes)
         model_bytes += 0 if model.encoding is None else model.encoding.nbytes
@@ -128,6 +128,10 @@ class Decisions:
             more = min(_TEXT_BLOCK - self._text_block, self.left // 2 // _TEXT_BLOCKS_HELD)
             self._text_block += more
             self.left -= more * _TEXT_BLOCKS_HELD
+            self._batch_bytes = (
+                self.left // 4
+            )  # of tables: a compressed batch of Arrow's is decoded as a whole
+            self.left -= self._batch_bytes
         more_rows = min(max(_MAX_ROWS - least_rows, 0), self.left // 4 // row_bytes)
         self.block_rows = least_rows + more_rows
         self.left -= more_rows * row_bytes
@@ -145,7 +149,7 @@ class Decisions:
             np.float64,
             block_bytes,
             decoder_bytes=decoder_bytes,
-            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes,
+            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes + self._batch_bytes,
             index_base=model.index_base,
             n_features=model.n_features,
             ignore_beyond=True,
