@@ -23,7 +23,7 @@ from ..models.encoding import MISSING, Column, Encoding, check_columns
 from ..models.table_encoder import StringTable, TableEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
-from .rows import Counts, RowBatch, Rows
+from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
 from .sources import Reader, ReaderSource, Reading
 
 
@@ -153,10 +153,11 @@ def _refuse_types(refused: dict[str, str], options: TableOptions, name: str) -> 
         _ADVICE.get(kind, f"make numbers or strings of {kind}") for kind in dict.fromkeys(refused.values())
     ]
     kept = [column for column in options.features if column not in refused]
-    without = ["--features", *kept] if options.features else ["--drop", *options.drop, *refused]
+    option, names = ("--features", kept) if options.features else ("--drop", [*options.drop, *refused])
+    listed = shlex.quote(",".join(names)) if len(names) <= 100 else "and their names"
     raise UsageError(
         f"{name}: expected columns of numbers or strings, found {shown}; {'; '.join(advice)}; or leave "
-        f"{'it' if len(refused) == 1 else 'them'} out with {without[0]} {shlex.quote(','.join(without[1:]))}"
+        f"{'it' if len(refused) == 1 else 'them'} out with {option} {listed}"
     )
 
 
@@ -190,6 +191,11 @@ def distinct_names(names: Sequence[str], where: str) -> list[str]:
         if list(names).count(name) > 1:
             raise DataError(f"{where}: expected every column's name once, found {name!r} twice; rename one")
     return list(names)
+
+
+def column_types(schema: Any, where: str) -> dict[str, str]:
+    """Return the columns of an Arrow schema with their types (`type_name`); refuse duplicate names."""
+    return {name: type_name(schema.field(name).type) for name in distinct_names(schema.names, where)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -338,8 +344,7 @@ class _Labels:
                 f"{batch.message(row)}: column {self._name!r}: expected a label, found {array[row].as_py()}; "
                 "correct or remove the row"
             )
-        with np.errstate(invalid="ignore"):
-            self.n_decimal += int(((label != np.floor(label)) | (np.abs(label) >= 2.0**53)).sum())
+        self.n_decimal += count_decimals(label)
         return label
 
     def _names(self, array: Any) -> np.ndarray:
@@ -365,9 +370,9 @@ def _weights(name: str, batch: TableBatch) -> np.ndarray:
             f"{batch.message(0)}: column {name!r}: expected numbers as weights, found {array.type}; check --weight-column"
         )
     weight = numbers_of(array).astype(np.float64)
-    possible = (weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))
-    if not possible.all():
-        row = int(np.flatnonzero(~possible)[0])
+    bad = np.flatnonzero(~are_weights(weight))
+    if bad.size:
+        row = int(bad[0])
         raise DataError(
             f"{batch.message(row)}: column {name!r}: expected a weight, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
             f"found {array[row].as_py()}; correct the row"
