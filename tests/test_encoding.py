@@ -125,6 +125,16 @@ def test_weights_in_a_table_count_in_evaluations_and_validations(tmp_path: Path)
         streamcd.evaluate(path, tmp_path / "run")
 
 
+def test_a_frame_is_no_file_and_the_ways_of_frames_are_named(trained: Path, tmp_path: Path) -> None:
+    frame = named_table()
+    with pytest.raises(StreamcdError, match=r"found Table; Model\.predict and .* take frames"):
+        streamcd.evaluate(frame, trained / "run")
+    with pytest.raises(StreamcdError, match=r"found Table; Model\.predict"):
+        streamcd.predict(frame, trained / "run", tmp_path / "p.csv")
+    found = repr(streamcd.load_model(trained / "run"))
+    assert found == "<streamcd.Model log_loss, C=1.0: 2 classes, 6 features>"
+
+
 def test_libsvm_rows_without_a_label_are_predicted(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("1 1:1 3:2\n-1 2:1\n1 1:2\n-1 2:3 3:1\n")
     (tmp_path / "new.txt").write_text("1:1 3:2\n2:1\n1:2\n2:3 3:1\n")

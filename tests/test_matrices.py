@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 import scipy.sparse
@@ -160,6 +161,8 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
         ((np.ones(2), np.ones(2)), "expected X with two dimensions, of numbers"),
         ([], "expected at least one source, found none"),
         (3, "found int"),
+        (pl.LazyFrame({"a": [1.0]}), r"found LazyFrame; collect\(\) it"),
+        (pl.Series("a", [1.0]), "expected a frame with named columns, found Series"),
         ((np.ones((1, 1)), np.ones(1), np.array([-1.0])), "expected weights of 0, or from"),
     ],
 )

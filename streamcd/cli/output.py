@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..core.memory_budget import format_size
+from ..core.progress import counted
 from . import console
 from .course import format_seconds
 
@@ -95,13 +96,8 @@ def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + [("note", line) for line in info["advice"]]
 
 
-def _counted(number: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is 1."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _size_on_disk(info: dict[str, Any]) -> str:
-    return f"{format_size(info['bytes'])} in {_counted(info['n_shards'], 'shard')}, {_counted(info['n_chunks'], 'chunk')}"
+    return f"{format_size(info['bytes'])} in {counted(info['n_shards'], 'shard')}, {counted(info['n_chunks'], 'chunk')}"
 
 
 def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..core.errors import DataError
+
 
 class Strings(NamedTuple):
     """Concatenated strings: string ``i`` is ``data[offsets[i]:offsets[i + 1]]``, in UTF-8."""
@@ -67,8 +69,13 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def frame_reader(frame: Any) -> pa.RecordBatchReader:
-    """Open a frame, which is anything with ``__arrow_c_stream__``, to be read in batches."""
-    return pa.RecordBatchReader.from_stream(frame)
+    """Open a frame, which is anything with ``__arrow_c_stream__``, to be read in batches; a single column is refused."""
+    try:
+        return pa.RecordBatchReader.from_stream(frame)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"expected a frame with named columns, found {type(frame).__name__} ({error}); make a frame of it"
+        ) from None
 
 
 def valid_of(array: pa.Array) -> np.ndarray:

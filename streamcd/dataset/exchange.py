@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ..core.errors import UsageError
 from ..core.memory_budget import available_memory, format_size, parse_size, require
+from ..core.progress import counted
 from .chunked_table import starts_of
 
 Dataset = Any  # `dataset.Dataset`, whose methods these are
@@ -108,7 +109,8 @@ def summary(dataset: Dataset) -> dict[str, str]:
         "features": f"{info['n_features']:,}",
         "entries": f"{info['n_entries']:,} ({info['density']:.2%}), {info['value_dtype']}",
         "labels": listed,
-        "size": f"{format_size(info['bytes'])} in {info['n_shards']:,} shards, {info['n_chunks']:,} chunks",
+        "size": f"{format_size(info['bytes'])} in {counted(info['n_shards'], 'shard')}, "
+        + counted(info["n_chunks"], "chunk"),
         "scaling": dataset.scaling.options(),
         "fingerprint": info["fingerprint"],
     }

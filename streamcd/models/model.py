@@ -132,6 +132,12 @@ class Model:
                 "an intercept per vector, ascending classes, and a code (classes, vectors)"
             )
 
+    def __repr__(self) -> str:
+        kinds = (
+            f"{self.n_classes} classes, {self.n_features:,} features, {self.weights.shape[1]} weight vectors"
+        )
+        return f"<streamcd.Model {self.loss}, C={self.C}: {kinds}>"
+
     @property
     def n_features(self) -> int:
         """Number of features."""

@@ -31,7 +31,7 @@ from ..core.errors import DataError, ModelError, UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
-from ..core.progress import Listener, Progress, ends_progress
+from ..core.progress import Listener, Progress, counted, ends_progress
 from ..core.storage import REMOTE_BYTES, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import Scaling
@@ -95,7 +95,7 @@ class Decisions:
         # decisions, scores, probabilities, and the arrays made from them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
-        self._path = str(data.path) if isinstance(data, Dataset) else os.fspath(data)
+        self._path = str(data.path if isinstance(data, Dataset) else data)
         if isinstance(data, Dataset) or is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self._scaling = _missing_scaling(self.dataset, model)
@@ -198,13 +198,12 @@ class Decisions:
             yield rows
         if self.n_ignored:
             self.listener.warning(
-                f"{self.n_ignored:,} {'entry' if self.n_ignored == 1 else 'entries'} ignored: beyond the model's width of "
+                f"{counted(self.n_ignored, 'entry', 'entries')} ignored: beyond the model's width of "
                 f"{self.model.n_features:,} features"
             )
         if self.n_unseen:
             self.listener.warning(
-                f"{self.n_unseen:,} {'category' if self.n_unseen == 1 else 'categories'} ignored that the model has not "
-                "seen in training"
+                f"{counted(self.n_unseen, 'category', 'categories')} ignored that the model has not seen in training"
             )
 
     def _require_labels(self, rows: DecidedRows) -> None:
@@ -336,6 +335,11 @@ def _decide_share(
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
     """Return whether a path is a dataset; files in other directories are read like a glob."""
+    if not isinstance(data, str | os.PathLike):
+        raise UsageError(
+            f"expected a dataset or the path of one, or of files, found {type(data).__name__}; Model.predict and "
+            "Model.decision_function take frames and matrices, and convert makes datasets of them"
+        )
     return (location(data) / "manifest.json").exists()
 
 
