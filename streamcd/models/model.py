@@ -133,10 +133,7 @@ class Model:
             )
 
     def __repr__(self) -> str:
-        kinds = (
-            f"{self.n_classes} classes, {self.n_features:,} features, {self.weights.shape[1]} weight vectors"
-        )
-        return f"<streamcd.Model {self.loss}, C={self.C}: {kinds}>"
+        return f"<streamcd.Model {self.loss}, C={self.C}: {self.n_classes} classes, {self.n_features:,} features>"
 
     @property
     def n_features(self) -> int:
