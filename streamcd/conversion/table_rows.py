@@ -82,6 +82,12 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
             raise UsageError(
                 f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
             )
+    for column in (options.weight, *options.features):
+        if column == options.label or (column == options.weight and column in options.features):
+            raise UsageError(
+                f"{name}: column {column!r}: expected as label, weight or feature alone, found as two of these; leave it "
+                "out of one"
+            )
     kept = options.features or tuple(
         column for column in types if column not in (options.label, options.weight, *options.drop)
     )
