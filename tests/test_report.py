@@ -51,8 +51,10 @@ def test_a_page_has_all_pictures_inside_and_asks_nothing_of_the_network(run: Pat
     assert sorted(path.name for path in (tmp_path / "png").iterdir()) == [
         f"{name}.png" for name in ("evaluation", "gap", "objective", "weights", "work")
     ]
-    assert "accuracy" in page
-    assert re.search(r"converged</td><td>True", page)
+    assert "area under ROC curve" in page
+    assert re.search(r"converged</td><td>yes", page)
+    assert "omega" not in page  # an option that was not given
+    assert "max_passes" not in page
 
 
 def test_the_same_run_gives_the_same_page(run: Path, tmp_path: Path) -> None:
