@@ -22,6 +22,7 @@ from sklearn.exceptions import ConvergenceWarning as TheirWarning
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
@@ -48,6 +49,14 @@ def failing(estimator: Any) -> dict[str, str]:
 @parametrize_with_checks([LinearSVC(), LogisticRegression(), TwinSVC()], expected_failed_checks=failing)
 def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("estimator", [LinearSVC(tol=0.0, max_iter=500), TwinSVC(tol=1e-10)])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_the_checks_that_fail_at_the_tolerance_pass_at_the_optimum(estimator: Any, kind: str) -> None:
+    check = getattr(estimator_checks, f"check_sample_weight_equivalence_on_{kind}_data")
+    check(type(estimator).__name__, estimator)
 
 
 def dense_rows(n_classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
