@@ -393,3 +393,9 @@ def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(50))
     with pytest.raises(StreamcdError, match="expected a whole file of its format, found a damaged one"):
         streamcd.convert(tmp_path / "t.parquet", tmp_path / "out", label="y")
+
+
+def test_a_file_in_place_of_a_dataset_is_told_its_conversion(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n1,1\n")
+    with pytest.raises(StreamcdError, match=r"not a dataset .*'streamcd convert .*/t\.csv DATASET' makes one"):
+        streamcd.train(tmp_path / "t.csv", tmp_path / "run")

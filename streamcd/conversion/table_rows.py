@@ -155,14 +155,12 @@ def _refuse_types(refused: dict[str, str], options: TableOptions, name: str) -> 
         return
     shown = ", ".join(f"{column!r} ({kind})" for column, kind in list(refused.items())[:20])
     shown += f", … ({len(refused):,} in all)" if len(refused) > 20 else ""
-    advice = [
-        _ADVICE.get(kind, f"make numbers or strings of {kind}") for kind in dict.fromkeys(refused.values())
-    ]
+    advice = [_ADVICE.get(kind, "make numbers or strings of other types") for kind in refused.values()]
     kept = [column for column in options.features if column not in refused]
     option, names = ("--features", kept) if options.features else ("--drop", [*options.drop, *refused])
     listed = shlex.quote(",".join(names)) if len(names) <= 100 else "and their names"
     raise UsageError(
-        f"{name}: expected columns of numbers or strings, found {shown}; {'; '.join(advice)}; or leave "
+        f"{name}: expected columns of numbers or strings, found {shown}; {'; '.join(dict.fromkeys(advice))}; or leave "
         f"{'it' if len(refused) == 1 else 'them'} out with {option} {listed}"
     )
 
@@ -180,15 +178,15 @@ def checked_options(
         raise UsageError(f"expected --missing error, zero or indicator, found {missing!r}")
     if hash_bits is not None and not 1 <= hash_bits <= 30:
         raise UsageError(f"expected --hash from 1 to 30 bits, found {hash_bits}")
-    return TableOptions(
-        label or "", weight_column or "", _names(features), _names(drop), hash_bits or 0, missing
-    )
+    # names of columns may be numbers in a frame of pandas', which are text in Arrow's
+    label, weight_column = ("" if name is None else str(name) for name in (label, weight_column))
+    return TableOptions(label, weight_column, _names(features), _names(drop), hash_bits or 0, missing)
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(given, str):
         given = [name.strip() for name in given.split(",")]
-    return tuple(name for name in given or () if name)
+    return tuple(str(name) for name in given or () if name != "")
 
 
 def distinct_names(names: Sequence[str], where: str) -> list[str]:

@@ -72,9 +72,11 @@ def frame_reader(frame: Any) -> pa.RecordBatchReader:
     """Open a frame, which is anything with ``__arrow_c_stream__``, to be read in batches; a single column is refused."""
     try:
         return pa.RecordBatchReader.from_stream(frame)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+        # pyarrow's arguments name the column of a frame that has several types
+        reason = " ".join(map(str, error.args))
         raise DataError(
-            f"expected a frame with named columns, found {type(frame).__name__} ({error}); make a frame of it"
+            f"expected a frame of named columns of one type each, found {type(frame).__name__} ({reason}); make it one"
         ) from None
 
 

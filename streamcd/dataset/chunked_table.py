@@ -418,4 +418,5 @@ def _describe_absence(path: Location) -> str:
     if (path / "config.json").exists():
         return f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
     found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
-    return f"{path} {found}; 'streamcd convert SRC {path}' makes a dataset"
+    source, made = (path, "DATASET") if isinstance(path, Path) and path.is_file() else ("SRC", path)
+    return f"{path} {found}; 'streamcd convert {source} {made}' makes one"
