@@ -397,5 +397,7 @@ def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_a_dataset_is_told_its_conversion(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,1\n")
-    with pytest.raises(StreamcdError, match=r"not a dataset .*'streamcd convert .*/t\.csv DATASET' makes one"):
+    with pytest.raises(
+        StreamcdError, match=r"not a dataset .*'streamcd convert .*/t\.csv DATASET' makes one"
+    ):
         streamcd.train(tmp_path / "t.csv", tmp_path / "run")
