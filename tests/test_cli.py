@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -332,7 +333,7 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "DATA"], "Missing argument 'RUN'"),
+        (["train", "DATA"], "expected DATASET RUN, found fewer arguments. See"),
         (["train", "DATA", "RUN", "--no-such-option"], "No such option"),
         (["frobnicate"], "No such command"),
         (["train", "DATA", "RUN", "-s", "5"], "L1-regularised"),
@@ -419,6 +420,29 @@ def test_a_damaged_manifest_fails_verification(data):
     (data / "manifest.json").write_text("{")
     found = run("verify", data, "--json")
     assert (found.exit_code, json.loads(found.stdout)["ok"]) == (2, False)
+
+
+def test_a_directory_without_permission_is_named_in_place_of_a_temporary_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "model.txt.partial"))
+    assert explain(error) == (
+        f"{tmp_path}: Permission denied; make this directory writable, or name another place",
+        1,
+    )
+    (tmp_path / "there").touch()
+    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "there"))
+    assert explain(error) == (f"{tmp_path / 'there'}: Permission denied", 1)
+
+
+def test_a_run_is_neither_made_nor_replaced_where_no_scheduler_answers(data, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("streamcd.cluster.dask_engine._ANSWER_SECONDS", 0.2)
+    config = (trained / "config.json").read_bytes()
+    for options in ([data, tmp_path / "new"], [data, trained, "-C", "7", "--force"]):
+        line = refused("train", *options, "--scheduler", "tcp://127.0.0.1:9", status=1)
+        assert "no dask scheduler answers at tcp://127.0.0.1:9" in line
+    assert not (tmp_path / "new").exists()
+    assert (trained / "config.json").read_bytes() == config
+    assert load_model(trained).weights.any()
 
 
 def test_what_the_machine_did_is_status_1():

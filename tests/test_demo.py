@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ from conftest import SUBPROCESS_ENVIRONMENT
 from forking import DEVNULL, PIPE, Forked
 
 from streamcd.cli import demo
-from streamcd.cli.demo import DemoSize, run_demo
+from streamcd.cli.demo import DemoSize, run_demo, write_example
 from streamcd.core.errors import EnvironmentFailure, UsageError
+from streamcd.core.progress import Listener
 
 # so small a gap takes passes enough for a kill to find the training at work
 SMALL = DemoSize(
@@ -62,6 +64,17 @@ def test_keep_leaves_the_files_and_wants_an_empty_directory(tmp_path):
 def test_too_little_disk_is_said_before_anything_is_made(tmp_path):
     with pytest.raises(EnvironmentFailure, match=r"free for the demo, found .* --keep DIR"):
         run_demo(str(tmp_path), size=DemoSize(train_blocks=10**9))
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_example_that_the_disk_has_no_room_for_leaves_nothing(tmp_path, monkeypatch):
+    def write_half(path, **_):
+        path.write_text("1 1:1\n")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("streamcd.cli.demo.write_text_like", write_half)
+    with pytest.raises(OSError, match=r"train\.txt"):
+        write_example(str(tmp_path / "reviews"), Listener())
     assert os.listdir(tmp_path) == []
 
 

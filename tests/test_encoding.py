@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_categories_never_seen_are_ignored_and_counted(trained: Path, tmp_path: 
     listener = Warnings()
     found = streamcd.predict(path, trained / "run", tmp_path / "p.parquet", listener=listener)
     assert found["n_unseen"] == 1
-    assert listener.found == ["1 categories ignored that the model has not seen in training"]
+    assert listener.found == ["1 category ignored that the model has not seen in training"]
     decisions = pa.parquet.read_table(tmp_path / "p.parquet")["decision"].to_numpy()
     model = streamcd.load_model(trained / "run")
     weights = dict(
@@ -96,8 +97,44 @@ def test_a_missing_column_is_named(trained: Path, tmp_path: Path) -> None:
 def test_rows_without_a_label_are_predicted_and_not_evaluated(trained: Path, tmp_path: Path) -> None:
     path = write_table(named_table().drop_columns(["bought"]), tmp_path / "new.csv")
     assert streamcd.predict(path, trained / "run", tmp_path / "p.parquet")["n_rows"] == 400
-    with pytest.raises(StreamcdError, match="row 1: expected a label to compare with, found none"):
+    with pytest.raises(StreamcdError, match=r"new\.csv, row 1: expected a label in the column 'bought'"):
         streamcd.evaluate(path, trained / "run")
+
+
+def test_weights_in_a_table_count_in_evaluations_and_validations(tmp_path: Path) -> None:
+    table = named_table().drop_columns(["w"]).append_column("w", pa.array(1.0 + np.arange(400) % 3))
+    path = write_table(table, tmp_path / "t.csv")
+    options = {"label": "bought", "weight_column": "w", "drop": "id", "missing": "zero", "dtype": "float64"}
+    dataset = streamcd.convert(path, tmp_path / "data", **options)
+    losses = [
+        streamcd.train(dataset, tmp_path / name, validation=data).validation[0]["loss"]
+        for name, data in (("run", path), ("other", dataset))
+    ]
+    assert losses[0] == pytest.approx(losses[1])
+    found = [
+        streamcd.evaluate(data, tmp_path / "run", workers=workers)["primal_objective"]
+        for data, workers in ((dataset, 1), (path, 1), (path, 2))
+    ]
+    assert found == pytest.approx([found[0]] * 3)
+    unweighted = write_table(table.drop_columns(["w"]), tmp_path / "unweighted.csv")
+    assert streamcd.evaluate(unweighted, tmp_path / "run")["primal_objective"] < 0.8 * found[0]
+    bad = table.set_column(table.schema.get_field_index("w"), "w", pa.array(["x"] * 400))
+    path = write_table(bad, tmp_path / "bad.parquet")
+    assert (
+        streamcd.predict(path, tmp_path / "run", tmp_path / "p.csv")["n_rows"] == 400
+    )  # weights are not read
+    with pytest.raises(StreamcdError, match="column 'w': expected numbers as weights"):
+        streamcd.evaluate(path, tmp_path / "run")
+
+
+def test_a_frame_is_no_file_and_the_ways_of_frames_are_named(trained: Path, tmp_path: Path) -> None:
+    frame = named_table()
+    with pytest.raises(StreamcdError, match=r"found Table; Model\.predict and .* take frames"):
+        streamcd.evaluate(frame, trained / "run")
+    with pytest.raises(StreamcdError, match=r"found Table; Model\.predict"):
+        streamcd.predict(frame, trained / "run", tmp_path / "p.csv")
+    found = repr(streamcd.load_model(trained / "run"))
+    assert re.fullmatch(r"<streamcd\.Model log_loss, C=1\.0: 2 classes, \d features>", found)
 
 
 def test_libsvm_rows_without_a_label_are_predicted(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ import sklearn.linear_model
 import sklearn.svm
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning as TheirWarning
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
@@ -48,6 +49,14 @@ def failing(estimator: Any) -> dict[str, str]:
 @parametrize_with_checks([LinearSVC(), LogisticRegression(), TwinSVC()], expected_failed_checks=failing)
 def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("estimator", [LinearSVC(tol=0.0, max_iter=500), TwinSVC(tol=1e-10)])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_the_checks_that_fail_at_the_tolerance_pass_at_the_optimum(estimator: Any, kind: str) -> None:
+    check = getattr(estimator_checks, f"check_sample_weight_equivalence_on_{kind}_data")
+    check(type(estimator).__name__, estimator)
 
 
 def dense_rows(n_classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
@@ -219,9 +228,9 @@ def test_arrays_that_cannot_be_written_to_are_taken(tmp_path: Path) -> None:
         assert np.array_equal(LinearSVC().fit(form, y).predict(form), expected.predict(x))
 
 
-def script(LinearSVC: Any) -> GridSearchCV:
+def script(LinearSVC: Any, rows: Any = None) -> GridSearchCV:
     """A script of scikit-learn's users."""
-    x, y = dense_rows()
+    x, y = rows or dense_rows()
     pipeline = Pipeline([("scale", StandardScaler()), ("svc", LinearSVC(random_state=0, max_iter=10_000))])
     grid = GridSearchCV(pipeline, {"svc__C": [0.01, 0.1, 1.0], "svc__loss": ["hinge", "squared_hinge"]}, cv=3)
     return grid.fit(x, y)
@@ -384,10 +393,42 @@ def test_a_search_in_processes_takes_a_dataset(tmp_path: Path) -> None:
     assert np.array_equal(*scores)
 
 
-def test_a_scaler_before_a_dataset_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    dataset = shuffled_dataset(tmp_path / "data", random_rows())
-    with pytest.raises(UsageError, match=r"expected an array.* convert\(scale="):
-        make_pipeline(StandardScaler(), LinearSVC()).fit(dataset)
+def test_a_script_with_a_scaler_runs_on_a_dataset(tmp_path: Path) -> None:
+    dataset = shuffled_dataset(tmp_path / "data", dense_rows())
+    theirs, ours = script(sklearn.svm.LinearSVC), script(LinearSVC, (dataset, dataset.labels()))
+    assert ours.best_params_ == theirs.best_params_
+    of_arrays = script(LinearSVC)
+    assert np.array_equal(ours.cv_results_["mean_test_score"], of_arrays.cv_results_["mean_test_score"])
+    coef = [grid.best_estimator_["svc"].coef_ for grid in (ours, of_arrays)]
+    assert np.array_equal(*coef)
+    assert np.array_equal(ours.predict(dataset), of_arrays.predict(dense_rows()[0]))
+
+
+def test_a_dataset_that_no_scaler_can_take_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = random_rows()
+    weighted = shuffled_dataset(tmp_path / "weighted", (x, y), weight=1.0 + np.arange(y.size) % 2)
+    with pytest.raises(UsageError, match=r"rows have weights, which would be lost.* convert\(scale="):
+        make_pipeline(StandardScaler(), LinearSVC()).fit(weighted, y)
+    dataset = shuffled_dataset(tmp_path / "data", (x, y))
+    monkeypatch.setattr("streamcd.dataset.exchange.available_memory", lambda: 1000)
+    with pytest.raises(UsageError, match=r"dense matrix.* convert\(scale="):
+        make_pipeline(StandardScaler(), LinearSVC()).fit(dataset, y)
+
+
+def test_a_path_is_cut_into_letters_by_scikit_learn_which_is_told(tmp_path: Path) -> None:
+    path = shuffled_dataset(tmp_path / "data", random_rows()).path
+    with pytest.raises(ValueError, match=r"streamcd\.open"):
+        GridSearchCV(LinearSVC(), {"C": [1.0]}, cv=3).fit(str(path))
+
+
+def test_folds_of_a_dataset_without_labels_are_those_of_k_fold(tmp_path: Path) -> None:
+    x, y = random_rows()
+    dataset = shuffled_dataset(tmp_path / "data", (x, y))
+    ours = GridSearchCV(LinearSVC(tol=1e-8), {"C": [0.1, 1.0]}, cv=3).fit(dataset)
+    theirs = GridSearchCV(LinearSVC(tol=1e-8), {"C": [0.1, 1.0]}, cv=KFold(3)).fit(x, y)
+    assert np.array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
 
 
 def test_runs_are_of_whole_datasets(tmp_path: Path) -> None:
@@ -466,3 +507,16 @@ def test_the_coefficients_of_a9a_are_those_of_lbfgs(real_data: Any, tmp_path: Pa
         ours = LogisticRegression(tol=1e-9, max_iter=10_000).fit(*data)
         assert np.allclose(ours.coef_, theirs.coef_, atol=2e-3)
         assert np.allclose(ours.intercept_, theirs.intercept_, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_decisions_on_a9a_are_closer_to_the_optimum_than_those_of_lbfgs_by_default(
+    real_data: Any, tmp_path: Path
+) -> None:
+    x, y = streamcd.convert(real_data("a9a"), tmp_path / "a9a", dtype="float64").to_scipy()
+    optimum = sklearn.linear_model.LogisticRegression(tol=1e-10, max_iter=10_000).fit(x, y)
+    ours, theirs = (
+        np.abs(found.fit(x, y).predict_proba(x) - optimum.predict_proba(x)).max()
+        for found in (LogisticRegression(), sklearn.linear_model.LogisticRegression())
+    )
+    assert ours < 0.01 < theirs

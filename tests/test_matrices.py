@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 import scipy.sparse
@@ -112,6 +114,12 @@ def test_frames_give_the_dataset_of_their_file(tmp_path: Path, library: str) -> 
     assert convert(frame, tmp_path / "of-frame", workers=2).fingerprint == expected.fingerprint
 
 
+def test_columns_may_have_numbers_as_names(tmp_path: Path) -> None:
+    frame = pd.DataFrame({0: [1.0, 2.0], 1: [0, 1], 2: [1.0, 2.0], 3: [5, 5]})
+    found = streamcd.convert(frame, tmp_path / "data", label=1, weight_column=2, drop=[0])
+    assert (found.n_features, found.weighted, found.info()["classes"]) == (1, True, [0, 1])
+
+
 @pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("kind", ["npz", "npz-with-names", "npy", "npy-column"])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -162,6 +170,13 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
         ((np.ones(2), np.ones(2)), "expected X with two dimensions, of numbers"),
         ([], "expected at least one source, found none"),
         (3, "found int"),
+        (pl.LazyFrame({"a": [1.0]}), r"found LazyFrame; collect\(\) it"),
+        (pl.Series("a", [1.0]), "expected a frame of named columns of one type each, found Series"),
+        (
+            pd.DataFrame({"p": [1, "a"], "label": [0, 1]}),
+            r"of one type each, found DataFrame .*column p with type",
+        ),
+        (pd.DataFrame.sparse.from_spmatrix(scipy.sparse.eye(2)), "found DataFrame .*Sparse pandas data"),
         ((np.ones((1, 1)), np.ones(1), np.array([-1.0])), "expected weights of 0, or from"),
     ],
 )

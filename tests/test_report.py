@@ -58,8 +58,10 @@ def test_a_page_has_all_pictures_inside_and_asks_nothing_of_the_network(page: Pa
     assert sorted(path.name for path in page.with_name("png").iterdir()) == [
         f"{name}.png" for name in ("evaluation", "gap", "objective", "weights", "work")
     ]
-    assert "accuracy" in text
-    assert re.search(r"converged</td><td>True", text)
+    assert "area under ROC curve" in text
+    assert re.search(r"converged</td><td>yes", text)
+    assert "omega" not in text  # an option that was not given
+    assert "max_passes" not in text
 
 
 def test_the_same_run_gives_the_same_page(run: Path, page: Path, tmp_path: Path) -> None:

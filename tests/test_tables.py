@@ -17,9 +17,11 @@ import pyarrow.parquet
 import pytest
 
 import streamcd
+from streamcd.cli.output import describe_dataset
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
 from streamcd.dataset.arrow_columns import arrow_strings, strings_of
+from streamcd.dataset.diagnostics import advice
 from streamcd.kernels.tables import count_records, last_record_end
 from streamcd.models.table_encoder import StringTable
 
@@ -241,6 +243,23 @@ def test_lists_are_sparse_rows(tmp_path: Path) -> None:
     assert (made.index_base, made.n_features, made.manifest["n_explicit_zeros"]) == (1, 3, 1)
 
 
+def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n1,yes\n2,yes\n")
+    dataset = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
+    assert describe_dataset(dataset)["advice"][0].startswith("one class alone")
+    with pytest.raises(StreamcdError, match="expected at least two classes, found 'yes' alone"):
+        streamcd.train(dataset, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n100,1\n2,0\n")
+    for scale, remedy in (("none", "--scale maxabs"), ("standard", "--normalize l2")):
+        made = streamcd.convert(tmp_path / "t.csv", tmp_path / scale, label="y", scale=scale)
+        found = advice(made, C=100.0)[-1]
+        assert remedy in found
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -248,8 +267,19 @@ def test_lists_are_sparse_rows(tmp_path: Path) -> None:
         ("a,b\n1,2\n", {}, r"t\.csv: expected the name of the column of labels, found none; give --label, one of a, b"),
         ("a,b\n1,2\n", {"label": "c"}, r"expected a column 'c' \(--label\), found a, b; check the name"),
         ("a,a,y\n1,2,3\n", {"label": "y"}, r"t\.csv:1: expected every column's name once, found 'a' twice; rename one"),
-        ("a,y\ntrue,1\n", {"label": "y"}, "column 'a': expected numbers or strings, found boolean; make it 0 and 1"),
-        ("a,y\n2020-01-01,1\n", {"label": "y"}, "column 'a': expected numbers or strings, found time; make numbers"),
+        ("a,y\ntrue,1\n", {"label": "y"}, r"found 'a' \(boolean\); make a boolean 0 and 1.*leave it out with --drop a$"),
+        ("a,y\n2020-01-01,1\n", {"label": "y"}, r"expected columns of numbers or strings, found 'a' \(time\); make numbers"),
+        (
+            "a,b c,d,y\n2020-01-01,true,2,1\n", {"label": "y", "drop": "d"},
+            r"found 'a' \(time\), 'b c' \(boolean\); make .* leave them out with --drop 'd,a,b c'$",
+        ),
+        (
+            "a,b,y\n2020-01-01,2,1\n", {"label": "y", "features": "a,b"},
+            r"found 'a' \(time\); .* leave it out with --features b$",
+        ),
+        ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected as label, weight or feature alone"),
+        ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected as label, weight or feature"),
+        ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column 'w': expected as label, wei"),
         ("1,0.5,2\n0,1,2\n", {"label": "y"}, r"t\.csv:1: expected the names of the columns, found numbers"),
         ("a,y\n1,\n", {"label": "y"}, r"t\.csv:2: column 'y': expected a label, found None; correct"),
         ("a,y\ninf,1\n", {"label": "y"}, "column 'a': expected a finite value, found inf"),
@@ -341,6 +371,44 @@ def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:
         streamcd.convert(path, tmp_path / "out", label="y", memory="340MB")
 
 
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("what", ["record batch 1", "dictionar"])
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_a_record_batch_that_inflates_is_refused_unread(
+    tmp_path: Path, make: Any, what: str, compression: str
+) -> None:
+    n = 6_000_000
+    text = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), pa.array(["x" * n * 8]))
+    wide = {"c": text, "y": pa.array([0, 1])}
+    table = pa.table(wide if what == "dictionar" else {"x": np.zeros(n), "y": np.zeros(n)})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with make(tmp_path / "bomb.arrow", table.schema, options=options) as writer:
+        writer.write_table(table)
+    assert (tmp_path / "bomb.arrow").stat().st_size < 1 << 20
+    before = pa.total_allocated_bytes()
+    with pytest.raises(
+        StreamcdError, match=rf"bomb\.arrow: .*{what}.* expected at most .* to decompress"
+    ) as raised:
+        streamcd.convert(tmp_path / "bomb.arrow", tmp_path / "out", label="y", memory="340MB")
+    assert "found 4" in str(raised.value) or "found 9" in str(raised.value)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_a_large_record_batch_that_is_not_compressed_is_read_in_parts(tmp_path: Path) -> None:
+    n = 300_000
+    table = pa.table({"x": np.arange(n) % 7.0, "y": np.arange(n) % 2})
+    for name, compression in (("plain", None), ("packed", "zstd")):
+        with pa.ipc.new_file(
+            tmp_path / name, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+        ) as writer:
+            writer.write_table(table, max_chunksize=n if name == "plain" else 50_000)
+    digests = [
+        streamcd.convert(tmp_path / name, tmp_path / f"of-{name}", label="y", memory=memory).fingerprint
+        for name, memory in (("plain", "340MB"), ("packed", "1GB"))
+    ]
+    assert digests[0] == digests[1]
+
+
 def test_the_size_of_rows_is_not_that_of_their_dictionaries(tmp_path: Path) -> None:
     # rows taken for an eighth of what they are made buckets that were too large, each of them read eight times
     path = tmp_path / "t.parquet"
@@ -414,3 +482,11 @@ def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(50))
     with pytest.raises(StreamcdError, match="expected a whole file of its format, found a damaged one"):
         streamcd.convert(tmp_path / "t.parquet", tmp_path / "out", label="y")
+
+
+def test_a_file_in_place_of_a_dataset_is_told_its_conversion(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n1,1\n")
+    with pytest.raises(
+        StreamcdError, match=r"not a dataset .*'streamcd convert .*/t\.csv DATASET' makes one"
+    ):
+        streamcd.train(tmp_path / "t.csv", tmp_path / "run")

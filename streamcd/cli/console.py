@@ -212,5 +212,15 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         advice = getattr(error, "__notes__", [])
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             advice = ["free some space there, or name another disk", *advice]
+        elif where and (folder := _unwritable_folder(error)):
+            where, advice = f"{folder}: ", ["make this directory writable, or name another place", *advice]
         return "; ".join([f"{where}{reason}", *advice]), 1
     return None
+
+
+def _unwritable_folder(error: OSError) -> str | None:
+    """Return the directory in which a file could not be made, if that is why; its temporary name would say nothing."""
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or os.path.exists(error.filename):
+        return None
+    folder = os.path.dirname(os.path.abspath(os.fspath(error.filename)))
+    return None if os.access(folder, os.W_OK) else folder

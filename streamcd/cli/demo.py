@@ -14,12 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
+from ..core.errors import EnvironmentFailure, StreamcdError, UsageError, file_named
 from ..core.memory_budget import format_size, parse_size
 from ..core.process_pool import Workers
 from ..core.progress import Listener
@@ -128,9 +128,13 @@ def write_example(folder: str, listener: Listener) -> dict[str, Any]:
         raise UsageError(f"{path} exists; name another directory")
     path.mkdir()
     made = {"n_features": 5_000, "entries_per_row": 40, "seed": 0}
-    for name, first_row, n_rows in (("train.txt", 0, 8_000), ("test.txt", 8_000, 2_000)):
-        write_text_like(path / name, first_row=first_row, n_rows=n_rows, **made)
-        listener.message(f"{path / name}: {n_rows:,} rows")
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, path, ignore_errors=True)
+        for name, first_row, n_rows in (("train.txt", 0, 8_000), ("test.txt", 8_000, 2_000)):
+            with file_named(path / name):
+                write_text_like(path / name, first_row=first_row, n_rows=n_rows, **made)
+            listener.message(f"{path / name}: {n_rows:,} rows")
+        stack.pop_all()
     return {"train": str(path / "train.txt"), "test": str(path / "test.txt")}
 
 

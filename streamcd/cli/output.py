@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..core.memory_budget import format_size
+from ..core.progress import counted
 from . import console
 from .course import format_seconds
 
@@ -30,11 +31,19 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         **dataset.info(),
         "feature_names": first_feature_names(dataset, 10),
         "feature_rms": feature_rms(dataset),
-        "advice": [*advice(dataset), *leftovers(dataset.path)],
+        "advice": [*_about_classes(dataset), *advice(dataset), *leftovers(dataset.path)],
         "columns": has_columns(dataset),
         "method": method,
         "method_because": reason,
     }
+
+
+def _about_classes(dataset: Dataset) -> list[str]:
+    if dataset.classes is None or dataset.classes.size != 1:
+        return []
+    return [
+        "one class alone: there is nothing to separate, and no training; check the column or file of labels"
+    ]
 
 
 def print_dataset(path: str, info: dict[str, Any]) -> None:
@@ -87,13 +96,8 @@ def _scaling_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + [("note", line) for line in info["advice"]]
 
 
-def _counted(number: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is 1."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _size_on_disk(info: dict[str, Any]) -> str:
-    return f"{format_size(info['bytes'])} in {_counted(info['n_shards'], 'shard')}, {_counted(info['n_chunks'], 'chunk')}"
+    return f"{format_size(info['bytes'])} in {counted(info['n_shards'], 'shard')}, {counted(info['n_chunks'], 'chunk')}"
 
 
 def print_columns(path: str, info: dict[str, Any]) -> None:
@@ -270,7 +274,11 @@ def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("read", format_size(found["bytes_read"])),
         ("dataset", found["dataset"]),
         *options.items(),
-        *((name.replace("_", " "), f"{value:g}") for name, value in found["stopping"].items()),
+        *(
+            (name.replace("_", " "), "yes" if value is True else f"{value:g}")
+            for name, value in found["stopping"].items()
+            if value is not False
+        ),
         ("memory", format_size(found["memory"]) + (", each worker" if found["workers"] else "")),
         *([("models for C", _listed(found["models"]))] if found["models"] else []),
     ]

@@ -93,7 +93,8 @@ def _report(error: BaseException, as_json: bool) -> int:
         return 2
     if isinstance(error, click.ClickException):
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
-        found: tuple[str, int] | None = (f"{error.format_message()} See '{command} --help'.", 2)
+        text, example = _missing_arguments(error) or (error.format_message(), "")
+        found: tuple[str, int] | None = (f"{text} See '{command} --help'.{example}", 2)
     else:
         found = console.explain(error)
     if found is None:
@@ -107,6 +108,17 @@ def _report(error: BaseException, as_json: bool) -> int:
     except OSError:
         _forget_output()
     return status
+
+
+def _missing_arguments(error: click.ClickException) -> tuple[str, str] | None:
+    """Describe an argument that was left out by all that the command takes, and its first example."""
+    if not isinstance(error, click.MissingParameter) or not isinstance(error.param, click.Argument):
+        return None
+    assert error.ctx is not None
+    command = error.ctx.command
+    taken = [piece for piece in command.collect_usage_pieces(error.ctx) if piece != command.options_metavar]
+    example = (command.help or "").partition("Example:")[2].strip().split("\n")[0]
+    return f"expected {' '.join(taken)}, found fewer arguments.", f" Example: {example}"
 
 
 def _forget_output() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
+from ..dataset.arrow_columns import frame_reader
 from .matrices import MatrixBlock, open_matrix
 from .sources import Counted, FilePart, Reading, Source, locator
 from .table_rows import TableBatch, TableOptions, column_types, open_tables
@@ -141,9 +142,9 @@ def _batches(data: Any) -> Iterator[Any]:
     if callable(data):
         data = data()
     if hasattr(data, "__array__") or hasattr(data, "tocsr") or not isinstance(data, Iterable):
+        advice = "collect() it" if hasattr(data, "collect") else "give arrays together with their labels"
         raise UsageError(
-            f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}; "
-            "give arrays together with their labels"
+            f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}; {advice}"
         )
     return chain.from_iterable(_batches(batch) for batch in data)
 
@@ -157,13 +158,13 @@ def _is_dask_frame(data: Any) -> bool:
 
 
 def _of_stream(data: Any) -> Iterator[Any]:
-    with pa.RecordBatchReader.from_stream(data) as reader:
+    with frame_reader(data) as reader:
         for batch in reader:
             yield pa.Table.from_batches([batch])
 
 
 def _table(frame: Any) -> Any:
-    return pa.Table.from_batches(pa.RecordBatchReader.from_stream(frame))
+    return pa.Table.from_batches(frame_reader(frame))
 
 
 def _of_pair(data: tuple[Any, ...]) -> Iterator[Any]:

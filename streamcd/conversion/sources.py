@@ -33,6 +33,7 @@ class Reading:
     n_features: int | None = None
     ignore_beyond: bool = False
     needs_label: bool = True
+    reads_weights: bool = True  # of a table's column, which has to be there where labels have to be
     encoding: Encoding | None = None  # given by another dataset or a model
     class_names: tuple[str, ...] = ()
     of_numbers: bool = False  # labels must be numbers, as in the data to match

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -84,10 +85,18 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
             raise UsageError(
                 f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
             )
+    for column in (options.weight, *options.features):
+        if column == options.label or (column == options.weight and column in options.features):
+            raise UsageError(
+                f"{name}: column {column!r}: expected as label, weight or feature alone, found as two of these; leave it "
+                "out of one"
+            )
     kept = options.features or tuple(
         column for column in types if column not in (options.label, options.weight, *options.drop)
     )
-    columns = tuple(_column(column, types, options, name) for column in kept)
+    found = {column: _column(column, types, options, name) for column in kept}
+    _refuse_types({column: types[column] for column, made in found.items() if made is None}, options, name)
+    columns = tuple(column for column in found.values() if column is not None)
     ordered = sorted(columns, key=lambda column: column.kind == "sparse")
     if sum(column.kind == "sparse" for column in columns) > 1:
         raise UsageError(
@@ -119,7 +128,8 @@ def _listed(names: dict[str, str]) -> str:
     return shown + (f", … ({len(names):,} in all)" if len(names) > 20 else "")
 
 
-def _column(feature: str, types: dict[str, str], options: TableOptions, name: str) -> Column:
+def _column(feature: str, types: dict[str, str], options: TableOptions, name: str) -> Column | None:
+    """Return a column, or a pair ``INDICES:VALUES``, as features are made from it; None where its type has no encoding."""
     index, _, values = feature.rpartition(":")
     if feature not in types and index in types and values in types:
         return Column(index, "sparse", values)
@@ -132,13 +142,29 @@ def _column(feature: str, types: dict[str, str], options: TableOptions, name: st
         return Column(feature, "number")
     if kind == "string":
         return Column(feature, "hashed" if options.bits else "category")
-    advice = {
-        "boolean": "make it 0 and 1, or a string",
-        "time": "make numbers of it, such as days or seconds",
-        "list": "name a column of indices and one of values with --features INDICES:VALUES",
-    }.get(kind, "make numbers or strings of it")
+    return None
+
+
+_ADVICE = {
+    "boolean": "make a boolean 0 and 1, or a string",
+    "time": "make numbers of a time, such as days or seconds",
+    "list": "name a column of indices and one of values with --features INDICES:VALUES",
+}
+
+
+def _refuse_types(refused: dict[str, str], options: TableOptions, name: str) -> None:
+    """Refuse columns by name and type, all at once, with the option that leaves them out."""
+    if not refused:
+        return
+    shown = ", ".join(f"{column!r} ({kind})" for column, kind in list(refused.items())[:20])
+    shown += f", … ({len(refused):,} in all)" if len(refused) > 20 else ""
+    advice = [_ADVICE.get(kind, "make numbers or strings of other types") for kind in refused.values()]
+    kept = [column for column in options.features if column not in refused]
+    option, names = ("--features", kept) if options.features else ("--drop", [*options.drop, *refused])
+    listed = shlex.quote(",".join(names)) if len(names) <= 100 else "and their names"
     raise UsageError(
-        f"{name}: column {feature!r}: expected numbers or strings, found {kind}; {advice}, or leave it out with --drop"
+        f"{name}: expected columns of numbers or strings, found {shown}; {'; '.join(dict.fromkeys(advice))}; or leave "
+        f"{'it' if len(refused) == 1 else 'them'} out with {option} {listed}"
     )
 
 
@@ -155,15 +181,15 @@ def checked_options(
         raise UsageError(f"expected --missing error, zero or indicator, found {missing!r}")
     if hash_bits is not None and not 1 <= hash_bits <= 30:
         raise UsageError(f"expected --hash from 1 to 30 bits, found {hash_bits}")
-    return TableOptions(
-        label or "", weight_column or "", _names(features), _names(drop), hash_bits or 0, missing
-    )
+    # names of columns may be numbers in a frame of pandas', which are text in Arrow's
+    label, weight_column = ("" if name is None else str(name) for name in (label, weight_column))
+    return TableOptions(label, weight_column, _names(features), _names(drop), hash_bits or 0, missing)
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(given, str):
         given = [name.strip() for name in given.split(",")]
-    return tuple(name for name in given or () if name)
+    return tuple(str(name) for name in given or () if name != "")
 
 
 def distinct_names(names: Sequence[str], where: str) -> list[str]:
@@ -240,7 +266,7 @@ class TableSource(ReaderSource):
         for batch in batches if self.in_memory else ahead(batches):
             encoder.message = batch.message
             label = labels.of(batch)
-            weight = _weights(self.encoding.weight, batch) if self.weighted and self.needs_label else None
+            weight = _weights(self.encoding.weight, batch) if self.weighted else None
             for found in encoder.encode(batch.columns):
                 n_rows = found.indptr.size - 1
                 mine = slice(found.start, found.start + n_rows)
@@ -265,8 +291,9 @@ def open_tables(
     if known is None:
         encoding = plan_encoding(types, options, name)
     else:
-        encoding = known
         check_columns(known, types, reading.needs_label, name)
+        weighted = reading.reads_weights and known.weight in types
+        encoding = known if weighted else replace(known, weight="")
     return TableSource(
         reader,
         encoding,

@@ -6,6 +6,7 @@ import io
 import mmap
 import os
 import re
+import struct
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from ..core.memory_budget import format_size
 from ..core.storage import file_size, location
 from ..dataset.parquet import parquet_file
 from ..kernels import tables as kernels
+from .arrow_messages import BatchSize, batch_size, block_size, footer_blocks
 from .byte_sources import (
     DECODER_BYTES,
     ByteBlock,
@@ -215,7 +217,7 @@ class _Refusing:
     def __exit__(self, kind: Any, error: Any, _: Any) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             return
-        if isinstance(error, pa.ArrowException | OSError | ValueError | OverflowError):
+        if isinstance(error, pa.ArrowException | OSError | ValueError | OverflowError | struct.error):
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DataError(
                 f"{self._path}: expected a whole file of its format, found a damaged one ({reason}); get it again"
@@ -389,7 +391,7 @@ class ArrowReader(_WholeFiles):
         found = []
         for path in self.paths:
             size = os.path.getsize(path)
-            with _Mapped(path) as file, _Refusing(path):
+            with self._mapped(path) as file, _Refusing(path):
                 n_batches = file.n_batches
             if n_batches is None:  # a stream is read from its beginning
                 found.append(FilePart(path, n_bytes=size))
@@ -400,16 +402,16 @@ class ArrowReader(_WholeFiles):
         return found
 
     def count(self, piece: FilePart) -> Counted:
-        n_rows = sum(batch.num_rows for batch in self._read(piece))
+        with self._mapped(piece.path) as file, _Refusing(piece.path):
+            n_rows = sum(size.n_rows for size in file.sizes(piece.start, piece.stop))
         return Counted(n_rows, n_rows)
 
-    def _read(self, piece: FilePart) -> Iterator[Any]:
-        with _Mapped(piece.path) as file, _Refusing(piece.path):
-            yield from file.batches(piece.start, piece.stop)
+    def _mapped(self, path: str) -> _Mapped:
+        return _Mapped(path, self.memory_bytes)
 
     def types(self) -> dict[str, str]:
         path = self.paths[0]
-        with _Mapped(path) as file, _Refusing(path):
+        with self._mapped(path) as file, _Refusing(path):
             schema = file.schema
         return column_types(schema, path)
 
@@ -419,7 +421,7 @@ class ArrowReader(_WholeFiles):
         read_before = 0
         for piece in pieces:
             before = first_line if piece is pieces[0] else 0
-            with _Mapped(piece.path) as file, _Refusing(piece.path):
+            with self._mapped(piece.path) as file, _Refusing(piece.path):
                 for batch in file.batches(piece.start, piece.stop):
                     batch.validate()
                     names = [name for name in types if name in batch.schema.names]
@@ -436,32 +438,69 @@ class ArrowReader(_WholeFiles):
 
 
 class _Mapped:
-    """A file in Arrow's file or stream format, mapped into memory; a context manager."""
+    """A file in Arrow's file or stream format, mapped into memory; a context manager.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    What inflates to more than `memory_bytes` is refused before pyarrow decompresses it: it does so with all of a record
+    batch, and with all dictionaries of a file.
+    """
+
+    def __init__(self, path: str, memory_bytes: int) -> None:
+        self._path, self._memory_bytes = path, memory_bytes
 
     def __enter__(self) -> _Mapped:
         with open(self._path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        buffer = pa.py_buffer(self._map)
+        self._buffer = pa.py_buffer(self._map)
         is_file = self._map[:6] == b"ARROW1"
         with _Refusing(self._path):
-            self._reader = pa.ipc.open_file(buffer) if is_file else pa.ipc.open_stream(buffer)
+            self._reader = pa.ipc.open_file(self._buffer) if is_file else pa.ipc.open_stream(self._buffer)
+            self._dictionaries, self._blocks = footer_blocks(self._map) if is_file else ([], [])
         self.schema = self._reader.schema
-        self.n_batches: int | None = self._reader.num_record_batches if is_file else None
+        self.n_batches: int | None = len(self._blocks) if is_file else None
         return self
 
     def __exit__(self, *_: object) -> None:
         self._reader = None
 
+    def sizes(self, start: int, stop: int | None) -> Iterator[BatchSize]:
+        """Sizes of record batches, in order; refuses what does not fit, dictionaries included."""
+        if self.n_batches is None:
+            yield from self._sizes_of_stream()
+            return
+        dictionaries = [block_size(self._map, block) for block in self._dictionaries]
+        self._check("the dictionaries", sum(size.inflated for size in dictionaries if size is not None))
+        for number in range(start, self.n_batches if stop is None else stop):
+            size = block_size(self._map, self._blocks[number])
+            if size is None:
+                raise ValueError(f"block {number} is no record batch")
+            self._check(f"record batch {number + 1}", size.inflated)
+            yield size
+
+    def _sizes_of_stream(self) -> Iterator[BatchSize]:
+        number = 1
+        for message in pa.ipc.MessageReader.open_stream(self._buffer):
+            size = batch_size(message.metadata, b"" if message.body is None else message.body)
+            if size is None:
+                continue
+            self._check(
+                f"record batch {number}" + " (its dictionary)" * (message.type == "dictionary"), size.inflated
+            )
+            if message.type == "record batch":
+                number += 1
+                yield size
+
+    def _check(self, what: str, inflated: int) -> None:
+        if inflated > self._memory_bytes:
+            raise DataError(
+                f"{self._path}: {what}: expected at most {format_size(self._memory_bytes)} to decompress at a time under "
+                f"this memory budget, found {format_size(inflated)}; write the file with smaller record batches, or "
+                "uncompressed, or give a larger --memory"
+            )
+
     def batches(self, start: int, stop: int | None) -> Iterator[Any]:
         """Record batches, in order."""
-        if self.n_batches is None:
-            yield from self._reader
-            return
-        for number in range(start, self.n_batches if stop is None else stop):
-            yield self._reader.get_batch(number)
+        for number, _ in enumerate(self.sizes(start, stop), start):
+            yield self._reader.read_next_batch() if self.n_batches is None else self._reader.get_batch(number)
 
     def forget(self) -> None:
         """Release the pages that were read, which count as resident until then."""

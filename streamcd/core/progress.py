@@ -103,3 +103,8 @@ class Listener:
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ..core.errors import DataError
+
 
 class Strings(NamedTuple):
     """Concatenated strings: string ``i`` is ``data[offsets[i]:offsets[i + 1]]``, in UTF-8."""
@@ -69,8 +71,15 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def frame_reader(frame: Any) -> pa.RecordBatchReader:
-    """Open a frame, which is anything with ``__arrow_c_stream__``, to be read in batches."""
-    return pa.RecordBatchReader.from_stream(frame)
+    """Open a frame, which is anything with ``__arrow_c_stream__``, to be read in batches; a single column is refused."""
+    try:
+        return pa.RecordBatchReader.from_stream(frame)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+        # pyarrow's arguments name the column of a frame that has several types
+        reason = " ".join(map(str, error.args))
+        raise DataError(
+            f"expected a frame of named columns of one type each, found {type(frame).__name__} ({reason}); make it one"
+        ) from None
 
 
 def valid_of(array: pa.Array) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -418,4 +419,5 @@ def _describe_absence(path: Location) -> str:
     if (path / "config.json").exists():
         return f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
     found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
-    return f"{path} {found}; 'streamcd convert SRC {path}' makes a dataset"
+    source, made = (path, "DATASET") if isinstance(path, Path) and path.is_file() else ("SRC", path)
+    return f"{path} {found}; 'streamcd convert {source} {made}' makes one"

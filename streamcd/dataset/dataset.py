@@ -103,12 +103,14 @@ class Dataset(RowTable):
 
         return RowSelection(self, chosen_rows(self, rows))
 
-    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-        """Refuse to become an array, which is what other libraries' estimators and transformers ask for."""
-        raise UsageError(
-            f"expected an array, found the dataset {self.path}: of the steps of a pipeline streamcd's estimators alone "
-            "take one, and it is scaled when it is made, by convert(scale=, normalize=); to_scipy() reads it into memory"
-        )
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Make a dense matrix of the rows, in the order of the source; refused where it does not fit in what is free.
+
+        scikit-learn's scalers and estimators ask for it, so that they work on data that fits in memory.
+        """
+        from .exchange import to_numpy
+
+        return to_numpy(self, dtype)
 
     @property
     def whole(self) -> Dataset:

@@ -81,8 +81,11 @@ def _about_rows(dataset: Dataset, C: float, bound: float) -> list[str]:
     if dataset.scaling.normalize != "none":
         return [f"{product}: coordinate descent is slow; a smaller C needs fewer passes"]
     what = "C is large for these rows" if mean_square < BAD_MEAN_SQUARE else "rows are badly scaled"
+    remedy = "'streamcd convert --normalize l2' gives rows unit norm"
+    if dataset.manifest.get("encoding") and dataset.scaling.scale == "none":
+        remedy = "'streamcd convert --scale maxabs' divides each column by its largest absolute value"
     return [
         f"{what}: norms from {norms['min']:.3g} to {norms['max']:.3g}, root mean square "
-        f"{math.sqrt(mean_square):.3g}; {product}, so coordinate descent is slow; 'streamcd convert --normalize l2' gives "
-        "rows unit norm (choose C anew), or take a smaller C"
+        f"{math.sqrt(mean_square):.3g}; {product}, so coordinate descent is slow; {remedy} "
+        "(choose C anew), or take a smaller C"
     ]

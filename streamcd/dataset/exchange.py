@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import html
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ..core.errors import UsageError
 from ..core.memory_budget import available_memory, format_size, parse_size, require
+from ..core.progress import counted
 from .chunked_table import starts_of
 
 Dataset = Any  # `dataset.Dataset`, whose methods these are
@@ -30,6 +33,34 @@ def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarra
     return csr_array((rows["value"], rows["feature"], indptr), shape=shape), source_labels(
         dataset, rows["label"]
     )
+
+
+def to_numpy(dataset: Dataset, dtype: Any) -> np.ndarray:
+    """See `Dataset.__array__`."""
+    if dataset.weighted:
+        raise UsageError(
+            f"expected an array, found the dataset {dataset.path}, whose rows have weights, which would be lost; of the "
+            "steps of a pipeline streamcd's estimators alone take them, and a dataset is scaled when it is made, by "
+            "convert(scale=, normalize=)"
+        )
+    number = dataset.value_dtype if dtype is None else np.dtype(dtype)
+    cells = dataset.n_rows * dataset.n_features * number.itemsize
+    require(
+        int(min(available_memory(), 2**62)),
+        {"a dense matrix": cells, "the order of the rows": _ROW_BYTES * dataset.n_rows},
+        "scale the data when it is converted, by convert(scale=, normalize=), and leave the scaler out: streamcd's "
+        "estimators read a dataset as it is",
+        f"expected an array, found the dataset {dataset.path}, which would not fit in the memory that is free, "
+        f"{format_size(available_memory())}, as one:",
+    )
+    dense = np.zeros(dataset.shape, number)
+    rank = np.empty(dataset.n_rows, np.int64)
+    sources = [dataset.read_rows(chunk, ("source",))[0] for chunk in range(dataset.n_chunks)]
+    rank[np.argsort(np.concatenate(sources))] = np.arange(dataset.n_rows)
+    for chunk, (start, stop) in enumerate(pairwise(dataset.row_start)):
+        rows = dataset.read(chunk)
+        dense[np.repeat(rank[start:stop], np.diff(rows.indptr)), rows.feature] = rows.value
+    return dense
 
 
 def to_arrow(dataset: Dataset, memory: int | str | None) -> pa.Table:
@@ -78,7 +109,8 @@ def summary(dataset: Dataset) -> dict[str, str]:
         "features": f"{info['n_features']:,}",
         "entries": f"{info['n_entries']:,} ({info['density']:.2%}), {info['value_dtype']}",
         "labels": listed,
-        "size": f"{format_size(info['bytes'])} in {info['n_shards']:,} shards, {info['n_chunks']:,} chunks",
+        "size": f"{format_size(info['bytes'])} in {counted(info['n_shards'], 'shard')}, "
+        + counted(info["n_chunks"], "chunk"),
         "scaling": dataset.scaling.options(),
         "fingerprint": info["fingerprint"],
     }

@@ -6,9 +6,9 @@ not hold all rows mixes rows from many places.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .chunked_table import starts_of
 from .column_layout import Columns
 from .dataset import Dataset
 from .parquet import NO_CRC, OpenParts
+from .schema import no_norms, norms_record
 
 CHUNK_BYTES = 1_000_000
 _ROW_BYTES = 32  # of a row besides its entries, when chunks are cut
@@ -193,26 +194,15 @@ def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> dict[str, Any]:
-    """Compute the manifest's ``row_norms``, chunk by chunk."""
-    least, greatest, total, n_empty = np.inf, 0.0, 0.0, 0
-    for start, stop in itertools.pairwise(row_start.tolist()):
+    """Compute the manifest's ``row_norms``, to the bits that they have on disk."""
+    from ..kernels.rows import add_row_norms  # here, because it imports numba
+
+    norms = no_norms()
+    for start, stop in pairwise(row_start.tolist()):
         first = indptr[start]
-        squares = np.square(value[first : indptr[stop]], dtype=np.float64)
-        norms = squares_of_rows = np.zeros(0)
-        begins = indptr[start:stop][indptr[start:stop] < indptr[start + 1 : stop + 1]] - first
-        if begins.size:
-            squares_of_rows = np.add.reduceat(squares, begins)
-            norms = np.sqrt(squares_of_rows[squares_of_rows > 0])
-        least, greatest = min(least, norms.min(initial=np.inf)), max(greatest, norms.max(initial=0.0))
-        total += float(squares_of_rows.sum())
-        n_empty += stop - start - norms.size
-    mean_square = total / max(indptr.size - 1, 1)
-    return {
-        "min": float(least) if greatest > 0 else None,
-        "max": float(greatest),
-        "mean_square": mean_square if np.isfinite(mean_square) else None,
-        "n_empty": n_empty,
-    }
+        # a copy, since numba would compile the kernel once more for arrays that cannot be written to
+        add_row_norms(indptr[start : stop + 1] - first, value[first : indptr[stop]].copy(), norms)
+    return norms_record(norms, indptr.size - 1)
 
 
 def _cut(sizes: np.ndarray) -> np.ndarray:

@@ -101,3 +101,20 @@ FEATURES = pa.schema(
     ]
 )
 """Columns of ``features.parquet``: `index` is the source's, `name` is null if features have no names."""
+
+
+def no_norms() -> np.ndarray:
+    """Return the norms of no rows: smallest above 0, largest, sum of squares, number of rows of norm 0."""
+    return np.array([np.inf, 0.0, 0.0, 0.0])
+
+
+def norms_record(norms: np.ndarray, n_rows: int) -> dict[str, Any]:
+    """Return the manifest's ``row_norms``, of rows as they are stored, from what `no_norms` begins."""
+    least, greatest, squares, n_empty = norms.tolist()
+    mean_square = squares / max(n_rows, 1)
+    return {
+        "min": least if greatest > 0 else None,  # of rows that are not empty
+        "max": greatest,
+        "mean_square": mean_square if np.isfinite(mean_square) else None,
+        "n_empty": int(n_empty),
+    }

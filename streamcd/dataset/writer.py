@@ -16,7 +16,7 @@ from .arrow_columns import arrow_strings, null_strings
 from .chunked_table import ROW_LAYOUT
 from .parquet import file_checksum
 from .scaling import Scaling
-from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, row_schemas
+from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, no_norms, norms_record, row_schemas
 from .table_writer import PartFiles, TableWriter, chunk_records, write_manifest
 
 _SCALES_GROUP = 1 << 16
@@ -44,7 +44,7 @@ class PartWriter:
         self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
         self._threads = Threads(2)  # one for each file
         self.n_rows = self.n_entries = 0
-        self.row_norms = _no_norms()
+        self.row_norms = no_norms()
         # part, rows and entries of each chunk; a list would take ten times the memory
         self.chunk_table = array("q")
 
@@ -120,7 +120,7 @@ class DatasetWriter:
         self._features: dict[str, Any] | None = None
         self._scales: dict[str, Any] = {}
         self._encoding: dict[str, Any] = {}
-        self._row_norms = _no_norms()
+        self._row_norms = no_norms()
         self._n_rows = self._n_entries = 0
         for folder in ("", "rows", "entries"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ class DatasetWriter:
             "value_dtype": self._value_dtype.name,
             "weighted": self._weighted,
             **manifest,
-            "row_norms": self._norms(),
+            "row_norms": norms_record(self._row_norms, self._n_rows),
             **self._scales,
             **self._encoding,
             "data_digest": data_digest(self._parts),
@@ -202,22 +202,6 @@ class DatasetWriter:
             "features": self._features,
         }
         return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
-
-    def _norms(self) -> dict[str, Any]:
-        """Return the manifest's ``row_norms``, of rows as they are stored."""
-        least, greatest, squares, n_empty = self._row_norms.tolist()
-        mean_square = squares / max(self._n_rows, 1)
-        return {
-            "min": least if greatest > 0 else None,  # of rows that are not empty
-            "max": greatest,
-            "mean_square": mean_square if np.isfinite(mean_square) else None,
-            "n_empty": int(n_empty),
-        }
-
-
-def _no_norms() -> np.ndarray:
-    """Return the norms of no rows: smallest, largest, sum of squares, number of empty rows."""
-    return np.array([np.inf, 0.0, 0.0, 0.0])
 
 
 def data_digest(parts: Iterable[Mapping[str, Any]]) -> str:

@@ -105,6 +105,11 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         return self._fit_arrays(X, y, sample_weight, asked)
 
     def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
+        if isinstance(X, list) and X and isinstance(X[0], str) and y is None:
+            raise UsageError(
+                "expected a matrix or a dataset, found single letters: scikit-learn cuts the text of a path into folds; "
+                "give streamcd.open(path), and its labels() as y"
+            )
         numbers = (np.float64, np.float32)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=numbers)
         check_classification_targets(y)

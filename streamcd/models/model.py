@@ -132,6 +132,9 @@ class Model:
                 "an intercept per vector, ascending classes, and a code (classes, vectors)"
             )
 
+    def __repr__(self) -> str:
+        return f"<streamcd.Model {self.loss}, C={self.C}: {self.n_classes} classes, {self.n_features:,} features>"
+
     @property
     def n_features(self) -> int:
         """Number of features."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
@@ -39,7 +38,6 @@ class _Evaluation:
 
     def add(self, rows: DecidedRows) -> None:
         model, decisions, label = self.model, rows.decisions, rows.label
-        require_labels(rows)
         predicted = model.places(decisions)
         place = np.minimum(np.searchsorted(model.classes, label), model.n_classes - 1)
         known = model.classes[place] == label
@@ -141,16 +139,6 @@ def _brier_terms(probabilities: np.ndarray, place: np.ndarray) -> np.ndarray:
     return np.einsum("ij,ij->i", probabilities, probabilities)
 
 
-def require_labels(rows: DecidedRows) -> None:
-    """Refuse a row without a label."""
-    missing = np.flatnonzero(np.isnan(rows.label))
-    if missing.size:
-        row = int(rows.source[missing[0]]) + 1
-        raise DataError(
-            f"row {row:,}: expected a label to compare with, found none; 'streamcd predict' needs none"
-        )
-
-
 def row_terms(
     model: Model | Problem, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
@@ -180,7 +168,8 @@ def evaluate(
     Parameters
     ----------
     data : Dataset or path
-        As for `predict`. Rows with a label that the model does not know count as errors.
+        As for `predict`. Rows with a label that the model does not know count as errors. Weights, of a dataset or of a
+        table's column, if it is there, count in the objective alone.
     model : Model or path
         A path names a model or a run.
     C : float, optional
@@ -247,7 +236,7 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Evaluate by a number of processes and of threads of each."""
     workers, threads = processes
-    decisions = Decisions(data, model, budget, listener, workers, threads=threads)
+    decisions = Decisions(data, model, budget, listener, workers, threads=threads, compared=True)
     with RocArea(decisions.left) as roc:
         evaluation = _Evaluation(model, roc)
         for rows in decisions.blocks("evaluate"):

@@ -28,11 +28,11 @@ from ..conversion.rows import Counts
 from ..conversion.sources import Reading, Source, counted_pieces
 from ..conversion.table_rows import TableOptions
 from ..core.atomic_files import check_output, replacing
-from ..core.errors import ModelError, UsageError
+from ..core.errors import DataError, ModelError, UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, require
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
-from ..core.progress import Listener, Progress, ends_progress
+from ..core.progress import Listener, Progress, counted, ends_progress
 from ..core.storage import REMOTE_BYTES, is_url, local_path, location
 from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset, open_dataset
@@ -73,7 +73,8 @@ class Decisions:
     remains for the caller; `least_bytes` are needed beside the interpreter. Their files go to `scratch`. The footer of the
     Parquet file that the caller writes, of `n_columns` columns in row groups of `block_rows` rows, is counted;
     `most_groups` is the number of groups there is room for. At most `threads` share the work of this process, as many as
-    the memory has room for; rows and their order do not depend on it.
+    the memory has room for; rows and their order do not depend on it. Rows that are `compared` with their labels need one,
+    and have the weights of the table's column, where it is there; others need none, and weigh 1.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class Decisions:
         scratch: Path | None = None,
         n_columns: int = 0,
         threads: int = 1,
+        compared: bool = False,
     ) -> None:
-        self.model, self.listener = model, listener
+        self.model, self.listener, self._compared = model, listener, compared
         self.scratch = scratch or Path(tempfile.gettempdir())
-        self.n_ignored = self.n_unseen = 0
+        self.n_ignored = self.n_unseen = self._batch_bytes = 0
         scales = model.scaling.scales
         model_bytes = model.weights.nbytes + (0 if scales is None else scales.nbytes)
         model_bytes += 0 if model.encoding is None else model.encoding.nbytes
@@ -99,6 +101,7 @@ class Decisions:
         # decisions, scores, probabilities, and the arrays made from them
         row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
+        self._path = str(data.path if isinstance(data, Dataset) else data)
         if isinstance(data, Dataset) or is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self._scaling = _missing_scaling(self.dataset, model)
@@ -106,7 +109,6 @@ class Decisions:
             needs["one chunk"] = _chunk_bytes(self.dataset, scaled=self._scaling is not None)
             self._shift = _feature_shift(self.dataset, model)
         else:
-            self._path = os.fspath(data)
             self._paths, self._roots = expand(self._path)
             self._scaling = model.scaling if model.scaling.changes_values else None
             needs["the client of the URL"] = REMOTE_BYTES if any(map(is_url, self._paths)) else 0
@@ -132,6 +134,10 @@ class Decisions:
             more = min(_TEXT_BLOCK - self._text_block, self.left // 2 // _TEXT_BLOCKS_HELD)
             self._text_block += more
             self.left -= more * _TEXT_BLOCKS_HELD
+            self._batch_bytes = (
+                self.left // 4
+            )  # of tables: a compressed batch of Arrow's is decoded as a whole
+            self.left -= self._batch_bytes
         more_rows = min(max(_MAX_ROWS - least_rows, 0), self.left // 4 // row_bytes)
         self.block_rows = least_rows + more_rows
         self.left -= more_rows * row_bytes
@@ -162,11 +168,12 @@ class Decisions:
             np.float64,
             block_bytes,
             decoder_bytes=decoder_bytes,
-            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes,
+            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes + self._batch_bytes,
             index_base=model.index_base,
             n_features=model.n_features,
             ignore_beyond=True,
             needs_label=False,
+            reads_weights=self._compared,
             encoding=model.encoding,
             class_names=tuple(model.class_names or ()),
             of_numbers=model.class_names is None,
@@ -199,18 +206,35 @@ class Decisions:
     def blocks(self, phase: str) -> Iterator[DecidedRows]:
         """Yield all rows; those of text in order, those of a dataset shuffled."""
         if self._workers > 1:
-            yield from self._shared_rows(phase)
+            found = self._shared_rows(phase)
         elif self.dataset is not None:
-            yield from self.dataset_rows(phase, range(self.dataset.n_chunks))
+            found = self.dataset_rows(phase, range(self.dataset.n_chunks))
         else:
-            yield from self.text_rows(phase)
+            found = self.text_rows(phase)
+        for rows in found:
+            if self._compared:
+                self._require_labels(rows)
+            yield rows
         if self.n_ignored:
             self.listener.warning(
-                f"{self.n_ignored:,} entries ignored: their feature is beyond the model's width of {self.model.n_features}"
+                f"{counted(self.n_ignored, 'entry', 'entries')} ignored: beyond the model's width of "
+                f"{self.model.n_features:,} features"
             )
         if self.n_unseen:
             self.listener.warning(
-                f"{self.n_unseen:,} categories ignored that the model has not seen in training"
+                f"{counted(self.n_unseen, 'category', 'categories')} ignored that the model has not seen in training"
+            )
+
+    def _require_labels(self, rows: DecidedRows) -> None:
+        """Refuse a row without a label."""
+        missing = np.flatnonzero(np.isnan(rows.label))
+        if missing.size:
+            row = int(rows.source[missing[0]]) + 1
+            encoding = self.model.encoding
+            column = "" if encoding is None else f" in the column {encoding.label!r}"
+            raise DataError(
+                f"{self._path}, row {row:,}: expected a label{column} to compare with, found none; "
+                "'streamcd predict' needs none"
             )
 
     @property
@@ -264,7 +288,7 @@ class Decisions:
                 self.listener.progress(Progress(phase, batch.bytes_read, source.total_bytes, "B"))
             counts, rows = batch.counts, batch.rows
             feature = rows.index - self.model.index_base
-            weight = np.ones(rows.n_rows)
+            weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
             for found in self._decide(
                 rows.source_row, rows.label, weight, rows.indptr, feature, rows.value, threads=self._threads
             ):
@@ -283,7 +307,7 @@ class Decisions:
                 tasks, sizes, unit = self._tasks(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(tasks))]
                 data = self._path if self.dataset is None else self.dataset.path
-                shared = data, str(directory), self._share, self.n_threads
+                shared = data, str(directory), self._share, self.n_threads, self._compared
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
                 for ignored, unseen in workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes):
                     self.n_ignored, self.n_unseen = self.n_ignored + ignored, self.n_unseen + unseen
@@ -363,13 +387,14 @@ def _decide_share(
     directory: str,
     budget: int,
     threads: int,
+    compared: bool,
     out: Path,
     part: range | ByteRange,
     *start: int,
 ) -> tuple[int, int]:
     """Write the rows of some chunks or of a part of a file, with their decisions; returns ignored entries and categories."""
     model = _shared_model(directory)
-    decisions = Decisions(data, model, budget, Listener(), threads=threads)
+    decisions = Decisions(data, model, budget, Listener(), threads=threads, compared=compared)
     rows = (
         decisions.dataset_rows("", part) if isinstance(part, range) else decisions.text_rows("", part, *start)
     )
@@ -384,6 +409,11 @@ def _decide_share(
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
     """Return whether a path is a dataset; files in other directories are read like a glob."""
+    if not isinstance(data, str | os.PathLike):
+        raise UsageError(
+            f"expected a dataset or the path of one, or of files, found {type(data).__name__}; Model.predict and "
+            "Model.decision_function take frames and matrices, and convert makes datasets of them"
+        )
     return (location(data) / "manifest.json").exists()
 
 

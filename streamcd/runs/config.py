@@ -129,6 +129,12 @@ class ProblemOptions:
             raise UsageError(
                 f"{dataset.path}: the labels take too many values to be classes; nothing to train on"
             )
+        names = dataset.class_names
+        if dataset.classes.size == 1 and names is not None:
+            raise UsageError(
+                f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing "
+                "to separate"
+            )
         weights = self.class_weight
         return make_problem(
             loss=self.loss,

@@ -52,7 +52,7 @@ def describe_run(path: str | Path) -> dict[str, Any]:
         "kind": "run" if config.tune is None else "search",
         "dataset": config.dataset,
         "fingerprint": config.fingerprint,
-        "options": _changed_options(config),
+        "options": told_options(config),
         "memory": config.memory,
         "stopping": {name: value for name, value in asdict(config.rule).items() if value is not None},
         "workers": config.rounds is not None,
@@ -63,7 +63,8 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _changed_options(config: RunConfig) -> dict[str, Any]:
+def told_options(config: RunConfig) -> dict[str, Any]:
+    """Return loss, method and C, and the options that differ from their defaults."""
     given, usual = asdict(config.options), asdict(ProblemOptions())
     told = {name: value for name, value in given.items() if value != usual[name]}
     return {name: given[name] for name in ("loss", "method", "C")} | told

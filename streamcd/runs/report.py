@@ -13,7 +13,7 @@ import numpy as np
 from ..core.atomic_files import begins_with, check_output, replacing, write_file
 from ..core.errors import StreamcdError
 from ..core.memory_budget import format_size
-from ..core.progress import Listener
+from ..core.progress import Listener, counted
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model, models_of_path
@@ -25,13 +25,21 @@ from ..report.page import Picture, Section, render_page
 from ..report.training_figures import Histories, gap_figure, objective_figure, validation_figure, work_figure
 from ..training.history import read_history
 from .config import RunConfig, read_config
-from .describe import largest_weights
+from .describe import largest_weights, told_options
 
 MAX_LOGS = 10
 """Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
 
 _MAX_LANES = 40  # in the table
 _N_WEIGHTS = 20
+_NAMES = {
+    "gap": "relative gap",
+    "n_rows": "rows",
+    "auc": "area under ROC curve",
+    "log_loss": "mean log loss",
+    "brier_score": "Brier score",
+    "blas_threads": "BLAS threads",
+}
 _PAGE = rb"<!doctype html>"
 _IMAGES = {"png": rb"\x89PNG", "svg": rb"<\?xml", "pdf": rb"%PDF"}
 
@@ -153,13 +161,9 @@ def _write_images(directory: Path, pictures: list[Picture]) -> None:
 
 
 def _configuration(config: RunConfig) -> Section:
-    options = asdict(config.options)
     rows = [("dataset", config.dataset), ("fingerprint", config.fingerprint)]
-    rows += [(name, _text(value)) for name, value in options.items() if value not in (None, False)]
-    rows += [
-        ("memory", format_size(config.memory)),
-        *((name, _text(value)) for name, value in _rule(config).items()),
-    ]
+    asked = {**told_options(config), "memory": format_size(config.memory), **_rule(config)}
+    rows += [(_words(name), _text(value)) for name, value in asked.items() if value is not False]
     return Section("Configuration", tables=[[("option", "value"), *rows]])
 
 
@@ -167,10 +171,19 @@ def _rule(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config.rule).items() if value is not None}
 
 
+def _words(name: str) -> str:
+    """Name a figure as a person would."""
+    return _NAMES.get(name, name.replace("_", " "))
+
+
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (
+        f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    )
 
 
 def _training(histories: Histories, config: RunConfig) -> Section:
@@ -209,12 +222,7 @@ def _training(histories: Histories, config: RunConfig) -> Section:
 def _lanes(model: Model) -> Section:
     found = model.certificate
     passes = found.get("passes", [])
-    names = {"gap": "relative gap"}
-    rows = [
-        (names.get(name, name.replace("_", " ")), _text(value))
-        for name, value in found.items()
-        if name != "passes"
-    ]
+    rows = [(_words(name), _text(value)) for name, value in found.items() if name != "passes"]
     if passes:
         rows.append(
             (
@@ -234,7 +242,7 @@ def _weights(model: Model) -> Section:
         for feature, vector, _ in largest
     ]
     positive = f"Positive weights are evidence for {labels[-1]}." if model.is_binary else ""
-    text = f"{model.n_features:,} features, {model.n_vectors:,} vectors. {positive}"
+    text = f"{counted(model.n_features, 'feature')}, {counted(model.n_vectors, 'weight vector')}. {positive}"
     picture = Picture(
         "weights",
         image(weights_figure(named, [weight for *_, weight in largest])),
@@ -249,8 +257,9 @@ def _vector_name(model: Model, labels: list[str], vector: int) -> str:
 
 
 def _provenance(model: Model) -> Section:
-    rows = [("dataset's fingerprint", model.fingerprint), *model.versions.items()]
-    return Section("Provenance", tables=[[("of", "is"), *rows]])
+    versions = [(_words(name), _text(version)) for name, version in model.versions.items()]
+    rows = [("dataset's fingerprint", model.fingerprint), *versions]
+    return Section("Provenance", tables=[[("made of", "version"), *rows]])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -262,11 +271,7 @@ def _evaluation(
 ) -> Section:
     result, curves = evaluate_with_curves(data, model, memory=memory, listener=listener)
     name = data.path if isinstance(data, Dataset) else data
-    rows = [
-        (key.replace("_", " "), _text(value))
-        for key, value in result.items()
-        if isinstance(value, int | float)
-    ]
+    rows = [(_words(name), _text(value)) for name, value in result.items() if isinstance(value, int | float)]
     picture = Picture(
         "evaluation", image(_evaluation_figure(model, result, curves)), f"Predictions on {name}."
     )

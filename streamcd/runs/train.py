@@ -231,7 +231,11 @@ def train(
         return go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
     warn_early(resolved, listener)
     previous = previous_run(resolved)  # refused before anything is made
-    with begin_run(path, resolved, force=force) as directory, on_workers.connected(listener) as found:
+    with (
+        on_workers.reached(listener) as reached,
+        begin_run(path, resolved, force=force) as directory,
+        reached.connected(listener) as found,
+    ):
         return carry_out(directory, resolved, previous, replace(session, client=found))
 
 

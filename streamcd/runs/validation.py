@@ -13,7 +13,7 @@ from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
 from ..models.encoding import read_encoding
 from ..models.model import Model
-from ..prediction.evaluate import require_labels, row_terms
+from ..prediction.evaluate import row_terms
 from ..prediction.predict import DecidedRows, Decisions, is_dataset, reads_once
 from ..prediction.sums import ExactSum
 from ..solvers.problem import Problem
@@ -52,14 +52,13 @@ class Validation:
         """Return loss and accuracy, shape (lanes,) each; `w` is (n_features + 1, vectors)."""
         lanes = self._lanes
         model = replace(self._model, weights=w[:-1], intercept=lanes.bias * w[-1])
-        decisions = Decisions(self._data, model, self._budget, self._listener)
+        decisions = Decisions(self._data, model, self._budget, self._listener, compared=True)
         width = lanes.block_lanes * lanes.lane_vectors
         sums = [
             _Sums(lanes, range(first, first + lanes.block_lanes), w[:, number * width : (number + 1) * width])
             for number, first in enumerate(range(0, lanes.n_lanes, lanes.block_lanes))
         ]
         for rows in decisions.blocks("validate"):
-            require_labels(rows)
             for number, of_cost in enumerate(sums):
                 of_cost.add(rows, rows.decisions[:, number * width : (number + 1) * width])
         if not sums[0].weight.value():

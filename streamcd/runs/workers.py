@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.errors import UsageError
@@ -32,6 +32,15 @@ class Workers:
 
     def __bool__(self) -> bool:
         return self.client is not None or self.scheduler is not None or self.local > 0
+
+    @contextmanager
+    def reached(self, listener: Listener) -> Iterator[Workers]:
+        """Provide workers whose scheduler is connected already: where none answers, no run is made or replaced."""
+        if self.scheduler is None:
+            yield self
+            return
+        with self.connected(listener) as client:
+            yield replace(self, client=client, scheduler=None)
 
     @contextmanager
     def connected(self, listener: Listener) -> Iterator[Any]:
