@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -469,8 +470,6 @@ def test_predictions_and_evaluations_of_a_bucket_are_those_of_the_disk(
         ["evaluate", "DATA", f"{BUCKET}/run"],
         ["predict", "DATA", f"{BUCKET}/run", "-o", "out.parquet"],
         ["export", f"{BUCKET}/run", "out.txt"],
-        ["convert", "DATA", f"{BUCKET}/new"],
-        ["columns", f"{BUCKET}/data"],
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -483,6 +482,159 @@ def test_what_is_written_may_not_be_a_url(
         assert "found a URL" in shown.stderr
         assert shown.stderr.count("\n") == 1
         assert os.listdir() == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Conversion to a bucket
+
+
+def names(server: Server, folder: str) -> set[str]:
+    found = server.client.list_objects_v2(Bucket="bucket", Prefix=f"{folder}/").get("Contents", [])
+    return {entry["Key"].removeprefix(f"{folder}/") for entry in found}
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"), [(1, {}), (2, {"memory": "3GB"}), (1, {"scale": "standard", "columns": True})]
+)
+def test_a_conversion_to_a_bucket_gives_the_dataset_of_the_disk(
+    server: Server, text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, options: Any
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    with_columns = options.pop("columns", False)
+    options = {"shard_size": "500kB", "chunk_size": "100kB", "workers": workers, "memory": "2GB", **options}
+    monkeypatch.setattr(storage, "_UPLOAD_BYTES", 1 << 17)  # so that files come in several blocks
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    made = {}
+    for name in ("near", f"{BUCKET}/made-{workers}-{len(options)}"):
+        dest = name if "://" in name else tmp_path / name
+        dataset = streamcd.convert(tmp_path / "text", dest, **options)
+        if with_columns:
+            streamcd.make_columns(dataset, chunk_size="50kB")
+        made[name] = dataset
+    near, far = made.values()
+    assert far.fingerprint == near.fingerprint
+    assert far.verify() == []
+    assert far.info() == near.info()
+    assert {name.split(".")[0] for name in names(server, far.path.name)} == {
+        str(path.relative_to(near.path)).split(".")[0] for path in near.path.rglob("*") if path.is_file()
+    }
+    if with_columns:
+        assert far.open_columns().fingerprint == near.open_columns().fingerprint
+
+
+def test_a_downloaded_dataset_of_a_bucket_is_a_dataset(server: Server, text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(text)
+    far = streamcd.convert(tmp_path / "text", f"{BUCKET}/download", memory="2GB")
+    for name in names(server, "download"):
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        server.client.download_file("bucket", f"download/{name}", str(tmp_path / "copy" / name))
+    copy = open_dataset(tmp_path / "copy")
+    assert copy.fingerprint == far.fingerprint
+    assert copy.verify() == []
+
+
+def test_of_two_conversions_to_one_place_the_later_loses_and_leaves_nothing(
+    server: Server, text: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    url = f"{BUCKET}/contended"
+    winner = []
+
+    def overtake(method: str, path: str) -> None:
+        if method == "PUT":  # the first one's first file
+            server.answer.clear()
+            winner.append(streamcd.convert(tmp_path / "text", url, memory="2GB", seed=7))
+
+    server.answer.append(overtake)
+    with pytest.raises(UsageError, match="completed there meanwhile"):
+        converted(tmp_path / "text", url)
+    assert open_dataset(url).fingerprint == winner[0].fingerprint
+    assert open_dataset(url).verify() == []
+    listed = {name for name, *_ in winner[0].listed_files(winner[0].manifest)}
+    assert names(server, "contended") == {"manifest.json", *listed}
+
+
+def test_a_manifest_is_written_only_where_there_is_none(server: Server) -> None:
+    """The server's condition alone tells, where the other comes after the question."""
+    url = Url(f"{BUCKET}/conditional/manifest.json")
+
+    def overtake(method: str, path: str) -> None:
+        if method == "PUT":
+            server.answer.clear()
+            server.put("conditional/manifest.json", b"another's")
+
+    server.answer.append(overtake)
+    with pytest.raises(FileExistsError):
+        url.put(b"mine", None)
+    version = url.version()
+    server.put("conditional/manifest.json", b"a third's")
+    with pytest.raises(FileExistsError):
+        url.put(b"mine", version)
+    assert url.read_bytes() == b"a third's"
+    url.put(b"mine", url.version())
+    assert url.read_bytes() == b"mine"
+
+
+KILLED_CONVERSION = """
+import os, sys, signal, streamcd
+from streamcd.conversion import publication
+real = publication.Publication.upload
+def upload(self, work, name):
+    real(self, work, name)
+    os.kill(os.getpid(), signal.SIGKILL)
+publication.Publication.upload = upload
+streamcd.convert(sys.argv[1], sys.argv[2], memory="2GB")
+"""
+
+
+def test_what_a_killed_conversion_left_is_named_and_removed_with_force(
+    server: Server, text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # it is looked for once
+    url = f"{BUCKET}/killed"
+    done = subprocess.run([sys.executable, "-c", KILLED_CONVERSION, str(tmp_path / "text"), url], check=False)
+    assert done.returncode == -signal.SIGKILL
+    key = "killed/entries/part-00000.0123456789abcdef.parquet"
+    server.client.create_multipart_upload(Bucket="bucket", Key=key)
+    assert len(names(server, "killed")) == 1
+    shown = CliRunner().invoke(cli, ["info", url])
+    assert shown.exit_code == 2
+    assert shown.stderr.count("which no manifest lists") == 2
+    arguments = ["convert", str(tmp_path / "text"), url, "--memory", "2GB", "--quiet", "--json"]
+    shown = CliRunner().invoke(cli, arguments)
+    assert shown.exit_code == 0, shown.stderr
+    assert "which no manifest lists" in shown.stdout
+    shown = CliRunner().invoke(cli, arguments)
+    assert shown.exit_code == 2
+    assert "--force" in shown.stderr
+    shown = CliRunner().invoke(cli, [*arguments, "--force"])
+    assert shown.exit_code == 0, shown.stderr
+    assert "which no manifest lists" not in shown.stdout
+    made = open_dataset(url)
+    assert names(server, "killed") == {
+        "manifest.json",
+        *(name for name, *_ in made.listed_files(made.manifest)),
+    }
+    assert Url(url).uploads() == {}
+    assert not list(tmp_path.glob(".streamcd-upload-*"))
+
+
+def test_a_conversion_that_fails_leaves_nothing_in_the_bucket(
+    server: Server, text: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    server.answer.append(lambda method, path: 503 if method == "PUT" and "features" in path else None)
+    with pytest.raises(OSError, match="after 5 attempts"):
+        converted(tmp_path / "text", f"{BUCKET}/failed")
+    assert names(server, "failed") == set()
+    server.answer.clear()
+    server.put("failed/notes.txt", b"mine")
+    with pytest.raises(UsageError, match="is not a dataset"):
+        converted(tmp_path / "text", f"{BUCKET}/failed")
+    with pytest.raises(UsageError, match="read only"):
+        converted(tmp_path / "text", "https://example.com/data")
 
 
 def test_the_examples_of_the_documentation_run(

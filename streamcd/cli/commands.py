@@ -158,9 +158,9 @@ def info(path: str, as_json: bool) -> None:
         )
     kind = kind_of_directory(path)
     if kind == "dataset":
-        from ..dataset.dataset import open_dataset
+        from ..conversion.publication import open_or_tell
 
-        print_dataset(path, describe_dataset(open_dataset(path)), as_json)
+        print_dataset(path, describe_dataset(open_or_tell(path)), as_json)
     else:
         found = describe_run(path) if kind == "run" else describe_model(path)
         print_description(path, found, as_json)

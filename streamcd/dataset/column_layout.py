@@ -134,7 +134,7 @@ def _miscounted(
 class ColumnsWriter:
     """Writer of a column layout: features in ascending order, cut into chunks by size alone.
 
-    The directory `path` is created if needed; the caller renames it at the end. A chunk holds up to `chunk_bytes` of decoded
+    The caller makes the directory `path`, and renames it at the end. A chunk holds up to `chunk_bytes` of decoded
     entries; a new part begins after `shard_bytes` of them. With the result of an earlier writer's `finished`, writing
     continues after its parts.
     """
@@ -162,7 +162,6 @@ class ColumnsWriter:
         # not written yet: whole features, or the start of a piece
         self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._pending_bytes = 0
-        path.mkdir(parents=True, exist_ok=True)
 
     def finished(self) -> dict[str, Any] | None:
         """Return the complete parts and the feature after them, for a later writer to continue from; None without parts."""
@@ -302,7 +301,7 @@ class ColumnsOutline(ColumnsWriter):
 
     def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
-            Path(dataset.path), dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
+            Path(), dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
         )
         self.starts: list[
             tuple[int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
@@ -203,7 +203,7 @@ class Dataset(RowTable):
 
         By default all numeric columns; block by block, beginning with block `first_group`.
         """
-        return read_groups(self.path / "features.parquet", columns, first_group=first_group)
+        return read_groups(self.file("features.parquet"), columns, first_group=first_group)
 
     @property
     def scaling(self) -> Scaling:
@@ -216,8 +216,9 @@ class Dataset(RowTable):
         if scaling.scale == "none":
             return scaling
         scales = np.ones(self.n_features)
-        with reading(self.path / "scaling.parquet"):  # a feature beyond the width is damage too
-            for block in read_groups(self.path / "scaling.parquet"):
+        path = self.file("scaling.parquet")
+        with reading(path):  # a feature beyond the width is damage too
+            for block in read_groups(path):
                 scales[block["feature"]] = block["scale"]
         return replace(scaling, scales=scales)
 
@@ -398,6 +399,10 @@ class RowSelection(Dataset):
         other = copy.copy(self)
         other._whole = self._whole.another()
         return other
+
+    def open_parts(self, chunks: Iterable[int]) -> None:
+        """Open the files of chunks that will be read."""
+        self._whole.open_parts(self._chunks[list(chunks)].tolist())
 
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce that a chunk will be read."""

@@ -9,7 +9,8 @@ import io
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure
-from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader
+from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader, with_size
 from .read_ahead import AHEAD_BYTES, ReadAhead
 
 # Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
@@ -86,10 +87,14 @@ def parquet_file(path: Location, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(path, **options)
 
 
-def read_table(path: Location) -> dict[str, np.ndarray]:
-    """Read all columns of a small file, verifying its checksums."""
+def read_table(path: Location, checksum: str, remedy: str) -> dict[str, np.ndarray]:
+    """Read all columns of a small file at once, verifying its checksums; `remedy` is the advice where they differ."""
     with reading(path):
-        table = parquet_file(path, page_checksum_verification=True).read(use_threads=False)
+        content = path.read_bytes()
+        if "sha256:" + hashlib.sha256(content).hexdigest() != checksum:
+            raise DatasetError(f"{path}: checksum differs from the manifest's; {remedy}")
+        file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+        table = file.read(use_threads=False)
         return {name: column_values(table.column(name)) for name in table.column_names}
 
 
@@ -230,19 +235,19 @@ class PartReader:
 class OpenParts:
     """Least-recently-used cache of the open parts of a directory, at most `limit`, with their footers in memory."""
 
-    def __init__(self, path: Location, limit: int) -> None:
-        self._path, self._limit = path, limit
+    def __init__(self, path: Location, limit: int, sizes: Mapping[str, int]) -> None:
+        self._path, self._limit, self._sizes = path, limit, sizes
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
         self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
         self._ahead: ReadAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the directory alone: another process opens files of its own."""
-        return OpenParts, (self._path, self._limit)
+        return OpenParts, (self._path, self._limit, self._sizes)
 
     def another(self) -> OpenParts:
         """Return a second cache of the same parts for another thread; the footers are shared."""
-        other = OpenParts(self._path, self._limit)
+        other = OpenParts(self._path, self._limit, self._sizes)
         other._footers = self._footers
         return other
 
@@ -261,11 +266,26 @@ class OpenParts:
         if part is None:
             while len(self._parts) >= self._limit:
                 self._parts.popitem(last=False)[1].close()
-            with reading(self._path / name):
-                part = PartReader(self._path / name, self._footers.get(name))
-                self._footers[name] = part.footer
+            part = self._open(name)
         self._parts[name] = part
         return part
+
+    def _open(self, name: str) -> PartReader:
+        with reading(self._path / name):
+            found = with_size(self._path / name, self._sizes.get(name))
+            part = PartReader(found, self._footers.get(name))
+            self._footers[name] = part.footer
+            return part
+
+    def open_together(self, names: Iterable[str]) -> None:
+        """Open parts that will be read, all at once, so that their footers take the time of one."""
+        closed = [name for name in dict.fromkeys(names) if name not in self._parts][: self._limit]
+        if closed:
+            with ThreadPoolExecutor(storage.REQUESTS_AT_A_TIME) as threads:
+                for name, part in zip(closed, threads.map(self._open, closed), strict=True):
+                    while len(self._parts) >= self._limit:
+                        self._parts.popitem(last=False)[1].close()
+                    self._parts[name] = part
 
     def read(
         self, name: str, group: int, columns: Sequence[str], verify: bool, crc: int = NO_CRC

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -86,6 +86,10 @@ class SelectedColumns(Columns):
         other = copy.copy(self)
         other._whole = self._whole.another()
         return other
+
+    def open_parts(self, chunks: Iterable[int]) -> None:
+        """Open the files of chunks that will be read."""
+        self._whole.open_parts(chunks)
 
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce that a chunk will be read."""

@@ -199,6 +199,7 @@ class Decisions:
         dataset = self.dataset
         assert dataset is not None
         announced = chunks.start
+        dataset.open_parts(chunks)
         for chunk in chunks:
             for ahead in range(announced, min(chunk + _CHUNKS_AHEAD, chunks.stop)):
                 dataset.expect(ahead, FIRST_OF_ALL)

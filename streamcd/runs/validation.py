@@ -11,7 +11,7 @@ from ..core.errors import DataError, UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
-from ..models.encoding import read_encoding
+from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..prediction.evaluate import require_labels, row_terms
 from ..prediction.predict import DecidedRows, Decisions, is_dataset, reads_once
@@ -118,5 +118,5 @@ def _without_weights(dataset: Dataset, lanes: Problem) -> Model:
         label_kind=dataset.label_kind,
         scaling=dataset.read_scaling(),
         class_names=dataset.class_names,
-        encoding=read_encoding(dataset.path, dataset.manifest.get("encoding")),
+        encoding=encoding_of(dataset),
     )

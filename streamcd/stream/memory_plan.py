@@ -6,7 +6,7 @@ the size of an item and the decoding of chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -45,6 +45,7 @@ class Table(Protocol):
 
     @property
     def client_bytes(self) -> int: ...  # of reading from a URL
+    def open_parts(self, chunks: Iterable[int]) -> None: ...
     def expect(self, chunk: int) -> None: ...
     def another(self) -> Self: ...
     def read_directly(self, ahead_bytes: int) -> None: ...

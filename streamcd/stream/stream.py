@@ -249,6 +249,7 @@ class _Reader:
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
         """Announce chunks that will be loaded, in this order."""
+        self._table.open_parts(map(int, chunks))
         for chunk in chunks:
             self._table.expect(int(chunk))
 
