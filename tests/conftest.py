@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from streamcd.cli.commands import cli
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.dataset.writer import DatasetWriter
+from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -158,7 +158,7 @@ def made_dataset(tmp_path: Path) -> Callable[..., Dataset]:
         x: sp.csr_array, y: np.ndarray, *, name: str = "made", chunk_rows: int = 16, weight: np.ndarray | None = None,
         value_dtype: type = np.float64, seed: int = 0, **manifest: Any,
     ) -> Dataset:  # fmt: skip
-        writer = DatasetWriter(
+        writer = ChunkWriter(
             tmp_path / name,
             index_dtype=np.int32,
             value_dtype=value_dtype,

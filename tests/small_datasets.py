@@ -11,9 +11,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from streamcd.conversion.transpose import make_columns
+from streamcd.dataset.column_layout import Columns
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.dataset.writer import DatasetWriter
 from streamcd.stream.memory_plan import Plan
+from tools.chunk_writer import ChunkWriter
 
 SMALL_COLUMNS = {"chunk_size": 200, "shard_size": 1500}
 
@@ -142,7 +143,7 @@ def write_dataset(
     x = sp.csr_array(x)
     x.sort_indices()
     entry_bytes = np.dtype(value_dtype).itemsize + np.dtype(index_dtype).itemsize
-    writer = DatasetWriter(
+    writer = ChunkWriter(
         path,
         index_dtype=index_dtype,
         value_dtype=value_dtype,
@@ -206,3 +207,15 @@ def repeated(rows: Rows, times: Sequence[int] | np.ndarray) -> Rows:
     x, y = rows
     places = np.repeat(np.arange(y.size), times)
     return sp.csr_array(x[places]), y[places]
+
+
+def column_of(columns: Columns, feature: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and values of one feature, ascending by row; empty if it does not occur."""
+    rows, values = [np.empty(0, columns.row_dtype)], [np.empty(0, columns.value_dtype)]
+    after = np.append(columns.first_feature[1:], feature + 1)
+    for chunk in np.flatnonzero((columns.first_feature <= feature) & (feature <= after)).tolist():
+        chosen = np.repeat(*columns.read_index(chunk)) == feature
+        row, value = columns.read_entries(chunk)
+        rows.append(row[chosen])
+        values.append(value[chosen])
+    return np.concatenate(rows), np.concatenate(values)

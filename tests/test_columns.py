@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from small_datasets import NAMED, random_rows, write_dataset
+from small_datasets import NAMED, column_of, random_rows, write_dataset
 
 from streamcd.conversion import transpose
 from streamcd.conversion.transpose import make_columns
@@ -96,7 +96,7 @@ def test_index_finds_every_feature(dataset: Dataset) -> None:
     x = sp.csc_array(wide_rows()[0])
     columns = make_columns(dataset, **SMALL)
     for feature in [0, 1, 4, 5, 6, 1999, 2000, 2001, 3999, *np.flatnonzero(np.diff(x.indptr))[::7].tolist()]:
-        row, value = columns.find(feature)
+        row, value = column_of(columns, feature)
         column = x[:, [feature]].toarray()[:, 0]
         assert row.tolist() == np.flatnonzero(column).tolist()
         assert value.tolist() == column[row].astype(np.float32).tolist()

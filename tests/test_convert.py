@@ -38,7 +38,7 @@ from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener, Progress
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.dataset.writer import DatasetWriter
+from streamcd.dataset.writer import PartWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 convert: Callable[..., Dataset] = convert_function
@@ -654,13 +654,13 @@ def test_the_writer_is_told_the_final_dtypes(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[str, Any]] = []
-    original = DatasetWriter.__init__
+    original = PartWriter.__init__
 
-    def spy(self: DatasetWriter, path: Path, **options: Any) -> None:
+    def spy(self: PartWriter, path: Path, number: int, row0: int, **options: Any) -> None:
         made.append(options)
-        original(self, path, **options)
+        original(self, path, number, row0, **options)
 
-    monkeypatch.setattr(DatasetWriter, "__init__", spy)
+    monkeypatch.setattr(PartWriter, "__init__", spy)
     convert(text_file, tmp_path / "data")
     assert (made[0]["index_dtype"], made[0]["row_dtype"], made[0]["value_dtype"]) == (
         np.int32,

@@ -23,8 +23,8 @@ from streamcd.dataset import table_writer
 from streamcd.dataset.chunked_table import manifest_fingerprint
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.parquet import file_checksum
-from streamcd.dataset.writer import DatasetWriter
 from streamcd.runs.train import train
+from tools.chunk_writer import ChunkWriter
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_fingerprint_is_of_the_data_and_the_cut_not_of_the_place(tmp_path: Path)
 def test_without_a_manifest_there_is_no_dataset(tmp_path: Path) -> None:
     """It is written last: what an interrupted writer leaves is not taken for a dataset."""
     x, y = random_rows(20, 4)
-    writer = DatasetWriter(tmp_path / "half", index_dtype=np.int32, value_dtype=np.float32)
+    writer = ChunkWriter(tmp_path / "half", index_dtype=np.int32, value_dtype=np.float32)
     writer.write_chunk(np.arange(20), y, None, x.indptr.astype(np.int64), x.indices, x.data)
     writer.write_features([feature_statistics(x)])
     with pytest.raises(DatasetError, match=r"manifest\.json"):
@@ -544,7 +544,7 @@ def test_a_number_of_rows_that_the_chunks_do_not_have_is_refused_at_once(
 
 def test_counts_of_features_are_verified(tmp_path: Path) -> None:
     x, y = random_rows(30, 5)
-    writer = DatasetWriter(tmp_path / "data", index_dtype=np.int32, value_dtype=np.float32)
+    writer = ChunkWriter(tmp_path / "data", index_dtype=np.int32, value_dtype=np.float32)
     writer.write_chunk(np.arange(30), y, None, x.indptr.astype(np.int64), x.indices, x.data)
     statistics = feature_statistics(x)
     statistics["n_entries"][0] += 1

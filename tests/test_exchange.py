@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from small_datasets import columns_of, empty_rows, multiclass, random_rows, unequal_columns, write_dataset
+from small_datasets import (
+    column_of,
+    columns_of,
+    empty_rows,
+    multiclass,
+    random_rows,
+    unequal_columns,
+    write_dataset,
+)
 
 from streamcd.core.errors import UsageError
 from streamcd.dataset.dataset import Dataset
@@ -109,7 +117,7 @@ def test_columns_of_rows_chosen_are_those_of_the_matrix(tmp_path: Path) -> None:
     columns = dataset[places].open_columns()
     assert columns.n_entries == x[places].nnz
     for feature in range(x.shape[1]):
-        row, value = columns.find(feature)
+        row, value = column_of(columns, feature)
         expected = x[places][:, [feature]].toarray()[:, 0]
         assert np.array_equal(row, np.flatnonzero(expected))
         assert np.array_equal(value, expected[row])

@@ -18,12 +18,28 @@ from streamcd.kernels import primitives
 from streamcd.kernels import rows as rows_kernels
 from streamcd.kernels.crammer_singer import ClassScratch, LaneColumns
 from streamcd.kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
-from streamcd.solvers.problem import LOSSES, crammer_singer_primal, dual_objective, primal_objective
+from streamcd.solvers.problem import LOSSES, crammer_singer_losses, dual_terms, row_loss
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 BIASES = [0.0, 1.5]
 NO_FOLD = np.array([-1], dtype=np.int64)
 COMPARED = [GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE]  # not the inner Newton steps
+
+
+def primal_objective(loss: str, w: np.ndarray, t: np.ndarray, cost: np.ndarray) -> float:
+    """Compute ``½‖w‖² + Σ cost_i loss(t_i)``; `w` includes the bias entry, rows of cost 0 have no term."""
+    used = cost > 0
+    return float(0.5 * w @ w + cost[used] @ row_loss(loss, t[used]))
+
+
+def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
+    """Compute the dual objective at `alpha`, with ``w = w(alpha)``; rows of cost 0 have no term."""
+    return float(dual_terms(loss, alpha, cost).sum() - 0.5 * w @ w)
+
+
+def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
+    """Compute ``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` is (rows, k), `code` the classes."""
+    return float(0.5 * (w * w).sum() + cost @ crammer_singer_losses(scores, code))
 
 
 class Lanes:

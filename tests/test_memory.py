@@ -26,9 +26,9 @@ from streamcd.core.memory_budget import (
     require,
 )
 from streamcd.dataset.dataset import open_dataset
-from streamcd.dataset.writer import DatasetWriter
 from streamcd.runs.train import train
 from streamcd.training.result import Result
+from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,7 +44,7 @@ def write_large(
 ) -> int:
     """Chunks of `chunk_rows` rows with 60 entries each, drawn chunk by chunk; returns the decoded bytes of entries."""
     row_entries, stride = 60, n_features // 60
-    writer = DatasetWriter(
+    writer = ChunkWriter(
         path, index_dtype=np.int32, value_dtype=np.float32, row_dtype=np.int32,
         shard_bytes=8 * row_entries * chunk_rows * n_chunks // shards,
     )  # fmt: skip

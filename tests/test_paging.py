@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from crashing import CrashingProcess
 from interrupted import ended, resume_by_threes, stopping_after
-from small_datasets import columns_of, unequal_columns
+from small_datasets import column_of, columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
 from streamcd.conversion.transpose import make_columns
@@ -22,7 +22,6 @@ from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
 from streamcd.dataset.column_layout import open_columns
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.dataset.writer import DatasetWriter
 from streamcd.kernels.primal import compact_rows
 from streamcd.kernels.primitives import N_STEPS
 from streamcd.runs.config import ProblemOptions, TrainOptions, make_rule
@@ -33,6 +32,7 @@ from streamcd.solvers.primal import COMPILING_BYTES, PrimalSolver
 from streamcd.stream.arenas import ColumnLayout
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
+from tools.chunk_writer import ChunkWriter
 
 LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")
@@ -132,7 +132,7 @@ def test_a_sweep_brings_all_entries_of_a_large_feature_in_order(tmp_path: Path) 
     """As often as it is asked, while the next window is read into the other arena."""
     dataset = columns_of(tmp_path / "data", unequal_columns())
     columns = open_columns(dataset)
-    row, value = columns.find(0)
+    row, value = column_of(columns, 0)
     with Stream(dataset, PAGED, ColumnLayout(), 5) as stream:
         for read in range(3):
             seen = 0
@@ -248,7 +248,7 @@ def test_scores_are_paged_where_they_do_not_fit(tmp_path: Path) -> None:
 
 def write_many_rows(path: Path, n_chunks: int, chunk_rows: int = 1 << 16) -> None:
     """Rows of four entries: one of a feature of all rows, one of a feature of half of them, two of 200 others."""
-    writer = DatasetWriter(
+    writer = ChunkWriter(
         path, index_dtype=np.int32, value_dtype=np.float32, row_dtype=np.int32, shard_bytes=1 << 28
     )
     counts = np.zeros(2, dtype=np.int64)

@@ -17,6 +17,7 @@ from reference import augmented, exact_optimum, liblinear, loss_values, primal_o
 from small_datasets import (
     NAMED,
     SMALL_COLUMNS,
+    column_of,
     columns_of,
     multiclass,
     random_rows,
@@ -208,7 +209,7 @@ def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
                 arena = window.arena
                 assert window.sweep is None
                 for place in np.concatenate([np.arange(a, b) for _, a, b in window.chunk_ranges()]).tolist():
-                    row, value = columns.find(int(arena.feature[place]))
+                    row, value = column_of(columns, int(arena.feature[place]))
                     entries = slice(arena.indptr[place], arena.indptr[place + 1])
                     assert arena.row[entries].tolist() == row.tolist()
                     assert arena.value[entries].tolist() == value.tolist()

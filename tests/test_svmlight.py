@@ -21,11 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamcd.conversion.byte_sources import ByteRange, expand_sources, read_blocks
-from streamcd.conversion.libsvm import LibsvmFormat, iterate_sources, write_rows
+from streamcd.conversion.byte_sources import ByteRange, check_rows, expand_sources, read_blocks
+from streamcd.conversion.libsvm import LibsvmFormat, iterate_batches, write_rows
 from streamcd.conversion.rows import Counts
 from streamcd.core.errors import DataError, UsageError
-from streamcd.core.progress import Listener, Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,15 +41,16 @@ def parse(source: Any, **options: Any) -> Parsed:
     label: list[float] = []
     rows: list[list[tuple[int, float]]] = []
     counts = Counts()
-    listener = options.pop("listener", None)
     form = LibsvmFormat(**{"value_dtype": np.float64, **options})
-    for batch in iterate_sources(source, form, listener):
+    paths = expand_sources(source)
+    for batch in iterate_batches([ByteRange(path) for path in paths], form):
         found, counts = batch.rows, batch.counts
         assert found.source_row[0] == len(label)
         label += found.label.tolist()
         index, value = found.index.tolist(), found.value.tolist()
         for start, stop in zip(found.indptr[:-1], found.indptr[1:], strict=True):
             rows.append(list(zip(index[start:stop], value[start:stop], strict=True)))
+    check_rows(len(rows), paths)
     assert counts.n_rows == len(rows)
     assert counts.n_entries == sum(map(len, rows))
     return Parsed(label, rows, counts)
@@ -486,8 +486,8 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 def test_standard_input_is_read(tmp_path: Path) -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from streamcd.conversion.libsvm import LibsvmFormat, iterate_sources\n"
-        "print([b.rows.label.tolist() for b in iterate_sources('-', LibsvmFormat())])"
+        "import sys; sys.path.insert(0, sys.argv[1]); from streamcd.conversion.libsvm import *\n"
+        "print([b.rows.label.tolist() for b in iterate_batches([ByteRange('-')], LibsvmFormat())])"
     )
     for data in (b"1 1:1\n-1 2:1", gzip.compress(b"1 1:1\n-1 2:1\n")):
         done = subprocess.run(
@@ -500,20 +500,14 @@ def test_standard_input_is_read(tmp_path: Path) -> None:
         assert done.stdout.strip() == b"[[1.0, -1.0]]"
 
 
-def test_progress_counts_the_bytes_of_the_source(tmp_path: Path) -> None:
-    seen: list[Progress] = []
-
-    class Recorder(Listener):
-        def progress(self, progress: Progress) -> None:
-            seen.append(progress)
-
+def test_batches_count_the_bytes_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(TEXT)
     (tmp_path / "b.gz").write_bytes(gzip.compress(TEXT))
-    parse([tmp_path / "a", tmp_path / "b.gz"], block_bytes=5000, listener=Recorder())
-    total = sum(os.path.getsize(tmp_path / name) for name in ("a", "b.gz"))
-    assert [p.done for p in seen] == sorted(p.done for p in seen)
+    ranges = [ByteRange(str(tmp_path / name)) for name in ("a", "b.gz")]
+    seen = [batch.bytes_read for batch in iterate_batches(ranges, LibsvmFormat(block_bytes=5000))]
+    assert seen == sorted(seen)
     assert len(seen) > 8
-    assert seen[-1] == Progress("parse", total, total, "B")
+    assert seen[-1] == sum(os.path.getsize(part.path) for part in ranges)
 
 
 def test_stopping_early_ends_the_reading_thread(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from streamcd.conversion.rows import Rows, concatenate
 from streamcd.conversion.staging import staging_directory
 from streamcd.core.errors import StreamcdError, UsageError
 from streamcd.core.memory_budget import parse_size
-from streamcd.dataset.writer import DatasetWriter
+from tools.chunk_writer import ChunkWriter
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def write_dataset(
     labels, statistics = LabelCounts(), RangeStatistics(0, shape.n_features)
     cutter = ChunkCutter(chunk_bytes, entry_bytes=8)
     with staging_directory(dest, force) as work:
-        writer = DatasetWriter(
+        writer = ChunkWriter(
             work / "dataset",
             index_dtype=np.int32,
             value_dtype=np.float32,

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset.writer import shard_is_full
-
 _ROW_BYTES = 16
 """Bytes counted for a row, so that chunks of nearly empty rows do not have a million rows."""
 
@@ -66,10 +64,10 @@ def _blocks_of_lengths(lengths: Sequence[Path]) -> Iterator[np.ndarray]:
 
 
 def cut_shards(chunk_bytes: np.ndarray, shard_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of chunks that make a shard, as in `DatasetWriter`."""
+    """Yield the ranges of chunks that make a shard: a new one begins after `shard_bytes` of decoded entries."""
     start, held = 0, 0
     for chunk, n_bytes in enumerate(chunk_bytes.tolist()):
-        if chunk > start and shard_is_full(held, shard_bytes):
+        if chunk > start and held >= shard_bytes:
             yield start, chunk
             start, held = chunk, 0
         held += n_bytes

@@ -78,6 +78,13 @@ class Options:
     workers: int
 
     @property
+    def of_indices(self) -> list[str]:
+        """Options given that are about the indices of features, by their names on the command line."""
+        given = (self.index_base is not None, self.n_features is not None, self.compact)
+        names = ("--index-base", "--n-features", "--compact")
+        return [name for name, is_given in zip(names, given, strict=True) if is_given]
+
+    @property
     def has_map(self) -> bool:
         """True where strings or indices may have to be numbered anew."""
         return self.compact or bool(self.columns.label) or self.like is not None or self.in_memory

@@ -299,12 +299,7 @@ def _check_source(options: Options, source: Source) -> None:
     if source.weighted and options.weights is not None:
         raise UsageError("--weights and --weight-column exclude each other: give the weights once")
     if options.like is None and not source.of_indices:
-        given = {
-            "--index-base": options.index_base is not None,
-            "--n-features": options.n_features is not None,
-            "--compact": options.compact,
-        }
-        for name in (name for name, is_given in given.items() if is_given):
+        for name in options.of_indices:
             raise UsageError(
                 f"{name} is for features numbered by indices: those of a table are its columns; leave it out"
             )
@@ -314,12 +309,7 @@ def _check(options: Options, paths: list[str]) -> None:
     if options.compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected --compression lz4, zstd or none, found {options.compression!r}")
     if options.like is not None:
-        given = {
-            "--index-base": options.index_base is not None,
-            "--n-features": options.n_features is not None,
-            "--compact": options.compact,
-        }
-        for name in (name for name, is_given in given.items() if is_given):
+        for name in options.of_indices:
             raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")
         for name, given_name in (("--scale", options.scale), ("--normalize", options.normalize)):
             if given_name != "none":

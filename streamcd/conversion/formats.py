@@ -133,7 +133,6 @@ def open_source(
     from .matrix_files import open_matrices  # zip and npy: only where they are met
 
     _refuse_urls(paths, format)
-
     return open_matrices(paths, format, reading, options)
 
 
@@ -170,7 +169,7 @@ def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: Table
         reading.decoder_bytes,
         needs_label=reading.needs_label,
     )
-    return LibsvmSource(paths, form, head)
+    return LibsvmSource(paths, form, head=head)
 
 
 def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading) -> Any:
@@ -180,7 +179,7 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
         first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
         text = read_head(first, _HEAD_BYTES)[1]
         sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
-        return CsvReader(paths, delimiter_of(text) or ",", *sizes, head)
+        return CsvReader(paths, delimiter_of(text) or ",", *sizes, head=head)
     for path in paths:
         if total_bytes([path]) is None or is_compressed(path):
             raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -12,22 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
-from ..dataset.arrow_columns import type_name
-from .matrices import MatrixBlock, MatrixSource
-from .sources import Counted, Reading, Source
-from .table_rows import TableBatch, TableOptions, distinct_names, open_tables
+from .matrices import MatrixBlock, open_matrix
+from .sources import Counted, FilePart, Reading, Source, locator
+from .table_rows import TableBatch, TableOptions, column_types, open_tables
 
 LABEL = "label"
 """Name of the column for labels that are given beside a frame."""
-
-
-@dataclass(frozen=True)
-class WholeBatches:
-    """All batches of a source in memory, its only piece."""
-
-    path: str = "data in memory"
-    start: int = 0
-    n_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class _InMemory:
         return None
 
     def whole(self) -> list[Any]:
-        return [WholeBatches()]
+        return [FilePart("data in memory")]
 
     def pieces(self, n_tasks: int) -> list[Any]:
         return self.whole()
@@ -75,8 +65,7 @@ class FrameReader(_InMemory):
                     f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none"
                 )
             for batch in table.select(names).to_batches(max_chunksize=1 << 16):
-                first = before
-                yield TableBatch(batch, 0, lambda row, first=first: f"row {first + row + 1}")  # type: ignore[misc]
+                yield TableBatch(batch, 0, locator("", before))
                 before += batch.num_rows
 
 
@@ -89,19 +78,11 @@ class ArrayReader(_InMemory):
     def blocks(self, pieces: Sequence[Any]) -> Iterator[MatrixBlock]:
         before = 0
         for X, label, weight in self.batches_of:
-            message = _message_from(before)
             label = None if label is None else np.asarray(label)
             weight = None if weight is None else np.asarray(weight)
-            if isinstance(X, np.ndarray):
-                nothing = np.empty(0, np.int64)
-                yield MatrixBlock(X, nothing, nothing, nothing, label, weight, 0, message)
-            else:
-                yield MatrixBlock(None, X.indptr, X.indices, X.data, label, weight, 0, message)
+            matrix = (X,) if isinstance(X, np.ndarray) else (None, X.indptr, X.indices, X.data)
+            yield MatrixBlock(locator("", before), label, weight, *matrix)
             before += X.shape[0]
-
-
-def _message_from(before: int) -> Callable[[int], str]:
-    return lambda row: f"row {before + row + 1}"
 
 
 def is_files(data: Any) -> bool:
@@ -128,10 +109,7 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
 
 def _open_frames(tables: Iterator[Any], reading: Reading, options: TableOptions) -> Source:
     first = next(tables)
-    types = {
-        name: type_name(first.schema.field(name).type)
-        for name in distinct_names(first.schema.names, "columns")
-    }
+    types = column_types(first.schema, "columns")
     if not options.label and LABEL in types and reading.encoding is None:
         options = options._replace(label=LABEL)
     return open_tables(FrameReader(chain([first], tables), types), types, reading, options, "data")
@@ -142,18 +120,8 @@ def _open_arrays(batches: Iterator[Any], reading: Reading) -> Source:
     first = next(triples)
     X, label, weight = first
     names = label is not None and np.asarray(label).dtype.kind in "OUST"
-    first_index = reading.index_base or 0
-    return MatrixSource(
-        ArrayReader(chain([first], triples), X.shape[1]),
-        np.dtype(reading.value_dtype),
-        names_labels=bool(reading.class_names) or names,
-        class_names=list(reading.class_names),
-        weighted=weight is not None,
-        needs_label=reading.needs_label,
-        width_end=reading.width_end - first_index,
-        ignore_beyond=reading.ignore_beyond,
-        first_index=first_index,
-    )
+    reader = ArrayReader(chain([first], triples), X.shape[1])
+    return open_matrix(reader, reading, names_labels=names, weighted=weight is not None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -183,12 +151,7 @@ def _is_table(batch: Any) -> bool:
 
 
 def _is_dask_frame(data: Any) -> bool:
-    return (
-        hasattr(data, "partitions")
-        and hasattr(data, "compute")
-        and hasattr(data, "npartitions")
-        and (hasattr(data, "columns"))
-    )
+    return all(hasattr(data, name) for name in ("partitions", "compute", "npartitions", "columns"))
 
 
 def _of_stream(data: Any) -> Iterator[Any]:

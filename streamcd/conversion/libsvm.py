@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.progress import Listener, Progress
 from ..kernels.compile import kernel
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import (
@@ -29,10 +28,9 @@ from .byte_sources import (
     check_rows,
     expand_sources,
     read_blocks,
-    total_bytes,
 )
 from .decimals import HARD, MALFORMED, OK, digits, load8, number_at, trailing_zeros
-from .rows import Counts, RowBatch, Rows
+from .rows import Counts, RowBatch, Rows, are_weights
 
 MAX_INDEX = 1 << 62
 
@@ -460,24 +458,6 @@ def iterate_batches(
             yield from parser.batches(block)
 
 
-def iterate_sources(
-    sources: str | Path | Sequence[str | Path],
-    form: LibsvmFormat,
-    listener: Listener | None = None,
-    phase: str = "parse",
-) -> Iterator[RowBatch]:
-    """Parse sources, as `expand_sources` takes them, and report progress; refused if they have no rows."""
-    paths = expand_sources(sources)
-    total = total_bytes(paths)
-    n_rows = 0
-    for batch in iterate_batches([ByteRange(path) for path in paths], form):
-        n_rows = batch.counts.n_rows
-        yield batch
-        if listener is not None:
-            listener.progress(Progress(phase, batch.bytes_read, total, "B"))
-    check_rows(n_rows, paths)
-
-
 def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:
     """Count the rows and the lines of a range, without parsing them."""
     n_rows = n_lines = 0
@@ -494,12 +474,11 @@ def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) 
     form = LibsvmFormat(
         np.float64, block_bytes=1 << 16, max_line_bytes=max_line_bytes, decoder_bytes=decoder_bytes
     )
-    n_weights = 0
+    paths, n_weights = expand_sources(path), 0
     with open(out, "wb") as file:
-        for batch in iterate_sources(path, form):
+        for batch in iterate_batches([ByteRange(name) for name in paths], form):
             weight = batch.rows.label
-            possible = (weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))
-            bad = np.flatnonzero(~possible | (np.diff(batch.rows.indptr) > 0))
+            bad = np.flatnonzero(~are_weights(weight) | (np.diff(batch.rows.indptr) > 0))
             if bad.size:
                 raise DataError(
                     f"{path}: expected a weight a line, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
@@ -507,6 +486,7 @@ def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) 
                 )
             weight.tofile(file)
             n_weights += weight.size
+    check_rows(n_weights, paths)
     return n_weights
 
 

@@ -12,22 +12,24 @@ from ..core.errors import DataError
 from ..dataset.arrow_columns import arrow_strings, strings_of
 from ..kernels import tables as kernels
 from ..models.table_encoder import BLOCK_CELLS, describe_refusal, sorted_rows
+from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
-from .rows import Counts, RowBatch, Rows
-from .sources import Reader, ReaderSource
+from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
+from .sources import Reader, ReaderSource, Reading
+
+_NOTHING = np.empty(0, np.int64)
 
 
 class MatrixBlock(NamedTuple):
     """Some rows of a matrix: a dense one as `values`, a sparse one as the arrays of SciPy's CSR; labels or None."""
 
-    values: np.ndarray | None
-    indptr: np.ndarray
-    indices: np.ndarray
-    value: np.ndarray
+    message: Callable[[int], str]
     label: np.ndarray | None
     weight: np.ndarray | None
-    bytes_read: int
-    message: Callable[[int], str]
+    values: np.ndarray | None
+    indptr: np.ndarray = _NOTHING
+    indices: np.ndarray = _NOTHING
+    value: np.ndarray = _NOTHING
 
     @property
     def n_rows(self) -> int:
@@ -82,24 +84,35 @@ class MatrixSource(ReaderSource):
                 weight = None if block.weight is None else _checked(block.weight[start:stop])
                 source_row = np.arange(before, before + stop - start)
                 rows = Rows(source_row, label[start:stop], weight, indptr, index, value)
-                yield RowBatch(rows, block.bytes_read, counts)
+                yield RowBatch(rows, 0, counts)
+
+
+def open_matrix(
+    reader: MatrixReader, reading: Reading, *, names_labels: bool, weighted: bool = False
+) -> MatrixSource:
+    """Make the source of a reader's rows; `names_labels` where labels are strings."""
+    first_index = reading.index_base or 0
+    return MatrixSource(
+        reader,
+        np.dtype(reading.value_dtype),
+        names_labels=bool(reading.class_names) or names_labels,
+        class_names=list(reading.class_names),
+        weighted=weighted,
+        needs_label=reading.needs_label,
+        width_end=reading.width_end - first_index,
+        ignore_beyond=reading.ignore_beyond,
+        first_index=first_index,
+    )
 
 
 def _checked(weight: np.ndarray) -> np.ndarray:
     """Return row weights as float64; refused if one is invalid."""
-    from ..solvers.problem import LEAST_WEIGHT
-
     weight = np.asarray(weight, np.float64)
-    if not ((weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))).all():
+    if not are_weights(weight).all():
         raise DataError(
             f"expected weights of 0, or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, found others"
         )
     return weight
-
-
-def located(path: str, before: int) -> Callable[[int], str]:
-    """Make a function that describes the location of a row, by its number after the first `before` rows of a file."""
-    return lambda row: f"{path}, row {before + row + 1}"
 
 
 def _cut(block: MatrixBlock) -> Iterator[tuple[int, int]]:
@@ -207,8 +220,7 @@ class _RowMaker:
         counts.n_rows, counts.n_entries = counts.n_rows + label.size, counts.n_entries + n_entries
         counts.n_explicit_zeros = int(state[kernels.ZEROS])
         counts.n_underflows, counts.n_ignored = int(state[kernels.UNDERFLOWS]), int(state[kernels.IGNORED])
-        with np.errstate(invalid="ignore"):
-            counts.n_decimal_labels += int(((label != np.floor(label)) | (np.abs(label) >= 2.0**53)).sum())
+        counts.n_decimal_labels += count_decimals(label)
         first = self._source.first_index
         width = block.values.shape[1] if block.values is not None else self._source.reader.n_columns or 0
         largest = max(int(state[kernels.MAX_INDEX]), width - 1) + first

@@ -15,9 +15,8 @@ import numpy as np
 
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
-from .byte_sources import total_bytes
-from .matrices import MatrixBlock, MatrixSource, located
-from .sources import Counted, Reading, Source
+from .matrices import MatrixBlock, open_matrix
+from .sources import Counted, FileReader, Reading, Source, locator
 from .table_rows import TableOptions
 
 _LABELS = ("y", "label", "labels", "target")
@@ -84,17 +83,10 @@ class _Stream:
 
 
 @dataclass(frozen=True)
-class _FileReader:
-    paths: list[str]
+class _MatrixFiles(FileReader):
     label: str
     batch_bytes: int
     needs_label: bool = True
-
-    in_memory = False
-
-    @property
-    def total_bytes(self) -> int | None:
-        return total_bytes(self.paths)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -102,7 +94,7 @@ class _FileReader:
 
 
 @dataclass(frozen=True)
-class NpzReader(_FileReader):
+class NpzReader(_MatrixFiles):
     """SciPy's files of CSR matrices; labels are an array of the same file, or a ``.npy`` beside it."""
 
     @cached_property
@@ -204,8 +196,7 @@ class NpzReader(_FileReader):
                 )
             index, value = streams["indices"].read(n_entries), streams["data"].read(n_entries)
             label = None if labels is None else labels.read(n_rows)
-            before = located(piece.path, done)
-            yield MatrixBlock(None, indptr - end, index, value, label, None, 0, before)
+            yield MatrixBlock(locator(piece.path, done), label, None, None, indptr - end, index, value)
             done, end, pending = done + n_rows, int(indptr[-1]), pending[n_rows:]
 
 
@@ -214,7 +205,7 @@ class NpzReader(_FileReader):
 
 
 @dataclass(frozen=True)
-class NpyReader(_FileReader):
+class NpyReader(_MatrixFiles):
     """NumPy's files of dense matrices; labels are a column of it, by its number, or another ``.npy``."""
 
     def _array(self, path: str) -> _Array:
@@ -285,7 +276,7 @@ class NpyReader(_FileReader):
                 if self._column is not None:
                     label = values[:, self._column].copy()
                     values = np.delete(values, self._column, axis=1)
-                yield _dense(values, label, piece.path, start)
+                yield MatrixBlock(locator(piece.path, start), label, None, values)
 
     def _label_file(self, piece: RowRange) -> np.ndarray | None:
         if self._column is not None or not self.label:
@@ -296,11 +287,6 @@ class NpyReader(_FileReader):
             )
         labels: np.ndarray = np.load(self.label, mmap_mode="r", allow_pickle=False)
         return labels
-
-
-def _dense(values: np.ndarray, label: np.ndarray | None, path: str, before: int) -> MatrixBlock:
-    nothing = np.empty(0, np.int64)
-    return MatrixBlock(values, nothing, nothing, nothing, label, None, 0, located(path, before))
 
 
 def open_matrices(paths: list[str], format: str, reading: Reading, options: TableOptions) -> Source:
@@ -318,14 +304,4 @@ def open_matrices(paths: list[str], format: str, reading: Reading, options: Tabl
         raise UsageError(
             "--label: expected one .npy of labels for one matrix, found several matrices; join them"
         )
-    return MatrixSource(
-        reader,
-        np.dtype(reading.value_dtype),
-        names_labels=bool(reading.class_names) or (dtype is not None and dtype.kind in "US"),
-        class_names=list(reading.class_names),
-        weighted=False,
-        needs_label=reading.needs_label,
-        width_end=reading.width_end - (reading.index_base or 0),
-        ignore_beyond=reading.ignore_beyond,
-        first_index=reading.index_base or 0,
-    )
+    return open_matrix(reader, reading, names_labels=dtype is not None and dtype.kind in "US")

@@ -332,9 +332,10 @@ class Conversion:
     ) -> None:
         writer = DatasetWriter(
             writing.dataset,
+            index_dtype=writing.shape.index_dtype,
+            value_dtype=self.options.value_dtype,
             weighted=self._weighted,
-            shard_bytes=self.options.shard_bytes,
-            **self._table_format(writing.shape),
+            compression=self.options.compression,
         )
         phase = "write" if writing.dataset.name == "dataset" else "write unscaled"
         tell = self.pool.tell_within(phase, "rows", writing.shape.n_rows)

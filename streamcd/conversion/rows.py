@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from ..kernels.rows import gather_entries
+from ..solvers.problem import LEAST_WEIGHT
 
 _INT32_MAX = 2**31 - 1
 
@@ -59,6 +60,17 @@ def concatenate(batches: list[Rows]) -> Rows:
         np.concatenate([rows.index for rows in batches]),
         np.concatenate([rows.value for rows in batches]),
     )
+
+
+def are_weights(numbers: np.ndarray) -> np.ndarray:
+    """Mark the numbers that may be row weights: 0, or from `LEAST_WEIGHT` to its reciprocal."""
+    return (numbers == 0) | ((numbers >= LEAST_WEIGHT) & (numbers <= 1 / LEAST_WEIGHT))
+
+
+def count_decimals(label: np.ndarray) -> int:
+    """Count the labels that are no integers, or too large to tell."""
+    with np.errstate(invalid="ignore"):
+        return int(((label != np.floor(label)) | (np.abs(label) >= 2.0**53)).sum())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

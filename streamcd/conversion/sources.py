@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ..core.process_pool import Pool
 from ..models.encoding import Encoding
-from .byte_sources import DECODER_BYTES, ByteRange, expected_text_bytes, share_out, total_bytes
+from .byte_sources import (
+    DECODER_BYTES,
+    STANDARD_INPUT,
+    ByteRange,
+    expected_text_bytes,
+    share_out,
+    total_bytes,
+)
 from .numbering import TaskDictionary
 from .rows import RowBatch
 
@@ -47,6 +54,15 @@ class Piece(Protocol):
     @property
     def n_bytes(self) -> int:
         """Bytes on disk."""
+
+
+class FilePart(NamedTuple):
+    """Row groups, or record batches, of a file; all of it where `stop` is None."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+    n_bytes: int = 0
 
 
 class Counted(NamedTuple):
@@ -122,6 +138,45 @@ class Source(Reader, Protocol):
         """Make batches of the rows of pieces; strings are numbered by `dictionary`, or by the encoding."""
 
 
+@dataclass(frozen=True)
+class FileReader:
+    """Base of readers of files, which every process can open."""
+
+    paths: list[str]
+
+    in_memory = False
+
+    @property
+    def total_bytes(self) -> int | None:
+        return total_bytes(self.paths)
+
+
+@dataclass(frozen=True)
+class TextReader(FileReader):
+    """Base of readers of text, whose pieces are ranges of bytes."""
+
+    head: bytes = field(default=b"", kw_only=True)  # of standard input, read already
+
+    def expected_bytes(self, pieces: Sequence[ByteRange]) -> int | None:
+        return expected_text_bytes(pieces)
+
+    def whole(self) -> list[ByteRange]:
+        return [self.all_of(path) for path in self.paths]
+
+    def all_of(self, path: str) -> ByteRange:
+        """Return all of a file as a range."""
+        return ByteRange(path, head=self.head if path == STANDARD_INPUT else b"")
+
+    def pieces(self, n_tasks: int) -> list[ByteRange]:
+        return share_out(self.paths, n_tasks)
+
+
+def locator(name: str, before: int) -> Callable[[int], str]:
+    """Make a function that describes a row by its number after the first `before` rows of `name`, in memory where empty."""
+    start = f"{name}, row" if name else "row"
+    return lambda row: f"{start} {before + row + 1}"
+
+
 class ReaderSource:
     """Base of sources that get their rows from a reader."""
 
@@ -149,10 +204,13 @@ class ReaderSource:
         return self.reader.count(piece)
 
 
-class IndexedSource:
-    """Base of sources whose features are numbered by indices, and whose labels are numbers."""
+@dataclass(frozen=True)
+class LibsvmSource(TextReader):
+    """Rows of libsvm text."""
 
-    in_memory = False
+    form: Any  # a `libsvm.LibsvmFormat`
+
+    what = "rows of libsvm text"
     encoding = None
     grows = False
     names_labels = False
@@ -162,30 +220,6 @@ class IndexedSource:
     @property
     def class_names(self) -> list[str]:
         return []
-
-
-@dataclass(frozen=True)
-class LibsvmSource(IndexedSource):
-    """libsvm text."""
-
-    paths: list[str]
-    form: Any  # a `libsvm.LibsvmFormat`
-    head: bytes = b""  # of standard input, read already
-
-    what = "rows of libsvm text"
-
-    @property
-    def total_bytes(self) -> int | None:
-        return total_bytes(self.paths)
-
-    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
-        return expected_text_bytes(pieces)
-
-    def whole(self) -> list[Any]:
-        return [ByteRange(path, head=self.head if path == "-" else b"") for path in self.paths]
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        return share_out(self.paths, n_tasks)
 
     def count(self, piece: ByteRange) -> Counted:
         from .libsvm import count_rows  # the parser's kernels: only where there is text

@@ -22,7 +22,7 @@ from ..models.encoding import MISSING, Column, Encoding, check_columns
 from ..models.table_encoder import StringTable, TableEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
-from .rows import Counts, RowBatch, Rows
+from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
 from .sources import Reader, ReaderSource, Reading
 
 
@@ -171,6 +171,11 @@ def distinct_names(names: Sequence[str], where: str) -> list[str]:
     return list(names)
 
 
+def column_types(schema: Any, where: str) -> dict[str, str]:
+    """Return the columns of an Arrow schema with their types (`type_name`); refuse duplicate names."""
+    return {name: type_name(schema.field(name).type) for name in distinct_names(schema.names, where)}
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Rows
 
@@ -316,8 +321,7 @@ class _Labels:
                 f"{batch.message(row)}: column {self._name!r}: expected a label, found {array[row].as_py()}; "
                 "correct or remove the row"
             )
-        with np.errstate(invalid="ignore"):
-            self.n_decimal += int(((label != np.floor(label)) | (np.abs(label) >= 2.0**53)).sum())
+        self.n_decimal += count_decimals(label)
         return label
 
     def _names(self, array: Any) -> np.ndarray:
@@ -343,9 +347,9 @@ def _weights(name: str, batch: TableBatch) -> np.ndarray:
             f"{batch.message(0)}: column {name!r}: expected numbers as weights, found {array.type}; check --weight-column"
         )
     weight = numbers_of(array).astype(np.float64)
-    possible = (weight == 0) | ((weight >= LEAST_WEIGHT) & (weight <= 1 / LEAST_WEIGHT))
-    if not possible.all():
-        row = int(np.flatnonzero(~possible)[0])
+    bad = np.flatnonzero(~are_weights(weight))
+    if bad.size:
+        row = int(bad[0])
         raise DataError(
             f"{batch.message(row)}: column {name!r}: expected a weight, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
             f"found {array[row].as_py()}; correct the row"

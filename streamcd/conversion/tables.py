@@ -21,7 +21,6 @@ import pyarrow.csv as csv
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.storage import file_size, location
-from ..dataset.arrow_columns import type_name
 from ..dataset.parquet import parquet_file
 from ..kernels import tables as kernels
 from .byte_sources import (
@@ -29,14 +28,11 @@ from .byte_sources import (
     ByteBlock,
     ByteRange,
     display_name,
-    expected_text_bytes,
     read_blocks,
     read_head,
-    share_out,
-    total_bytes,
 )
-from .sources import Counted
-from .table_rows import TableBatch, distinct_names
+from .sources import Counted, FilePart, FileReader, TextReader, locator
+from .table_rows import TableBatch, column_types, distinct_names
 
 SAMPLE_BYTES = 1 << 20
 """First bytes of delimited text, by which the columns' types are told."""
@@ -59,33 +55,13 @@ def _last_record_end(buffer: bytearray, size: int) -> int:
 
 
 @dataclass(frozen=True)
-class CsvReader:
+class CsvReader(TextReader):
     """Delimited text with a line of names; a newline between quotes is part of a value."""
 
-    paths: list[str]
     delimiter: str = ","
     block_bytes: int = 1 << 20
     max_line_bytes: int | None = None
     decoder_bytes: int = DECODER_BYTES
-    head: bytes = b""  # of standard input, read already
-
-    in_memory = False
-
-    @property
-    def total_bytes(self) -> int | None:
-        return total_bytes(self.paths)
-
-    def expected_bytes(self, pieces: Sequence[ByteRange]) -> int | None:
-        return expected_text_bytes(pieces)
-
-    def whole(self) -> list[ByteRange]:
-        return [self._all_of(path) for path in self.paths]
-
-    def _all_of(self, path: str) -> ByteRange:
-        return ByteRange(path, head=self.head if path == "-" else b"")
-
-    def pieces(self, n_tasks: int) -> list[ByteRange]:
-        return share_out(self.paths, n_tasks)
 
     def count(self, piece: ByteRange) -> Counted:
         n_rows, n_lines, quoted = 0, 0, False
@@ -98,26 +74,19 @@ class CsvReader:
         return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
 
     def types(self) -> dict[str, str]:
-        sample, text = read_head(self._all_of(self.paths[0]), SAMPLE_BYTES, self.decoder_bytes)
+        sample, text = read_head(self.all_of(self.paths[0]), SAMPLE_BYTES, self.decoder_bytes)
         is_cut = max(len(sample), len(text)) >= SAMPLE_BYTES
         end = _last_record_end(bytearray(text), len(text)) if is_cut else len(text)
         names, start = self._header(self.paths[0])
         if not text[start : end or len(text)].strip():
             return dict.fromkeys(names, "nothing")
-        options = csv.ConvertOptions(
-            null_values=_NULLS, strings_can_be_null=True, quoted_strings_can_be_null=False
-        )
-        table = self._read(
-            pa.py_buffer(text[start : end or len(text)]),
-            names,
-            options,
-            _at_lines(display_name(self.paths[0]), 1),
-        )
-        return {name: type_name(table.schema.field(name).type) for name in names}
+        buffer = pa.py_buffer(text[start : end or len(text)])
+        table = self._read(buffer, names, _convert_options(), _at_lines(display_name(self.paths[0]), 1))
+        return column_types(table.schema, "")
 
     def _header(self, path: str) -> tuple[list[str], int]:
         """The names in the first line, and where it ends."""
-        _, text = read_head(self._all_of(path), SAMPLE_BYTES, self.decoder_bytes)
+        _, text = read_head(self.all_of(path), SAMPLE_BYTES, self.decoder_bytes)
         first = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         while text[first : first + 1] in (b"\n", b"\r"):
             first += 1
@@ -151,13 +120,8 @@ class CsvReader:
             names, header_end = self._header(piece.path)
             arrow = {"number": pa.float64(), "nothing": pa.float64()}
             wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
-            options = csv.ConvertOptions(
-                column_types=wanted,
-                include_columns=[name for name in wanted if name in names],
-                null_values=_NULLS,
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            )
+            chosen = [name for name in wanted if name in names]
+            options = _convert_options(column_types=wanted, include_columns=chosen)
             line = first_line if piece is pieces[0] else 0
             blocks = read_blocks(
                 [piece], self.block_bytes, self.max_line_bytes, self.decoder_bytes, _last_record_end
@@ -205,6 +169,12 @@ class CsvReader:
             raise DataError(_conversion_complaint(str(error), options, message)) from None
 
 
+def _convert_options(**more: Any) -> Any:
+    return csv.ConvertOptions(
+        null_values=_NULLS, strings_can_be_null=True, quoted_strings_can_be_null=False, **more
+    )
+
+
 def _at_lines(name: str, line: int) -> Any:
     return lambda row: f"{name}:{line + row + 1}"
 
@@ -228,14 +198,8 @@ def _conversion_complaint(error: str, options: Any, message: Any) -> str:
 # Parquet
 
 
-@dataclass(frozen=True)
-class GroupRange:
-    """Row groups, or record batches, of a file; all of it where `stop` is None."""
-
-    path: str
-    start: int = 0
-    stop: int | None = None
-    n_bytes: int = 0
+def _rows_at_a_time(memory_bytes: int, row_bytes: float) -> int:
+    return int(min(max(memory_bytes / 8 / row_bytes, _LEAST_BATCH_ROWS), _MOST_BATCH_ROWS))
 
 
 class _Refusing:
@@ -258,18 +222,18 @@ class _Refusing:
 
 
 @dataclass(frozen=True)
-class ParquetReader:
+class _WholeFiles(FileReader):
+    memory_bytes: int
+
+    def whole(self) -> list[FilePart]:
+        return [FilePart(path, n_bytes=file_size(path) or 0) for path in self.paths]
+
+
+@dataclass(frozen=True)
+class ParquetReader(_WholeFiles):
     """Parquet files; folders named ``key=value`` (hive partitions) are columns too."""
 
-    paths: list[str]
-    memory_bytes: int
     partitions: dict[str, dict[str, str | None]] = field(default_factory=dict)  # of every path
-
-    in_memory = False
-
-    @property
-    def total_bytes(self) -> int | None:
-        return total_bytes(self.paths)
 
     @cached_property
     def _metadata(self) -> dict[str, Any]:
@@ -279,7 +243,7 @@ class ParquetReader:
                 found[path] = parquet_file(location(path)).metadata
         return found
 
-    def expected_bytes(self, pieces: Sequence[GroupRange]) -> int | None:
+    def expected_bytes(self, pieces: Sequence[FilePart]) -> int | None:
         groups = [
             self._metadata[piece.path].row_group(group) for piece in pieces for group in self._groups(piece)
         ]
@@ -288,30 +252,27 @@ class ParquetReader:
             max(group.total_byte_size, _CELL_BYTES * group.num_rows * group.num_columns) for group in groups
         )
 
-    def _groups(self, piece: GroupRange) -> range:
+    def _groups(self, piece: FilePart) -> range:
         n_groups = self._metadata[piece.path].num_row_groups
         return range(piece.start, n_groups if piece.stop is None else piece.stop)
 
-    def whole(self) -> list[GroupRange]:
-        return [GroupRange(path, n_bytes=file_size(path) or 0) for path in self.paths]
-
-    def pieces(self, n_tasks: int) -> list[GroupRange]:
+    def pieces(self, n_tasks: int) -> list[FilePart]:
         sizes = [
             (path, group, self._metadata[path].row_group(group).total_byte_size)
             for path in self.paths
             for group in range(self._metadata[path].num_row_groups)
         ]
         most = max(sum(size for *_, size in sizes) // n_tasks, 1 << 20)
-        found: list[GroupRange] = []
+        found: list[FilePart] = []
         for path, group, size in sizes:
             last = found[-1] if found else None
             if last is not None and last.path == path and last.n_bytes + size <= most:
-                found[-1] = GroupRange(path, last.start, group + 1, last.n_bytes + size)
+                found[-1] = FilePart(path, last.start, group + 1, last.n_bytes + size)
             else:
-                found.append(GroupRange(path, group, group + 1, size))
+                found.append(FilePart(path, group, group + 1, size))
         return found
 
-    def count(self, piece: GroupRange) -> Counted:
+    def count(self, piece: FilePart) -> Counted:
         n_rows = sum(self._metadata[piece.path].row_group(group).num_rows for group in self._groups(piece))
         return Counted(n_rows, n_rows)
 
@@ -319,8 +280,7 @@ class ParquetReader:
         path = self.paths[0]
         with _Refusing(path):
             schema = parquet_file(location(path)).schema_arrow
-        distinct_names(schema.names, path)
-        types = {name: type_name(schema.field(name).type) for name in schema.names}
+        types = column_types(schema, path)
         keys = dict.fromkeys(key for values in self.partitions.values() for key in values)
         for key in keys:
             numeric = all(_is_number(values.get(key)) for values in self.partitions.values())
@@ -328,7 +288,7 @@ class ParquetReader:
         return types
 
     def batches(
-        self, pieces: Sequence[GroupRange], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
     ) -> Iterator[TableBatch]:
         read_before = 0
         for piece in pieces:
@@ -336,11 +296,8 @@ class ParquetReader:
             groups = self._groups(piece)
             before = sum(metadata.row_group(group).num_rows for group in range(groups.start))
             for columns in self._read(piece.path, groups, types):
-                yield TableBatch(
-                    self._with_partitions(piece.path, columns, types),
-                    read_before,
-                    _at_rows(piece.path, before),
-                )
+                columns = self._with_partitions(piece.path, columns, types)
+                yield TableBatch(columns, read_before, locator(piece.path, before))
                 before += columns.num_rows
             read_before += piece.n_bytes
 
@@ -384,7 +341,7 @@ class ParquetReader:
                     )
             n_bytes = sum(chunk.total_uncompressed_size for chunk in wanted)
             row_bytes = max(row_bytes, 2 * n_bytes / max(found.num_rows, 1))
-        return int(min(max(self.memory_bytes / 8 / row_bytes, _LEAST_BATCH_ROWS), _MOST_BATCH_ROWS))
+        return _rows_at_a_time(self.memory_bytes, row_bytes)
 
     def _with_partitions(self, path: str, batch: Any, types: dict[str, str]) -> Any:
         for key, value in self.partitions.get(path, {}).items():
@@ -396,10 +353,6 @@ class ParquetReader:
                 )
                 batch = batch.append_column(key, pa.repeat(scalar, batch.num_rows))
         return batch
-
-
-def _at_rows(name: str, before: int) -> Any:
-    return lambda row: f"{name}, row {before + row + 1}"
 
 
 def _is_number(text: str | None) -> bool:
@@ -423,43 +376,31 @@ def partitions_of(path: str, root: str) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True)
-class ArrowReader:
+class ArrowReader(_WholeFiles):
     """Files of Arrow's IPC formats (Feather is one), mapped into memory; what was read is given back to the system."""
 
-    paths: list[str]
-    memory_bytes: int
-
-    in_memory = False
-
-    @property
-    def total_bytes(self) -> int | None:
-        return total_bytes(self.paths)
-
-    def expected_bytes(self, pieces: Sequence[GroupRange]) -> int | None:
+    def expected_bytes(self, pieces: Sequence[FilePart]) -> int | None:
         return 2 * sum(piece.n_bytes for piece in pieces)
 
-    def whole(self) -> list[GroupRange]:
-        return [GroupRange(path, n_bytes=file_size(path) or 0) for path in self.paths]
-
-    def pieces(self, n_tasks: int) -> list[GroupRange]:
+    def pieces(self, n_tasks: int) -> list[FilePart]:
         found = []
         for path in self.paths:
             size = os.path.getsize(path)
             with _Mapped(path) as file, _Refusing(path):
                 n_batches = file.n_batches
             if n_batches is None:  # a stream is read from its beginning
-                found.append(GroupRange(path, n_bytes=size))
+                found.append(FilePart(path, n_bytes=size))
                 continue
             n_ranges = min(n_tasks, max(n_batches, 1))
             ends = [n_batches * k // n_ranges for k in range(n_ranges + 1)]
-            found += [GroupRange(path, start, stop, size // n_ranges) for start, stop in pairwise(ends)]
+            found += [FilePart(path, start, stop, size // n_ranges) for start, stop in pairwise(ends)]
         return found
 
-    def count(self, piece: GroupRange) -> Counted:
+    def count(self, piece: FilePart) -> Counted:
         n_rows = sum(batch.num_rows for batch in self._read(piece))
         return Counted(n_rows, n_rows)
 
-    def _read(self, piece: GroupRange) -> Iterator[Any]:
+    def _read(self, piece: FilePart) -> Iterator[Any]:
         with _Mapped(piece.path) as file, _Refusing(piece.path):
             yield from file.batches(piece.start, piece.stop)
 
@@ -467,11 +408,10 @@ class ArrowReader:
         path = self.paths[0]
         with _Mapped(path) as file, _Refusing(path):
             schema = file.schema
-        distinct_names(schema.names, path)
-        return {name: type_name(schema.field(name).type) for name in schema.names}
+        return column_types(schema, path)
 
     def batches(
-        self, pieces: Sequence[GroupRange], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
     ) -> Iterator[TableBatch]:
         read_before = 0
         for piece in pieces:
@@ -481,12 +421,10 @@ class ArrowReader:
                     names = [name for name in types if name in batch.schema.names]
                     columns = batch.select(names)
                     row_bytes = max(batch.nbytes / max(batch.num_rows, 1), 8.0)
-                    rows = int(
-                        min(max(self.memory_bytes / 8 / row_bytes, _LEAST_BATCH_ROWS), _MOST_BATCH_ROWS)
-                    )
+                    rows = _rows_at_a_time(self.memory_bytes, row_bytes)
                     for start in range(0, columns.num_rows, rows):
                         part = columns.slice(start, rows)
-                        yield TableBatch(part, read_before, _at_rows(piece.path, before + start))
+                        yield TableBatch(part, read_before, locator(piece.path, before + start))
                         file.forget()
                     before += batch.num_rows
             read_before += piece.n_bytes

@@ -63,23 +63,6 @@ class Columns(ChunkedTable):
         """Read columns of a chunk's entries: ``feature``, ``row``, ``value``."""
         return self._read_entries(chunk, columns, verify)
 
-    def find(self, feature: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read the rows and values of one feature, ascending by row; empty if it does not occur."""
-        rows, values = [np.empty(0, self.row_dtype)], [np.empty(0, self.value_dtype)]
-        chunk = max(int(np.searchsorted(self.first_feature, feature, side="right")) - 1, 0)
-        while chunk > 0 and self.first_feature[chunk - 1] == feature:
-            chunk -= 1
-        while chunk < self.n_chunks and self.first_feature[chunk] <= feature:
-            listed, counts = self.read_index(chunk)
-            k = int(np.searchsorted(listed, feature))
-            if k < listed.size and listed[k] == feature:
-                start = int(counts[:k].sum())
-                row, value = self.read_entries(chunk)
-                rows.append(row[start : start + int(counts[k])])
-                values.append(value[start : start + int(counts[k])])
-            chunk += 1
-        return np.concatenate(rows), np.concatenate(values)
-
     def info(self) -> dict[str, Any]:
         """Summarise the layout without reading the entries."""
         return {
@@ -135,8 +118,8 @@ class ColumnsWriter:
     """Writer of a column layout: features in ascending order, cut into chunks by size alone.
 
     The caller makes the directory `path`, and renames it at the end. A chunk holds up to `chunk_bytes` of decoded
-    entries; a new part begins after `shard_bytes` of them. With the result of an earlier writer's `finished`, writing
-    continues after its parts.
+    entries; a new part begins after `shard_bytes` of them. With `finished`, what `close_parts` of earlier
+    writers has returned, writing continues after their parts.
     """
 
     FEATURE_BYTES = 16
@@ -162,16 +145,6 @@ class ColumnsWriter:
         # not written yet: whole features, or the start of a piece
         self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._pending_bytes = 0
-
-    def finished(self) -> dict[str, Any] | None:
-        """Return the complete parts and the feature after them, for a later writer to continue from; None without parts."""
-        n_parts = len(self._parts) - 1
-        later = [chunk for chunk in self._table if chunk[0] == n_parts]
-        if n_parts < 1 or not later:
-            return None
-        done = [chunk for chunk in self._table if chunk[0] < n_parts]
-        _, feature, _, _, piece = later[0]
-        return {"parts": self._parts[:n_parts], "chunks": done, "feature": feature, "piece": piece}
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         """Append whole features, in ascending order; `row` and `value` hold their entries, feature by feature."""
@@ -203,11 +176,10 @@ class ColumnsWriter:
                 self._flush()
             start = stop
 
-    def begin_feature(self, piece: int = 0) -> None:
-        """Write the pending chunk and begin a feature larger than a chunk, at its piece number `piece`."""
+    def begin_feature(self) -> None:
+        """Write the pending chunk and begin a feature larger than a chunk."""
         self._flush()
-        self._piece = piece
-        self._held_entries = 0
+        self._piece = self._held_entries = 0
 
     def add_pieces(self, feature: int, row: np.ndarray, value: np.ndarray) -> None:
         """Append entries of the feature that was begun, ascending by row."""

@@ -66,11 +66,11 @@ class Scaling:
         return {"scale": self.scale, "normalize": self.normalize, "digest": self.digest}
 
     @classmethod
-    def from_json(cls, description: Mapping[str, Any] | None, scales: np.ndarray | None = None) -> Scaling:
-        """Make a scaling from its description; None means no scaling."""
+    def from_json(cls, description: Mapping[str, Any] | None) -> Scaling:
+        """Make a scaling, without its divisors, from its description; None means no scaling."""
         if description is None:
             return cls()
-        return cls(description["scale"], description["normalize"], scales, description["digest"])
+        return cls(description["scale"], description["normalize"], digest=description["digest"])
 
 
 def checked_names(scale: str, normalize: str) -> tuple[str, str]:

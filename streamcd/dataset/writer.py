@@ -1,4 +1,4 @@
-"""Writing a dataset: chunk by chunk, in parts, the manifest last."""
+"""Writing of a dataset: parts chunk by chunk, the manifest last."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCALES_GROUP = 1 << 16
 
 
 class PartWriter:
-    """Writer of part `number` of a dataset, whose first row is `row0`: a row group per chunk (see `DatasetWriter`)."""
+    """Writer of part `number` of a dataset, whose first row is `row0`: a row group per chunk."""
 
     def __init__(
         self,
@@ -55,7 +55,10 @@ class PartWriter:
         feature: np.ndarray,
         value: np.ndarray,
     ) -> None:
-        """Append a chunk; see `DatasetWriter.write_chunk`."""
+        """Append a chunk of rows, in their final order, features ascending within a row; rows are numbered here.
+
+        Shapes are those of `ChunkData`: `source` int64, `label` and `weight` (None for all ones) float64, `indptr` int64.
+        """
         from ..kernels.rows import add_row_norms  # here, because it imports numba
 
         value = np.ascontiguousarray(value, dtype=self._value_dtype)
@@ -84,62 +87,46 @@ class PartWriter:
 
 
 class DatasetWriter:
-    """Writer of a dataset's files into a directory, chunk by chunk, the manifest last.
+    """Writer of a dataset's files into a directory, beside the parts of `PartWriter`s, the manifest last.
 
-    The directory is created if needed; the caller renames it at the end. A new part begins after `shard_bytes` of decoded
-    entries. `weighted` records that rows have weights other than 1.
+    The directory is created if needed; the caller renames it at the end. `weighted` records that rows have weights other
+    than 1.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        index_dtype: np.dtype | type,
-        value_dtype: np.dtype | type,
-        row_dtype: np.dtype | type = np.int64,
-        weighted: bool = False,
-        shard_bytes: int = 256_000_000,
-        compression: str = "lz4",
+        index_dtype: np.dtype,
+        value_dtype: np.dtype,
+        weighted: bool,
+        compression: str,
     ) -> None:
         self.path = Path(path)
-        dtypes = {"index_dtype": index_dtype, "value_dtype": value_dtype, "row_dtype": row_dtype}
-        self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
-        self._entry_bytes = self._dtypes["index_dtype"].itemsize + self._dtypes["value_dtype"].itemsize
-        self._weighted, self._shard_bytes, self._compression = weighted, shard_bytes, compression
+        self._index_dtype, self._value_dtype = index_dtype, value_dtype
+        self._weighted, self._compression = weighted, compression
         self._parts: list[dict[str, Any]] = []
         self._chunk_table = array("q")
         self._features: dict[str, Any] | None = None
         self._scales: dict[str, Any] = {}
         self._encoding: dict[str, Any] = {}
         self._row_norms = _no_norms()
-        self._part: PartWriter | None = None
-        self.n_rows = 0
-        self.n_entries = 0
+        self._n_rows = self._n_entries = 0
         for folder in ("", "rows", "entries"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
 
-    def write_chunk(
-        self,
-        source: np.ndarray,
-        label: np.ndarray,
-        weight: np.ndarray | None,
-        indptr: np.ndarray,
-        feature: np.ndarray,
-        value: np.ndarray,
-    ) -> None:
-        """Append a chunk of rows, in their final order, features ascending within a row; rows are numbered here.
-
-        Shapes are those of `ChunkData`: `source` int64, `label` and `weight` (None for all ones) float64, `indptr` int64.
-        """
-        self._current_part().write_chunk(source, label, weight, indptr, feature, value)
-        self.n_rows += label.size
-        self.n_entries += feature.size
-
     def add_part(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        """Add the next part, written by a separate `PartWriter`."""
-        self._take_in(part, chunk_table, row_norms)
-        self.n_rows += part["n_rows"]
-        self.n_entries += part["n_entries"]
+        """Add the next part, written by a `PartWriter`."""
+        self._parts.append(
+            part | {f"{table}_crcs": array("q", part[f"{table}_crcs"]) for table in FIRST_OF_ROWS}
+        )
+        self._chunk_table.extend(chunk_table)
+        # parts are added in their order, so that the sum does not depend on who wrote them
+        least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
+        self._row_norms += row_norms
+        self._row_norms[:2] = least, greatest
+        self._n_rows += part["n_rows"]
+        self._n_entries += part["n_entries"]
 
     def write_features(
         self,
@@ -181,32 +168,20 @@ class DatasetWriter:
             self._scales["scales"] = writer.close()
         self._scales["scaling"] = scaling.to_json()
 
-    @property
-    def n_parts(self) -> int:
-        """Number of parts so far, including the one being written."""
-        return len(self._parts) + (self._part is not None)
-
-    def finish_parts(self) -> None:
-        """Close the part being written, so that all parts can be read."""
-        if self._part is not None:
-            self._take_in(self._part.close(), self._part.chunk_table, self._part.row_norms)
-            self._part = None
-
     def close(self, **manifest: Any) -> dict[str, Any]:
         """Write the chunk table and, last, the manifest, which is returned.
 
         Further keys of the manifest are arguments: ``n_features``, ``index_base``, ``classes``, ``class_counts``,
         ``label_kind``, ``seed``, ``source`` and others.
         """
-        self.finish_parts()
         if self._features is None:
             raise AssertionError("write_features must be called before close")
         table = np.frombuffer(self._chunk_table, dtype=np.int64).reshape(-1, 3)
         fields = {
-            "n_rows": self.n_rows,
-            "n_entries": self.n_entries,
-            "index_dtype": self._dtypes["index_dtype"].name,
-            "value_dtype": self._dtypes["value_dtype"].name,
+            "n_rows": self._n_rows,
+            "n_entries": self._n_entries,
+            "index_dtype": self._index_dtype.name,
+            "value_dtype": self._value_dtype.name,
             "weighted": self._weighted,
             **manifest,
             "row_norms": self._norms(),
@@ -221,7 +196,7 @@ class DatasetWriter:
     def _norms(self) -> dict[str, Any]:
         """Return the manifest's ``row_norms``, of rows as they are stored."""
         least, greatest, squares, n_empty = self._row_norms.tolist()
-        mean_square = squares / max(self.n_rows, 1)
+        mean_square = squares / max(self._n_rows, 1)
         return {
             "min": least if greatest > 0 else None,  # of rows that are not empty
             "max": greatest,
@@ -229,35 +204,10 @@ class DatasetWriter:
             "n_empty": int(n_empty),
         }
 
-    def _current_part(self) -> PartWriter:
-        if self._part is not None and shard_is_full(
-            self._part.n_entries * self._entry_bytes, self._shard_bytes
-        ):
-            self.finish_parts()
-        if self._part is None:
-            number, compression = len(self._parts), self._compression
-            self._part = PartWriter(self.path, number, self.n_rows, compression=compression, **self._dtypes)
-        return self._part
-
-    def _take_in(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        self._parts.append(
-            part | {f"{table}_crcs": array("q", part[f"{table}_crcs"]) for table in FIRST_OF_ROWS}
-        )
-        self._chunk_table.extend(chunk_table)
-        # parts are added in their order, so that the sum does not depend on who wrote them
-        least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
-        self._row_norms += row_norms
-        self._row_norms[:2] = least, greatest
-
 
 def _no_norms() -> np.ndarray:
     """Return the norms of no rows: smallest, largest, sum of squares, number of empty rows."""
     return np.array([np.inf, 0.0, 0.0, 0.0])
-
-
-def shard_is_full(n_bytes: int, shard_bytes: int) -> bool:
-    """Check if a new shard begins after `n_bytes` of decoded entries in this one."""
-    return n_bytes >= shard_bytes
 
 
 def data_digest(parts: Iterable[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The objective: losses, costs, signs, bias; and its value in plain numpy, as a reference for solvers.
+"""The objective: losses, costs, signs, bias; and the terms of rows in plain numpy.
 
 Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
 A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
@@ -334,12 +334,6 @@ def row_loss(loss: str, t: np.ndarray) -> np.ndarray:
     raise UsageError(f"no loss of single margins for {loss!r}")
 
 
-def primal_objective(loss: str, w: np.ndarray, t: np.ndarray, cost: np.ndarray) -> float:
-    """Compute ``½‖w‖² + Σ cost_i loss(t_i)``; `w` includes the bias entry, rows of cost 0 have no term."""
-    used = cost > 0
-    return float(0.5 * w @ w + cost[used] @ row_loss(loss, t[used]))
-
-
 def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the rows' terms of the dual objective at `alpha`; 0 for rows of cost 0."""
     if loss == "hinge":
@@ -365,11 +359,6 @@ def lane_dual_terms(
     return np.where(own, dual_terms("square", alpha, cost), dual_terms(problem.slack, alpha, cost))
 
 
-def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
-    """Compute the dual objective at `alpha`, with ``w = w(alpha)``; rows of cost 0 have no term."""
-    return float(dual_terms(loss, alpha, cost).sum() - 0.5 * w @ w)
-
-
 def _x_log_x(x: np.ndarray) -> np.ndarray:
     return x * np.log(np.where(x > 0, x, 1.0))
 
@@ -385,11 +374,6 @@ def twin_losses(
     terms = np.where(own, weight[:, None] * row_loss("square", h), cost[:, None] * row_loss(slack, h))
     losses: np.ndarray = terms.sum(axis=1)
     return losses
-
-
-def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
-    """Compute ``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` is (rows, k), `code` the classes."""
-    return float(0.5 * (w * w).sum() + cost @ crammer_singer_losses(scores, code))
 
 
 def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:

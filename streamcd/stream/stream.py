@@ -87,17 +87,16 @@ class Stream:
         """Count the windows of a read."""
         return len(self._windows(read))
 
-    def windows(self, read: int, first: int = 0, *, verify: bool = False) -> Iterator[Window]:
+    def windows(self, read: int, first: int = 0) -> Iterator[Window]:
         """Iterate over the windows of one read from number `first` on; each may overwrite the one before.
 
-        The order is a function of (seed, read). With `verify`, the checksums of all chunks are checked, not only those of
-        chunks that this process reads for the first time.
+        The order is a function of (seed, read). The checksums of chunks are checked when they are read for the first time.
         """
         count = self.n_windows(read)
         for number in range(first, count):
-            window = self._take(read, number, verify)
+            window = self._take(read, number)
             following = (read, number + 1) if number + 1 < count else (read + 1, 0)
-            self._request(*following, verify)
+            self._request(*following)
             yield window
 
     def restrict(self, units: np.ndarray) -> None:
@@ -123,14 +122,14 @@ class Stream:
             self._order_cache = (read, cut_windows(self.table, order, self.plan))
         return self._order_cache[1]
 
-    def _request(self, read: int, number: int, verify: bool) -> None:
+    def _request(self, read: int, number: int) -> None:
         windows = self._windows(read)
         chunks, arena = windows[number], self._arenas[self._next_arena]
         hint = windows[number + 1] if number + 1 < len(windows) else chunks[:0]
         if hint.size and self._is_long[hint[0]]:
             hint = hint[:0]
         self._next_arena = (self._next_arena + 1) % len(self._arenas)
-        window, starts = self._place((read, number, len(windows)), chunks, arena, verify)
+        window, starts = self._place((read, number, len(windows)), chunks, arena)
         loads: list[Future[None]] = []
         if window.sweep is None and not (self.plan.resident and self._seen[chunks].all()):
             for number, reader in enumerate(self._readers):
@@ -138,12 +137,12 @@ class Stream:
                 mine, hinted = chunks % len(self._readers) == number, hint % len(self._readers) == number
                 places = chunks[mine], *(start[mine] for start in starts)
                 if mine.any() or hinted.any():
-                    arguments = (arena, places, hint[hinted], self.plan.resident, verify)
+                    arguments = (arena, places, hint[hinted], self.plan.resident)
                     loads.append(reader.submit(reader.load_window, *arguments, at_once=self._in_memory))
         self._ahead = ((read, window.number), window, loads)
 
     def _place(
-        self, position: tuple[int, int, int], chunks: np.ndarray, arena: Any, verify: bool
+        self, position: tuple[int, int, int], chunks: np.ndarray, arena: Any
     ) -> tuple[Window, tuple[np.ndarray, np.ndarray]]:
         """Lay out a window in an arena; also returns the offsets of each chunk's items and entries."""
         items, entries = (np.diff(start)[chunks] for start in (self.table.item_start, self.table.entry_start))
@@ -152,19 +151,19 @@ class Stream:
         if chunks.size and self._is_long[chunks[0]]:
             assert isinstance(self.table, Columns)
             arena.feature[0], arena.indptr[:2] = self.table.first_feature[chunks[0]], 0
-            sweep = functools.partial(self._sweep, arena, chunks, verify)
+            sweep = functools.partial(self._sweep, arena, chunks)
         elif self.plan.resident:
             starts, entry_starts = self.table.item_start[chunks], self.table.entry_start[chunks]
         window = Window(*position, chunks, arena, starts, starts + items, int(entries.sum()), sweep)
         return window, (starts, entry_starts)
 
-    def _take(self, read: int, number: int, verify: bool) -> Window:
+    def _take(self, read: int, number: int) -> Window:
         if self._ahead is None or self._ahead[0] != (read, number):
             if self._ahead is not None:
                 wait(self._ahead[2])
                 # reuse its arena: the caller may still use the other one
                 self._next_arena = (self._next_arena - 1) % len(self._arenas)
-            self._request(read, number, verify)
+            self._request(read, number)
         assert self._ahead is not None
         (_, window, loads), self._ahead = self._ahead, None
         wait(loads)
@@ -172,7 +171,7 @@ class Stream:
             load.result()
         return window
 
-    def _sweep(self, arena: Any, chunks: np.ndarray, verify: bool) -> Iterator[int]:
+    def _sweep(self, arena: Any, chunks: np.ndarray) -> Iterator[int]:
         """Implement `Window.sweep`; each segment is loaded after the window being read ahead into the other arena."""
         entries, reader = np.diff(self.table.entry_start)[chunks], self._readers[0]
         start = 0
@@ -184,7 +183,7 @@ class Stream:
                 reader.expect(chunks[part.start : 2 * part.stop - part.start])
                 offsets = np.cumsum(entries[part]) - entries[part]
                 for chunk, offset in zip(chunks[part].tolist(), offsets.tolist(), strict=True):
-                    reader.load(arena, chunk, 0, offset, verify)
+                    reader.load(arena, chunk, 0, offset)
                 return int(entries[part].sum())
 
             yield reader.submit(load).result()
@@ -232,7 +231,6 @@ class _Reader:
         places: tuple[np.ndarray, np.ndarray, np.ndarray],
         hint: np.ndarray,
         resident: bool,
-        verify: bool,
     ) -> None:
         """Load chunks of a window (`places`: their numbers, item and entry offsets), and announce those of `hint`."""
         if resident:
@@ -245,7 +243,7 @@ class _Reader:
         self.expect(hint)
         self._hinted = hint
         for chunk, item_start, entry_start in zip(*(numbers.tolist() for numbers in places), strict=True):
-            self.load(arena, chunk, item_start, entry_start, verify)
+            self.load(arena, chunk, item_start, entry_start)
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
         """Announce chunks that will be loaded, in this order."""
@@ -253,10 +251,10 @@ class _Reader:
         for chunk in chunks:
             self._table.expect(int(chunk))
 
-    def load(self, arena: Any, chunk: int, item_start: int, entry_start: int, verify: bool) -> None:
+    def load(self, arena: Any, chunk: int, item_start: int, entry_start: int) -> None:
         """Decode a chunk into the arena, at the given offsets of items and entries."""
         started = time.monotonic()
-        self._decode(arena, chunk, item_start, entry_start, verify or not self._seen[chunk])
+        self._decode(arena, chunk, item_start, entry_start, not self._seen[chunk])
         self._seen[chunk] = True
         self.bytes_read += self._table.chunk_bytes(chunk)
         self.seconds += time.monotonic() - started

@@ -111,15 +111,17 @@ def _saved(path: Path, text: bytes) -> Path:
 
 
 def _parse_ours(path: Path) -> Parsed:
-    from streamcd.conversion.libsvm import LibsvmFormat, iterate_sources
+    from streamcd.conversion.byte_sources import ByteRange, check_rows
+    from streamcd.conversion.libsvm import LibsvmFormat, iterate_batches
 
     labels: list[float] = []
     rows: list[dict[int, float]] = []
     options: dict[str, Any] = {"value_dtype": np.float64, "index_base": 0, "block_bytes": 1 << 16}
-    for batch in iterate_sources(path, LibsvmFormat(**options)):
+    for batch in iterate_batches([ByteRange(str(path))], LibsvmFormat(**options)):
         found = batch.rows
         labels += found.label.tolist()
         index, value = found.index.tolist(), found.value.tolist()
         for start, stop in zip(found.indptr[:-1], found.indptr[1:], strict=True):
             rows.append(dict(zip(index[start:stop], value[start:stop], strict=True)))
+    check_rows(len(rows), [str(path)])
     return np.array(labels), rows
