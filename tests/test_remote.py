@@ -25,13 +25,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from small_datasets import random_rows, write_dataset
+from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd.cli.commands import cli
 from streamcd.conversion.byte_sources import LEAST_RANGE_BYTES, share_out
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
+from streamcd.core.locks import release_lock
+from streamcd.core.range_cache import Cache
 from streamcd.core.storage import Url, location, open_bytes
 from streamcd.dataset.dataset import Dataset, open_dataset
 
@@ -482,6 +484,100 @@ def test_what_is_written_may_not_be_a_url(
         assert "found a URL" in shown.stderr
         assert shown.stderr.count("\n") == 1
         assert os.listdir() == []
+
+
+def test_a_search_and_workers_from_a_bucket_give_the_bits_of_the_disk(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    """Workers take the credentials from the environment: no file of a run holds them."""
+    for name, data in (("near", local.path), ("far", remote)):
+        cached: dict[str, Any] = {"cache": tmp_path / "cache"} if name == "far" else {}
+        streamcd.tune(data, tmp_path / f"{name}-search", C=[0.1, 1], cv=3, max_passes=4, **cached)
+        streamcd.train(data, tmp_path / f"{name}-rounds", workers=2, max_passes=4, memory="2GB", **cached)
+    for run in ("search", "rounds"):
+        assert np.array_equal(weights(tmp_path / f"near-{run}"), weights(tmp_path / f"far-{run}"))
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"secret" in path.read_bytes() for path in written)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cache
+
+
+def ranges_of_parts(server: Server) -> int:
+    return sum("/part-" in path and bool(part) for _, path, part in server.requests)
+
+
+def test_what_a_cache_holds_is_not_asked_for_again(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    """Nor after a resumption, which finds the cache by the run's record; and no bit depends on it."""
+    options: dict[str, Any] = {"plan": windows_of(local, 3), "tol": 1e-9}
+    streamcd.train(local, tmp_path / "near", max_passes=6, **options)
+    streamcd.train(remote, tmp_path / "far", max_passes=2, cache=tmp_path / "cache", **options)
+    n_chunks_and_footers = 2 * local.n_chunks + 2 * local.n_shards
+    assert ranges_of_parts(server) <= 2 * n_chunks_and_footers
+    server.requests.clear()
+    streamcd.resume(tmp_path / "far", max_passes=6)
+    assert ranges_of_parts(server) == 0
+    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
+
+
+def test_a_full_cache_keeps_its_share_in_every_pass(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    bound = local.bytes_on_disk() // 2
+    options: dict[str, Any] = {"plan": windows_of(local, 3), "cache": tmp_path / "cache", "cache_size": bound}
+    asked = []
+    for run in ("first", "second", "third"):
+        server.requests.clear()
+        streamcd.train(remote, tmp_path / run, max_passes=1, tol=1e-9, **options)
+        asked.append(ranges_of_parts(server))
+        assert (
+            sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+            <= bound + 32
+        )
+    assert 0 < asked[2] <= asked[1] < asked[0]
+
+
+def test_a_damaged_range_of_a_cache_is_asked_for_again(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"cache": tmp_path / "cache", "max_passes": 3}
+    streamcd.train(remote, tmp_path / "first", **options)
+    files = sorted((tmp_path / "cache").glob("*/*.parquet-*"))
+    for number, file in enumerate(files):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content[:-1] if number % 2 else content)
+    streamcd.train(remote, tmp_path / "second", **options)
+    assert np.array_equal(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    with pytest.raises(UsageError, match="an empty directory of yours, or a cache"):
+        streamcd.train(remote, tmp_path / "third", cache=tmp_path / "first")
+    with pytest.raises(UsageError, match="for a dataset at a URL"):
+        streamcd.train(local, tmp_path / "third", cache=tmp_path / "cache")
+
+
+def test_datasets_share_a_cache_and_those_not_read_make_room(server: Server, tmp_path: Path) -> None:
+    """What a killed process was writing is not read, and is removed when nobody reads the dataset."""
+    content = np.random.default_rng(4).bytes(10_000)
+    url = Url(server.put("ranges/part-0", content))
+    cache = Cache(str(tmp_path / "cache"), 12_000)
+    first, second = cache.open("1" * 32), cache.open("2" * 32)
+    assert first.read(url, 0, 8000) == second.read(url, 0, 8000) == content[:8000]
+    assert len(list((tmp_path / "cache").glob("2*/ranges-*"))) == 0  # the first is being read
+    release_lock(first._lock)
+    third = cache.open("3" * 32)
+    assert third.read(url, 10, 8000) == content[10:8010]
+    held = sorted(path.parent.name[0] for path in (tmp_path / "cache").glob("*/ranges-*"))
+    assert held == ["3"]
+    (tmp_path / "cache" / ("3" * 32) / "ranges-part-0-9.partial").write_bytes(b"killed")
+    release_lock(third._lock)
+    server.requests.clear()
+    again = cache.open("3" * 32)
+    assert again.read(url, 10, 8000) == content[10:8010]
+    assert server.requests == []
+    assert not list((tmp_path / "cache").glob("*/*.partial"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

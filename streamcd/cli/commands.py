@@ -27,6 +27,7 @@ from .options import (
     BIT,
     SECONDS,
     PathOrUrl,
+    cache_options,
     checked_training_options,
     convert_options,
     costs_option,
@@ -318,6 +319,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     help="The dataset's directory, if it was moved after the run began.",
 )
 @moved_validation_options
+@cache_options
 @threads_option
 @worker_options
 @output_options

@@ -295,6 +295,9 @@ class Url(os.PathLike[str]):
 
 Location = Path | Url
 
+Fetch = Callable[[Url, int, int], bytes]
+"""Reads a range of a file, offset and number of bytes, or as much of it as there is."""
+
 
 def with_size(path: Location, n_bytes: int | None) -> Location:
     """The same file, with its size known."""
@@ -517,14 +520,15 @@ class LocalReader:
 
 
 class RemoteReader:
-    """A file at a URL for reads of ranges, each of which is a request."""
+    """A file at a URL for reads of ranges by `fetch`, each of which is a request unless they are cached."""
 
-    def __init__(self, url: Url) -> None:
-        self._url, self.size = url, url.size() if url.known_size is None else url.known_size
+    def __init__(self, url: Url, fetch: Fetch) -> None:
+        self._url, self._fetch = url, fetch
+        self.size = url.size() if url.known_size is None else url.known_size
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """See `LocalReader.read`."""
-        return self._url.read(offset, min(n_bytes, self.size - offset))
+        return self._fetch(self._url, offset, min(n_bytes, self.size - offset))
 
     def expect(self, offset: int, n_bytes: int) -> None:
         """Do nothing: `read_ahead` reads ahead."""
@@ -533,6 +537,6 @@ class RemoteReader:
         """Do nothing: connections are shared."""
 
 
-def open_reader(path: Location) -> LocalReader | RemoteReader:
-    """Open a file for reads of ranges."""
-    return RemoteReader(path) if isinstance(path, Url) else LocalReader(path)
+def open_reader(path: Location, fetch: Fetch = Url.read) -> LocalReader | RemoteReader:
+    """Open a file for reads of ranges, those of a URL by `fetch`."""
+    return RemoteReader(path, fetch) if isinstance(path, Url) else LocalReader(path)

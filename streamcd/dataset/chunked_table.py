@@ -18,6 +18,7 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.metadata import Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
 from ..core.progress import warn_once
+from ..core.range_cache import Cache
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
 from .parquet import NO_CRC, OpenParts, read_table
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
@@ -189,6 +190,7 @@ class ChunkedTable:
         listed = self.listed_files(manifest) if isinstance(path, Url) else ()
         self._sizes = {name: n_bytes for name, n_bytes, _ in listed}
         self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS, self._sizes)
+        self.cache: Cache | None = None
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
     @classmethod
@@ -273,6 +275,11 @@ class ChunkedTable:
             for table in first.keys() - {"entries"}:
                 self._parts.expect(*self._file(table, chunk), first[table])
         self._parts.expect(*self._file("entries", chunk), first["entries"])
+
+    def use_cache(self, cache: Cache | None) -> None:
+        """Keep in a cache what is read of parts at a URL from now on."""
+        if isinstance(self.path, Url) and cache is not None:
+            self.cache, self._parts.cache = cache, cache.open(self.fingerprint)
 
     @property
     def client_bytes(self) -> int:

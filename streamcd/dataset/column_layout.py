@@ -36,6 +36,7 @@ class Columns(ChunkedTable):
     ) -> None:
         super().__init__(dataset.path / FOLDER, manifest, chunk_table)
         self.dataset = dataset
+        self.use_cache(dataset.cache)
         self.n_items: int = manifest["n_features"]
         self.row_dtype = np.dtype(manifest["row_dtype"])
         self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize

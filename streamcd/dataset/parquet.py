@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure
-from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader, with_size
+from ..core.range_cache import CachedRanges
+from ..core.storage import Fetch, LocalReader, Location, RemoteReader, Url, open_bytes, open_reader, with_size
 from .read_ahead import AHEAD_BYTES, ReadAhead
 
 # Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
@@ -174,9 +175,11 @@ def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple
 class PartReader:
     """One open Parquet file of a part, for reads of row groups with or without verification, and hints to the kernel."""
 
-    def __init__(self, path: Location, footer: pq.FileMetaData | None = None) -> None:
+    def __init__(
+        self, path: Location, footer: pq.FileMetaData | None = None, fetch: Fetch = Url.read
+    ) -> None:
         self.path = path
-        self._file = open_reader(path)
+        self._file = open_reader(path, fetch)
         self._bytes = _Source(self._file)
         self._source = pa.PythonFile(self._bytes, mode="r")
         self._reader = self._open() if footer is None else self._open(metadata=footer)
@@ -237,6 +240,7 @@ class OpenParts:
 
     def __init__(self, path: Location, limit: int, sizes: Mapping[str, int]) -> None:
         self._path, self._limit, self._sizes = path, limit, sizes
+        self.cache: CachedRanges | None = None
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
         self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
         self._ahead: ReadAhead | None = None
@@ -248,7 +252,7 @@ class OpenParts:
     def another(self) -> OpenParts:
         """Return a second cache of the same parts for another thread; the footers are shared."""
         other = OpenParts(self._path, self._limit, self._sizes)
-        other._footers = self._footers
+        other._footers, other.cache = self._footers, self.cache
         return other
 
     def read_directly(self, ahead_bytes: int) -> None:
@@ -257,7 +261,7 @@ class OpenParts:
             return
         if isinstance(self._path, Url):
             most = storage.AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else storage.SHARED_AHEAD_BYTES
-            self._ahead = ReadAhead(most, Url.read, storage.REQUESTS_AT_A_TIME)
+            self._ahead = ReadAhead(most, self._fetch, storage.REQUESTS_AT_A_TIME)
         else:
             self._ahead = ReadAhead(ahead_bytes)
 
@@ -270,10 +274,14 @@ class OpenParts:
         self._parts[name] = part
         return part
 
+    @property
+    def _fetch(self) -> Fetch:
+        return Url.read if self.cache is None else self.cache.read
+
     def _open(self, name: str) -> PartReader:
         with reading(self._path / name):
             found = with_size(self._path / name, self._sizes.get(name))
-            part = PartReader(found, self._footers.get(name))
+            part = PartReader(found, self._footers.get(name), self._fetch)
             self._footers[name] = part.footer
             return part
 
@@ -302,6 +310,8 @@ class OpenParts:
             if verify and crc != NO_CRC:
                 data = part.fetch(offset, n_bytes) if data is None else data
                 if zlib.crc32(data) != crc:
+                    if self.cache is not None and isinstance(part.path, Url):
+                        self.cache.forget(part.path, offset)
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")
                 verify = part.begins_before(columns)
             part.set_read_ahead(None if data is None else (offset, memoryview(data)))

@@ -10,10 +10,10 @@ import errno
 import mmap
 import os
 from collections import Counter, deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+
+from ..core.storage import Fetch, Url
 
 AHEAD_BYTES = 6_000_000
 """Largest number of bytes read ahead, unless a single range is larger: a 1 MB chunk for each thread, one being decoded."""
@@ -49,10 +49,6 @@ class _Range:
     def size(self) -> int:
         """Bytes of the range's blocks."""
         return -(-(self.offset + self.length - self.start) // _BLOCK) * _BLOCK
-
-
-Fetch = Callable[[Any, int, int], bytes]
-"""Reads a range of what is named, as much as there is."""
 
 
 class ReadAhead:
@@ -154,6 +150,7 @@ class ReadAhead:
 def _copy(wanted: _Range, fetch: Fetch) -> bool:
     """Fetch a range; true where all of it is there."""
     assert wanted.buffer is not None
+    assert isinstance(wanted.path, Url)
     data = fetch(wanted.path, wanted.offset, wanted.length)
     shift = wanted.offset - wanted.start
     wanted.buffer[shift : shift + len(data)] = data

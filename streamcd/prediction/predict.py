@@ -30,10 +30,12 @@ from ..core.atomic_files import check_output, replacing
 from ..core.errors import ModelError, UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import RESERVED_BYTES, format_size, parse_size, require
+from ..core.metadata import content_digest
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress, ends_progress
-from ..core.storage import REMOTE_BYTES, is_url, local_path, location
+from ..core.storage import REMOTE_BYTES, Url, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
 from ..dataset.schema import FIRST_OF_ALL, schema
 from ..dataset.table_writer import TableWriter
@@ -307,6 +309,18 @@ def _decide_share(
 def is_dataset(data: str | os.PathLike[str]) -> bool:
     """Return whether a path is a dataset; files in other directories are read like a glob."""
     return (location(data) / "manifest.json").exists()
+
+
+def identify(data: str) -> str:
+    """Identify data: a dataset by its fingerprint, files by a digest of their bytes, at URLs of sizes and versions."""
+    if is_dataset(data):
+        return open_dataset(data, check_files=False).fingerprint
+    paths, _ = expand([data])
+    found = [
+        str(place.status()) if isinstance(place := location(path), Url) else file_checksum(place)
+        for path in paths
+    ]
+    return content_digest({"files": found})[:32]
 
 
 def reads_once(data: Dataset | str | os.PathLike[str]) -> bool:
