@@ -1,12 +1,12 @@
 """A bounded cache on local disk of ranges of files at URLs, for passes after the first.
 
 A range is a file, in a folder named by the fingerprint of its table, with the CRC-32 of the bytes after them: one that was
-cut short or changed counts as missing. A full cache takes no more: every pass visits all ranges, so one that gave up what was
-read longest ago would find nothing, and one that keeps what it has finds the same share in each. Only the folders of tables
+cut short or changed counts as missing. A full cache takes no more. Every pass visits all ranges: a cache that gave up what
+was read longest ago would find nothing, one that keeps what it has finds the same share in each. Only the folders of tables
 that nobody reads make room, the one used longest ago first.
 
-Processes may share a directory. The file that counts its bytes is locked for each change, and its count made anew at opening;
-the lock of a folder tells that it is in use.
+Processes may share a directory. The file that counts its bytes is locked for each change, and counted anew at opening; the
+lock of a folder tells that it is in use.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ def _counted(directory: Path) -> Iterator[int]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    return sum(entry.stat().st_size for entry in os.scandir(folder))
+    n_bytes = 0
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):  # damaged, and removed by another process
+            n_bytes += entry.stat().st_size
+    return n_bytes
 
 
 class CachedRanges:
@@ -134,7 +138,8 @@ class CachedRanges:
                 with open(partial, "r+b") as file:
                     file.write(data)
                     file.write(zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
-                os.replace(partial, path)
+                with _counted(self._directory):
+                    os.replace(partial, path)
         except OSError as error:
             self._is_full = True
             partial.unlink(missing_ok=True)
