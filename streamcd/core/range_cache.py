@@ -25,7 +25,7 @@ from .errors import UsageError
 from .locks import release_lock, share_lock, take_lock
 from .memory_budget import parse_size
 from .progress import warn_once
-from .storage import Url, is_url, local_path
+from .storage import Ranges, Url, is_url, local_path
 
 DEFAULT_SIZE = "10GB"
 
@@ -87,7 +87,7 @@ def _folder_bytes(folder: Path) -> int:
     return n_bytes
 
 
-class CachedRanges:
+class CachedRanges(Ranges):
     """Ranges of the files of one table; may be used by several threads."""
 
     def __init__(self, cache: Cache, fingerprint: str) -> None:

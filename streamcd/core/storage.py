@@ -295,8 +295,16 @@ class Url(os.PathLike[str]):
 
 Location = Path | Url
 
-Fetch = Callable[[Url, int, int], bytes]
-"""Reads a range of a file, offset and number of bytes, or as much of it as there is."""
+
+class Ranges:
+    """Reader of ranges of files at URLs; `range_cache` has one that keeps them."""
+
+    def read(self, url: Url, offset: int, n_bytes: int) -> bytes:
+        """Read a range, or as much of it as there is."""
+        return url.read(offset, n_bytes)
+
+    def forget(self, url: Url, offset: int) -> None:
+        """Take note that a range was not what it should be: it may come right the next time."""
 
 
 def with_size(path: Location, n_bytes: int | None) -> Location:
@@ -520,15 +528,15 @@ class LocalReader:
 
 
 class RemoteReader:
-    """A file at a URL for reads of ranges by `fetch`, each of which is a request unless they are cached."""
+    """A file at a URL for reads of ranges."""
 
-    def __init__(self, url: Url, fetch: Fetch) -> None:
-        self._url, self._fetch = url, fetch
+    def __init__(self, url: Url, ranges: Ranges) -> None:
+        self._url, self._ranges = url, ranges
         self.size = url.size() if url.known_size is None else url.known_size
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """See `LocalReader.read`."""
-        return self._fetch(self._url, offset, min(n_bytes, self.size - offset))
+        return self._ranges.read(self._url, offset, min(n_bytes, self.size - offset))
 
     def expect(self, offset: int, n_bytes: int) -> None:
         """Do nothing: `read_ahead` reads ahead."""
@@ -537,6 +545,6 @@ class RemoteReader:
         """Do nothing: connections are shared."""
 
 
-def open_reader(path: Location, fetch: Fetch = Url.read) -> LocalReader | RemoteReader:
-    """Open a file for reads of ranges, those of a URL by `fetch`."""
-    return RemoteReader(path, fetch) if isinstance(path, Url) else LocalReader(path)
+def open_reader(path: Location, ranges: Ranges) -> LocalReader | RemoteReader:
+    """Open a file for reads of ranges, those of a URL by `ranges`."""
+    return RemoteReader(path, ranges) if isinstance(path, Url) else LocalReader(path)

@@ -279,7 +279,7 @@ class ChunkedTable:
     def use_cache(self, cache: Cache | None) -> None:
         """Keep in a cache what is read of parts at a URL from now on."""
         if isinstance(self.path, Url) and cache is not None:
-            self.cache, self._parts.cache = cache, cache.open(self.fingerprint)
+            self.cache, self._parts.ranges = cache, cache.open(self.fingerprint)
 
     @property
     def client_bytes(self) -> int:

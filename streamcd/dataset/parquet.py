@@ -21,8 +21,16 @@ import pyarrow.parquet as pq
 
 from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure
-from ..core.range_cache import CachedRanges
-from ..core.storage import Fetch, LocalReader, Location, RemoteReader, Url, open_bytes, open_reader, with_size
+from ..core.storage import (
+    LocalReader,
+    Location,
+    Ranges,
+    RemoteReader,
+    Url,
+    open_bytes,
+    open_reader,
+    with_size,
+)
 from .read_ahead import AHEAD_BYTES, ReadAhead
 
 # Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
@@ -176,10 +184,10 @@ class PartReader:
     """One open Parquet file of a part, for reads of row groups with or without verification, and hints to the kernel."""
 
     def __init__(
-        self, path: Location, footer: pq.FileMetaData | None = None, fetch: Fetch = Url.read
+        self, path: Location, footer: pq.FileMetaData | None = None, ranges: Ranges | None = None
     ) -> None:
         self.path = path
-        self._file = open_reader(path, fetch)
+        self._file = open_reader(path, ranges or Ranges())
         self._bytes = _Source(self._file)
         self._source = pa.PythonFile(self._bytes, mode="r")
         self._reader = self._open() if footer is None else self._open(metadata=footer)
@@ -240,7 +248,7 @@ class OpenParts:
 
     def __init__(self, path: Location, limit: int, sizes: Mapping[str, int]) -> None:
         self._path, self._limit, self._sizes = path, limit, sizes
-        self.cache: CachedRanges | None = None
+        self.ranges = Ranges()
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
         self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
         self._ahead: ReadAhead | None = None
@@ -252,7 +260,7 @@ class OpenParts:
     def another(self) -> OpenParts:
         """Return a second cache of the same parts for another thread; the footers are shared."""
         other = OpenParts(self._path, self._limit, self._sizes)
-        other._footers, other.cache = self._footers, self.cache
+        other._footers, other.ranges = self._footers, self.ranges
         return other
 
     def read_directly(self, ahead_bytes: int) -> None:
@@ -261,7 +269,7 @@ class OpenParts:
             return
         if isinstance(self._path, Url):
             most = storage.AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else storage.SHARED_AHEAD_BYTES
-            self._ahead = ReadAhead(most, self._fetch, storage.REQUESTS_AT_A_TIME)
+            self._ahead = ReadAhead(most, self.ranges, storage.REQUESTS_AT_A_TIME)
         else:
             self._ahead = ReadAhead(ahead_bytes)
 
@@ -274,14 +282,10 @@ class OpenParts:
         self._parts[name] = part
         return part
 
-    @property
-    def _fetch(self) -> Fetch:
-        return Url.read if self.cache is None else self.cache.read
-
     def _open(self, name: str) -> PartReader:
         with reading(self._path / name):
             found = with_size(self._path / name, self._sizes.get(name))
-            part = PartReader(found, self._footers.get(name), self._fetch)
+            part = PartReader(found, self._footers.get(name), self.ranges)
             self._footers[name] = part.footer
             return part
 
@@ -310,8 +314,8 @@ class OpenParts:
             if verify and crc != NO_CRC:
                 data = part.fetch(offset, n_bytes) if data is None else data
                 if zlib.crc32(data) != crc:
-                    if self.cache is not None and isinstance(part.path, Url):
-                        self.cache.forget(part.path, offset)
+                    if isinstance(part.path, Url):
+                        self.ranges.forget(part.path, offset)
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")
                 verify = part.begins_before(columns)
             part.set_read_ahead(None if data is None else (offset, memoryview(data)))
