@@ -112,7 +112,7 @@ def convert(
             sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
             make_columns(made, listener=listener, **sizes)
         result = describe_dataset(made)
-    print_dataset(dataset, result, as_json)
+    console.show(result, as_json, print_dataset, dataset, result)
 
 
 @cli.command()
@@ -135,7 +135,7 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
     with console.Console(quiet) as listener:
         made = make_columns(dataset, listener=listener, **options)
-    print_columns(dataset, made.info(), as_json)
+    console.show(made.info(), as_json, print_columns, dataset, made.info())
 
 
 @cli.command()
@@ -161,10 +161,11 @@ def info(path: str, as_json: bool) -> None:
     if kind == "dataset":
         from ..conversion.publication import open_or_tell
 
-        print_dataset(path, describe_dataset(open_or_tell(path)), as_json)
+        found = describe_dataset(open_or_tell(path))
+        console.show(found, as_json, print_dataset, path, found)
     else:
         found = describe_run(path) if kind == "run" else describe_model(path)
-        print_description(path, found, as_json)
+        console.show(found, as_json, print_description, path, found)
 
 
 @cli.command()
@@ -183,9 +184,8 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """
     with console.Console(quiet) as listener:
         problems, advice = find_problems(path, listener, **options)
-    console.show(
-        {"ok": not problems, "problems": problems}, as_json, lambda: print_problems(path, problems, advice)
-    )
+    result = {"ok": not problems, "problems": problems}
+    console.show(result, as_json, print_problems, path, problems, advice)
     if problems:
         sys.exit(2)
 
@@ -218,7 +218,7 @@ def _carry_out(
             warnings.simplefilter("ignore", ConvergenceWarning)  # reported below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)
         warn_unconverged(listener, result)
-    print_result(result, as_json)
+    console.show(result.to_json(), as_json, print_result, result)
 
 
 @cli.command()
@@ -375,7 +375,7 @@ def evaluate(
             from ..runs.report import plot_evaluation
 
             result = plot_evaluation(data, model, plot, force=force, listener=listener, **options)
-    print_evaluation(f"{model} on {data}", result, as_json)
+    console.show(result, as_json, print_evaluation, f"{model} on {data}", result)
 
 
 @cli.command()
@@ -403,7 +403,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 
     with console.Console(quiet) as listener:
         write_report(run, out, listener=listener, **options)
-    console.show({"report": out}, as_json, lambda: click.echo(f"{out}: open it in a browser"))
+    console.show({"report": out}, as_json, click.echo, f"{out}: open it in a browser")
 
 
 @cli.command()
@@ -516,7 +516,7 @@ def export(
             export_liblinear(load_model(source, C, memory=memory), file, listener, force=force)
     n_bytes = os.path.getsize(file)
     written = {"file": file, "format": found, "bytes": n_bytes}
-    console.show(written, as_json, lambda: click.echo(f"{file}: {found} text, {format_size(n_bytes)}"))
+    console.show(written, as_json, click.echo, f"{file}: {found} text, {format_size(n_bytes)}")
 
 
 @cli.command(name="import")
@@ -544,7 +544,7 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     labels = found.label_numbers()
     read = {"model": model, "loss": found.loss, "n_features": found.n_features, "labels": labels}
     text = f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes"
-    console.show(read, as_json, lambda: click.echo(text))
+    console.show(read, as_json, click.echo, text)
 
 
 @cli.command()
@@ -581,7 +581,7 @@ def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> N
                 console.print_json(written)
             return
         result = run_demo(keep, listener)
-    console.show(result.to_json(), as_json, lambda: console.print_table("streamcd demo", result.rows()))
+    console.show(result.to_json(), as_json, console.print_table, "streamcd demo", result.rows())
     if not result.ok:
         sys.exit(1)
 

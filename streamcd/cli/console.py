@@ -145,13 +145,13 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def show(result: Mapping[str, Any], as_json: bool, print_text: Callable[[], None]) -> None:
-    """Print a result: its JSON object, or the text for people."""
+def show(result: Mapping[str, Any], as_json: bool, print_text: Callable[..., None], *arguments: Any) -> None:
+    """Print a result: its JSON object, or the text for people, by ``print_text(*arguments)``."""
     with file_named("standard output"):
         if as_json:
             print_json(result)
         else:
-            print_text()
+            print_text(*arguments)
 
 
 def print_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:

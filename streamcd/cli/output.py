@@ -1,4 +1,4 @@
-"""Output of results: one JSON object, or tables."""
+"""Results as tables."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def print_dataset(path: str, info: dict[str, Any], as_json: bool) -> None:
+def print_dataset(path: str, info: dict[str, Any]) -> None:
     """Print the result of `describe_dataset`."""
-    console.show(info, as_json, lambda: console.print_table(f"dataset {path}", _dataset_rows(info)))
+    console.print_table(f"dataset {path}", _dataset_rows(info))
 
 
 def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
@@ -96,7 +96,7 @@ def _size_on_disk(info: dict[str, Any]) -> str:
     return f"{format_size(info['bytes'])} in {_counted(info['n_shards'], 'shard')}, {_counted(info['n_chunks'], 'chunk')}"
 
 
-def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
+def print_columns(path: str, info: dict[str, Any]) -> None:
     """Print the contents of a column layout."""
     rows = [
         ("features", f"{info['n_features']:,} that occur"),
@@ -104,7 +104,7 @@ def print_columns(path: str, info: dict[str, Any], as_json: bool) -> None:
         ("on disk", _size_on_disk(info)),
         ("fingerprint", info["fingerprint"]),
     ]
-    console.show(info, as_json, lambda: console.print_table(f"column layout of {path}", rows))
+    console.print_table(f"column layout of {path}", rows)
 
 
 def warn_unconverged(listener: console.Console, result: Any) -> None:
@@ -113,11 +113,6 @@ def warn_unconverged(listener: console.Console, result: Any) -> None:
         listener.warning(
             f"{result.describe_shortfall()}; 'streamcd resume {result.run} --max-passes N' goes on"
         )
-
-
-def print_result(result: Any, as_json: bool) -> None:
-    """Print the result of a training or of a search over C."""
-    console.show(result.to_json(), as_json, lambda: _print_tables(result))
 
 
 def _validation_rows(result: Any) -> list[tuple[str, str]]:
@@ -132,7 +127,8 @@ def _validation_rows(result: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _print_tables(result: Any) -> None:
+def print_result(result: Any) -> None:
+    """Print the result of a training or of a search over C."""
     several = result.n_lanes > 1
     of_all, largest = (f", sum of {result.n_lanes} lanes", ", largest") if several else ("", "")
     rows = [
@@ -202,12 +198,8 @@ def _share(figure: float | None) -> str:
     return "" if figure is None else f"{figure:.4f}"
 
 
-def print_evaluation(title: str, result: dict[str, Any], as_json: bool) -> None:
+def print_evaluation(title: str, result: dict[str, Any]) -> None:
     """Print the quality of a model's predictions."""
-    console.show(result, as_json, lambda: _print_figures(title, result))
-
-
-def _print_figures(title: str, result: dict[str, Any]) -> None:
     rows = [("rows", f"{result['n_rows']:,}"), ("accuracy", f"{100 * result['accuracy']:.4f} %")]
     names = {
         "primal_objective": "primal objective",
@@ -238,12 +230,8 @@ def _print_figures(title: str, result: dict[str, Any]) -> None:
         console.print_table("confusion", counts, header)
 
 
-def print_description(path: str, found: dict[str, Any], as_json: bool) -> None:
+def print_description(path: str, found: dict[str, Any]) -> None:
     """Print the description of a run or a model."""
-    console.show(found, as_json, lambda: _print_description(path, found))
-
-
-def _print_description(path: str, found: dict[str, Any]) -> None:
     is_model = found["kind"] == "model"
     model = found if is_model else found["model"]
     rows = _model_rows(found) if is_model else _run_rows(found)

@@ -121,13 +121,6 @@ def add_in_tree(changes: Sequence[Change]) -> Change:
 # Rows along the step. base, candidate: (rows, alpha_width) as in the kernels
 
 
-def row_costs(problem: Problem, code: np.ndarray, weight: np.ndarray, fold: np.ndarray) -> np.ndarray:
-    """Return C_i of rows in every lane, shape (rows, lanes); 0 where a lane leaves a row out."""
-    cost = problem.cost[code] * weight[:, None]
-    cost[fold[:, None] == problem.lane_fold] = 0.0
-    return cost
-
-
 def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
     """Return the upper bounds of the dual variables, shape (rows, lanes), of Crammer-Singer (rows, lanes * classes)."""
     if problem.loss == "squared_hinge":

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..kernels.primitives import VIOLATION_MAX, VIOLATION_MIN
+from ..solvers.protocol import join_totals
 from .block_steps import Change, add_direction, add_in_tree, assign_shards_randomly
 from .partition import Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
@@ -45,7 +45,7 @@ def join_responses(
     """Add up the responses, except the changes, which a tree has already added."""
     totals, sums = responses[0].totals.copy(), responses[0].direction.copy()
     for response in responses[1:]:
-        totals = _add_totals(totals, response.totals)
+        join_totals(totals, response.totals)
         sums = add_direction(sums, response.direction)
     w = responses[0].w if len(responses) == 1 else None
     last_leg = w.nbytes if w is not None else change.n_bytes
@@ -60,13 +60,6 @@ def join_responses(
         worker_seconds={name: response.seconds for name, response in zip(names, responses, strict=True)},
         bytes_sent=bytes_out + change.moved_bytes + last_leg,
     )
-
-
-def _add_totals(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    total = a + b
-    total[:, VIOLATION_MAX] = np.maximum(a[:, VIOLATION_MAX], b[:, VIOLATION_MAX])
-    total[:, VIOLATION_MIN] = np.minimum(a[:, VIOLATION_MIN], b[:, VIOLATION_MIN])
-    return total
 
 
 def shard_entries(dataset: Dataset) -> np.ndarray:

@@ -54,7 +54,6 @@ from .block_steps import (
     log_slopes,
     make_change,
     new_direction,
-    row_costs,
 )
 
 WEIGHT_COPIES = 8
@@ -375,7 +374,7 @@ class Partition:
     def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows' classes, and their costs in every lane."""
         code = arena.code[start:stop]
-        return code, row_costs(self._problem, code, arena.weight[start:stop], arena.fold[start:stop])
+        return code, self._problem.row_costs(code, arena.weight[start:stop], arena.fold[start:stop])
 
     # -- files --------------------------------------------------------------------------------------------------------
 

@@ -337,6 +337,43 @@ def file_problems(path: Location, files: Iterable[tuple[str, int, str]]) -> Iter
             yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
 
 
+class PartOfTable:
+    """Base of a table of some of the items of another, `_whole`, whose files it reads; `_chunks` are that one's chunks."""
+
+    _whole: Any
+    _chunks: np.ndarray
+
+    def another(self) -> Self:
+        """Return the same table with files of its own, to be read by another thread."""
+        other = copy.copy(self)
+        other._whole = self._whole.another()
+        return other
+
+    def open_parts(self, chunks: Iterable[int]) -> None:
+        """Open the files of chunks that will be read."""
+        self._whole.open_parts(self._chunks[list(chunks)].tolist())
+
+    def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
+        """Announce that a chunk will be read."""
+        self._whole.expect(int(self._chunks[chunk]), first)
+
+    def read_directly(self, ahead_bytes: int) -> None:
+        """Read past the page cache from now until `close`."""
+        self._whole.read_directly(ahead_bytes)
+
+    def chunk_bytes(self, chunk: int) -> int:
+        """Bytes on disk that reading a chunk for training asks for."""
+        return int(self._whole.chunk_bytes(int(self._chunks[chunk])))
+
+    def place(self, chunk: int, table: str = "entries") -> str:
+        """Location of a chunk, for messages."""
+        return str(self._whole.place(int(self._chunks[chunk]), table))
+
+    def close(self) -> None:
+        """Close all files; the next read opens them again."""
+        self._whole.close()
+
+
 class RowTable(ChunkedTable):
     """The row layout of a dataset, open for reading; its attributes are those of `dataset.Dataset`."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ..core.errors import DatasetError, UsageError
 from ..core.progress import Listener
 from ..core.range_cache import asked_cache
 from ..core.storage import Location
-from .chunked_table import RowTable
+from .chunked_table import PartOfTable, RowTable
 from .parquet import read_groups, reading
 from .scaling import Scaling
 from .schema import FIRST_OF_ALL, row_dtype
@@ -283,7 +282,7 @@ class Dataset(RowTable):
         return verify(self, listener, workers=workers, memory=memory)
 
 
-class RowSelection(Dataset):
+class RowSelection(PartOfTable, Dataset):
     """Rows of another dataset, which it reads by files of its own; made by ``dataset[rows]``.
 
     A row's ``source`` is its place in the selection; there is no column ``row``. Chunks without a row are not read.
@@ -395,35 +394,9 @@ class RowSelection(Dataset):
         numbers[self._kept] = np.arange(self.n_rows)
         return SelectedColumns(self, self._whole.open_columns(), numbers)
 
-    def another(self) -> Self:
-        """Return the same selection with files of its own, to be read by another thread."""
-        other = copy.copy(self)
-        other._whole = self._whole.another()
-        return other
-
-    def open_parts(self, chunks: Iterable[int]) -> None:
-        """Open the files of chunks that will be read."""
-        self._whole.open_parts(self._chunks[list(chunks)].tolist())
-
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
-        """Announce that a chunk will be read."""
-        self._whole.expect(int(self._chunks[chunk]), first or FIRST_OF_ALL)
-
-    def read_directly(self, ahead_bytes: int) -> None:
-        """Read past the page cache from now until `close`."""
-        self._whole.read_directly(ahead_bytes)
-
-    def chunk_bytes(self, chunk: int) -> int:
-        """Bytes on disk that reading a chunk for training asks for."""
-        return self._whole.chunk_bytes(int(self._chunks[chunk]))
-
-    def place(self, chunk: int, table: str = "entries") -> str:
-        """Location of a chunk for messages."""
-        return self._whole.place(int(self._chunks[chunk]), table)
-
-    def close(self) -> None:
-        """Close all files; the next read opens them again."""
-        self._whole.close()
+        """Announce that a chunk will be read, which takes its rows' places in the source."""
+        super().expect(chunk, first or FIRST_OF_ALL)
 
     def read_features(
         self, columns: Sequence[str] | None = None, *, first_group: int = 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError
-from .chunked_table import RowTable, starts_of
+from .chunked_table import PartOfTable, RowTable, starts_of
 from .column_layout import Columns
 
 
@@ -42,11 +41,11 @@ def chosen_rows(dataset: RowTable, key: Any) -> np.ndarray:
     return rows.astype(np.int64, copy=False)
 
 
-class SelectedColumns(Columns):
+class SelectedColumns(PartOfTable, Columns):
     """The column layout of a selection: `numbers` gives each row of the whole its number, -1 where it is left out."""
 
     def __init__(self, selection: RowTable, whole: Columns, numbers: np.ndarray) -> None:
-        self._whole, self._numbers = whole.another(), numbers
+        self._whole, self._chunks, self._numbers = whole.another(), np.arange(whole.n_chunks), numbers
         kept = [int((numbers[row] >= 0).sum()) for row in map(self._rows, range(whole.n_chunks))]
         digest = hashlib.sha256(f"{whole.fingerprint} {selection.fingerprint}".encode()).hexdigest()
         manifest = {**whole.manifest, "fingerprint": digest[:32], "n_entries": sum(kept)}
@@ -80,29 +79,3 @@ class SelectedColumns(Columns):
         kept = number >= 0
         arrays = {"row": number[kept], "value": value[kept]}
         return [arrays[name] for name in columns]
-
-    def another(self) -> Self:
-        """Return the same layout with files of its own, to be read by another thread."""
-        other = copy.copy(self)
-        other._whole = self._whole.another()
-        return other
-
-    def open_parts(self, chunks: Iterable[int]) -> None:
-        """Open the files of chunks that will be read."""
-        self._whole.open_parts(chunks)
-
-    def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
-        """Announce that a chunk will be read."""
-        self._whole.expect(chunk, first)
-
-    def read_directly(self, ahead_bytes: int) -> None:
-        """Read past the page cache from now until `close`."""
-        self._whole.read_directly(ahead_bytes)
-
-    def chunk_bytes(self, chunk: int) -> int:
-        """Bytes on disk that reading a chunk for training asks for."""
-        return self._whole.chunk_bytes(chunk)
-
-    def close(self) -> None:
-        """Close all files; the next read opens them again."""
-        self._whole.close()

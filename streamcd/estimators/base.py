@@ -127,10 +127,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}, threads))
 
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
-        if isinstance(self.class_weight, Mapping):
-            asked["class_weight"] = dict(self.class_weight)
-        else:
-            asked["class_weight"] = self.class_weight
+        factors = self.class_weight
+        asked["class_weight"] = dict(factors) if isinstance(factors, Mapping) else factors
         self.n_features_in_ = dataset.n_features
         if asked["method"] in ("primal", "online"):
             self._make_columns(dataset.whole)
@@ -139,11 +137,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             result, model = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
         elif self.workdir is None:
             with tempfile.TemporaryDirectory(prefix="streamcd-") as folder:
-                result = self._train_in_directory(dataset, Path(folder), asked)
-                model = result.model
+                result, model = self._train_in_directory(dataset, Path(folder), asked)
         else:
-            result = self._train_in_directory(dataset, Path(self.workdir), asked)
-            model = result.model
+            result, model = self._train_in_directory(dataset, Path(self.workdir), asked)
         self.classes_ = np.array(model.label_numbers())
         self._name_features(model)
         return self._adopt(result, model)
@@ -184,7 +180,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
         return result, model
 
-    def _train_in_directory(self, dataset: Dataset, workdir: Path, asked: dict[str, Any]) -> Result:
+    def _train_in_directory(
+        self, dataset: Dataset, workdir: Path, asked: dict[str, Any]
+    ) -> tuple[Result, Model]:
         """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there."""
         from ..runs.resume import resume
         from ..runs.train import train
@@ -196,9 +194,11 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # `_adopt` warns
             if (run / "config.json").exists():
-                return resume(run, **rule)
-            workdir.mkdir(parents=True, exist_ok=True)
-            return train(dataset, run, memory=self.memory, **rule, **options)
+                result = resume(run, **rule)
+            else:
+                workdir.mkdir(parents=True, exist_ok=True)
+                result = train(dataset, run, memory=self.memory, **rule, **options)
+        return result, result.model
 
     def _shared(self) -> dict[str, Any]:
         """Return the options that are the same for all estimators."""
@@ -258,9 +258,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             Positive, or largest, for the predicted class. For a dataset, in the order of its source.
         """
         decisions = self._decisions(X)
-        scores = self.model_.scores(decisions)
         if self.model_.is_binary:
             return decisions[:, 0]
+        scores = self.model_.scores(decisions)
         return scores[:, 1] - scores[:, 0] if self.classes_.size == 2 else scores
 
     def predict(self, X: Any) -> np.ndarray:
@@ -283,9 +283,10 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             X = open_dataset(X)
         if isinstance(X, Dataset):
             return _dataset_decisions(self.model_, X)
-        if self.model_.encoding is not None and hasattr(X, "__arrow_c_stream__"):
-            return self.model_.matrix_decisions(X)  # by the columns of its table
-        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        if self.model_.encoding is None or not hasattr(
+            X, "__arrow_c_stream__"
+        ):  # else by the table's columns
+            X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
         return self.model_.matrix_decisions(X)
 
     def __sklearn_tags__(self) -> Any:

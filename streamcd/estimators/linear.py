@@ -35,7 +35,7 @@ class LinearSVC(LinearClassifier):
     verbose : int
         Log messages, by the logger ``streamcd``.
     random_state : int, RandomState or None
-        Of the order of visits; None is 0.
+        Seed of the order of visits; None is 0.
     max_iter : int
         Passes over the data, at most.
     method : {"auto", "dual", "primal", "online"}
@@ -138,20 +138,10 @@ class LogisticRegression(LinearClassifier):
     l1_ratio : {0.0, None}
     dual : {False}
         `method` says what is done.
-    tol : float
-        Relative duality gap at which to stop, ``(primal - dual) / primal``.
     fit_intercept : bool
     intercept_scaling : {1}
-    class_weight : dict or "balanced", optional
-        Factor of C for the rows of a label, in the problem of every class.
-    random_state : int, RandomState or None
-        Of the order of visits; None is 0.
     solver : {"lbfgs"}
         Accepted without effect: `method` chooses the algorithm.
-    max_iter : int
-        Passes over the data, at most.
-    verbose : int
-        Log messages, by the logger ``streamcd``.
     warm_start : {False}
     n_jobs : int or None
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
@@ -159,25 +149,15 @@ class LogisticRegression(LinearClassifier):
     method : {"auto", "dual", "primal", "online"}
         As in `streamcd.train`; ``"auto"`` is primal with an intercept, which the dual method would penalise, else dual.
         Primal methods read the column layout, which is made where a dataset has none.
-    memory : int or str
-        Bound on the process's memory, as far as training takes it; see docs/estimators.md.
-    workdir : path, optional
-        Where fits to a dataset keep their runs: the same fit goes on with its run there. A temporary directory by default.
-        Arrays never need one.
+    tol, class_weight, random_state, max_iter, verbose, memory, workdir
+        As in `LinearSVC`.
 
     Attributes
     ----------
-    coef_ : ndarray of float64, shape (1 or n_classes, n_features)
-    intercept_ : ndarray of float64, shape (1 or n_classes,)
-    classes_ : ndarray, shape (n_classes,)
     n_iter_ : ndarray of int, shape (1 or n_classes,)
         Passes of every class.
-    dual_gap_ : float
-        Largest relative duality gap of a class, certified.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str, shape (n_features,)
-        Where it was fitted to a frame with names.
-    model_ : streamcd.Model
+    coef_, intercept_, classes_, dual_gap_, n_features_in_, feature_names_in_, model_
+        As in `LinearSVC`.
 
     Examples
     --------
@@ -265,40 +245,20 @@ class TwinSVC(LinearClassifier):
     ridge : float
         The factor r; below 1 method dual is slow.
     slack : {"hinge", "squared_hinge"}
-    tol : float
-        Relative duality gap at which to stop, ``(primal - dual) / primal``.
     fit_intercept : bool
         Append a constant feature 1; its weight is penalised.
-    class_weight : dict or "balanced", optional
-        Factor of C for the rows of a label.
-    verbose : int
-        Log messages, by the logger ``streamcd``.
-    random_state : int, RandomState or None
-        Of the order of visits; None is 0.
-    max_iter : int
-        Passes over the data, at most.
     method : {"auto", "dual", "sor"}
         As in `streamcd.train`; ``"auto"`` is dual.
-    memory : int or str
-        Bound on the process's memory, as far as training takes it; see docs/estimators.md.
-    workdir : path, optional
-        Where fits to a dataset keep their runs: the same fit goes on with its run there. A temporary directory by default.
-        Arrays never need one.
+    tol, class_weight, random_state, max_iter, verbose, memory, workdir
+        As in `LinearSVC`.
 
     Attributes
     ----------
     coef_ : ndarray of float64, shape (n_classes, n_features)
         The planes, one for each class, also with two classes.
     intercept_ : ndarray of float64, shape (n_classes,)
-    classes_ : ndarray, shape (n_classes,)
-    n_iter_ : int
-        Passes of the slowest class.
-    dual_gap_ : float
-        Largest relative duality gap of a class, certified.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str, shape (n_features,)
-        Where it was fitted to a frame with names.
-    model_ : streamcd.Model
+    classes_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
+        As in `LinearSVC`.
 
     Examples
     --------

@@ -229,7 +229,7 @@ class TableEncoder:
         codes = np.empty((len(layout.columns) - n_numbers, n_rows), np.int64)
         for (number, column), line in zip(layout.columns, layout.lines.tolist(), strict=True):
             if column.kind == "number":
-                values[line] = self._numbers(block, column.name)
+                values[line] = numbers_of(self._column(block, column.name, "number"))
             else:
                 codes[line] = self._codes(block, number, column)
         room = self._room(n_rows, n_rows * len(layout.columns))
@@ -242,22 +242,17 @@ class TableEncoder:
         indptr, index, value = room
         return indptr, index[: indptr[-1]], value[: indptr[-1]]
 
-    def _numbers(self, block: Any, name: str) -> np.ndarray:
+    def _column(self, block: Any, name: str, kind: str) -> Any:
         array = block.column(name)
-        if type_name(array.type) not in ("number", "nothing"):
+        if type_name(array.type) not in (kind, "nothing"):
             raise DataError(
-                f"{self.message(0)}: column {name!r}: expected numbers, found {array.type}; "
+                f"{self.message(0)}: column {name!r}: expected {kind}s, found {array.type}; "
                 "give the column the type that it has elsewhere"
             )
-        return numbers_of(array)
+        return array
 
     def _codes(self, block: Any, number: int, column: Column) -> np.ndarray:
-        array = block.column(column.name)
-        if type_name(array.type) not in ("string", "nothing"):
-            raise DataError(
-                f"{self.message(0)}: column {column.name!r}: expected strings, found {array.type}; "
-                "give the column the type that it has elsewhere"
-            )
+        array = self._column(block, column.name, "string")
         found = dictionary_of(array)
         if found is None:
             return self._string_codes(number, column, *strings_of(array))

@@ -23,9 +23,9 @@ from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import BY_TIME
-from .config import ProblemOptions, ResolvedRun, TrainOptions, read_config, reopen, write_config
+from .config import ProblemOptions, ResolvedRun
 from .held_out import HeldOut, held_out_rows
-from .lane_groups import resolve
+from .lane_groups import resolve_part
 
 N_FOLDS = 5
 FOLDER = "calibration"
@@ -58,7 +58,7 @@ def fit_calibration(
     part = directory.part(FOLDER)
     fitted = part.path / _FITTED
     if not fitted.exists():
-        folds = _folds(part, run)
+        folds = resolve_part(part, run, replace(run.options, folds=N_FOLDS))
         run_path = str(directory.path)
         outcome = train_groups(part, folds, None, session, shown_as=run_path, stage="calibration: ")
         if (outcome.lanes["reason"] == BY_TIME).any():
@@ -72,20 +72,6 @@ def fit_calibration(
         return {float(C): np.array(sigmoids, dtype=np.float64) for C, sigmoids in found.items()}
     except (ValueError, AttributeError):
         raise CheckpointError(f"{fitted}: damaged; remove it, and 'streamcd resume' makes it again") from None
-
-
-def _folds(part: checkpoint.Run, run: ResolvedRun) -> ResolvedRun:
-    config = run.config
-    if (part.path / "config.json").exists():
-        return reopen(
-            part.path, replace(read_config(part.path), rule=config.rule, dataset=config.dataset), run.dataset
-        )
-    asked = TrainOptions(
-        replace(run.options, folds=N_FOLDS), config.memory, config.checkpoint_every, config.rule
-    )
-    folds = resolve(run.dataset, asked, Listener())
-    write_config(part, folds.config)
-    return folds
 
 
 def _fit(path: Path, folds: ResolvedRun, listener: Listener) -> dict[float, np.ndarray]:

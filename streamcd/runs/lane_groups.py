@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,19 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
 from ..solvers.registry import reads_columns
 from ..stream.memory_plan import Plan, describe_plan, make_plan
-from .config import ResolvedRun, RunConfig, Search, TrainOptions, lanes_together, versions
+from ..training.checkpoint import Run
+from .config import (
+    ProblemOptions,
+    ResolvedRun,
+    RunConfig,
+    Search,
+    TrainOptions,
+    lanes_together,
+    read_config,
+    reopen,
+    versions,
+    write_config,
+)
 
 _LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer converge slowly
 
@@ -56,6 +69,19 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         cache=asked.cache,
     )
     return ResolvedRun(config, dataset, problem)
+
+
+def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options: Any) -> ResolvedRun:
+    """Plan a part of a run, or reopen it if it was begun; it has the run's memory and stopping rule."""
+    config = run.config
+    if (part.path / "config.json").exists():
+        found = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
+        resolved = reopen(part.path, found, run.dataset)
+    else:
+        asked = TrainOptions(problem, config.memory, config.checkpoint_every, config.rule, **options)
+        resolved = resolve(run.dataset, asked, Listener())
+    write_config(part, resolved.config)
+    return resolved
 
 
 def _plan_groups(

@@ -20,9 +20,9 @@ from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
-from .config import ResolvedRun, TrainOptions, read_config, reopen, write_config
+from .config import ResolvedRun, write_config
 from .held_out import held_out_rows, predicted_classes
-from .lane_groups import resolve
+from .lane_groups import resolve_part
 from .previous_run import PreviousRun
 
 
@@ -59,24 +59,10 @@ def _warn_of_open_folds(outcome: Outcome, listener: Listener) -> None:
 
 def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, session: Session) -> Result:
     """Train on all rows with the best C, from the folds' solutions."""
-    part, config = directory.part("best"), search.config
-    if (part.path / "config.json").exists():
-        run = reopen(
-            part.path,
-            replace(read_config(part.path), rule=config.rule, dataset=config.dataset),
-            search.dataset,
-        )
-    else:
-        asked = TrainOptions(
-            replace(search.options, C=(best,), folds=0),
-            config.memory,
-            config.checkpoint_every,
-            config.rule,
-            start_from=str((directory.path / "folds").resolve()),
-        )
-        run = resolve(search.dataset, asked, Listener())
-    write_config(part, run.config)
-    previous = PreviousRun(directory.path / "folds", search, run)
+    part, folds = directory.part("best"), directory.path / "folds"
+    options = replace(search.options, C=(best,), folds=0)
+    run = resolve_part(part, search, options, start_from=str(folds.resolve()))
+    previous = PreviousRun(folds, search, run)
     return carry_out(part, run, previous, session, model_path=directory.model_path)
 
 

@@ -254,8 +254,7 @@ class DualSolver(RowSolver):
         step = max(_NEW_VALUES // n_lanes, 1)
         for first in range(start, stop, step):
             rows = slice(first, min(first + step, stop))
-            cost = self.problem.cost[arena.code[rows]] * arena.weight[rows, None]
-            cost[arena.fold[rows, None] == self.problem.lane_fold] = 0.0
+            cost = self.problem.row_costs(arena.code[rows], arena.weight[rows], arena.fold[rows])
             alpha = np.minimum(1e-3 * cost, 1e-8)
             arena.alpha[rows, :n_lanes] = alpha
             arena.alpha[rows, n_lanes : 2 * n_lanes] = cost - alpha

@@ -96,6 +96,12 @@ class Problem:
             lane_fold=self.lane_fold[chosen],
         )
 
+    def row_costs(self, code: np.ndarray, weight: np.ndarray, fold: np.ndarray) -> np.ndarray:
+        """Return C_i of rows in every lane, (rows, lanes); 0 where a lane leaves a row out; `code` holds their classes."""
+        cost = self.cost[code] * weight[:, None]
+        cost[fold[:, None] == self.lane_fold] = 0.0
+        return cost
+
     @property
     def loss_code(self) -> int:
         """Constant of the loss in kernels."""
@@ -317,8 +323,7 @@ def _listed(labels: np.ndarray) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-
-# Reference implementation in plain numpy; slow, for tests and reports only
+# Terms of rows in plain numpy: slow, for predictions and warm starts
 
 
 def row_loss(loss: str, t: np.ndarray) -> np.ndarray:

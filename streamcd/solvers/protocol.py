@@ -143,37 +143,30 @@ class Solver(Protocol):
     @property
     def problem(self) -> Problem:
         """Lanes to solve."""
-        ...
 
     @property
     def layout(self) -> Any:
         """`memory_plan.Layout` of the data, with the sizes of the state per row."""
-        ...
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the state in memory, without per-row arrays."""
-        ...
 
     @property
     def rows_bytes(self) -> int:
         """Bytes of per-row arrays kept in memory."""
-        ...
 
     @property
     def more_memory(self) -> Mapping[str, Any]:
         """Additional memory, as ``needs`` and ``advice`` of `memory_plan.make_plan`."""
-        ...
 
     @property
     def paging(self) -> Paging | None:
         """Memory needed to keep the per-row arrays in a file; None if there are none."""
-        ...
 
     @property
     def warm_start(self) -> Start:
         """Content of a warm start."""
-        ...
 
     def page_rows(self, folder: Path, page_rows: int) -> Any:
         """Keep the per-row arrays in a file, in pages of `page_rows` rows; must be called before `new_state`.
@@ -183,31 +176,24 @@ class Solver(Protocol):
         row_scores.PagedRows or None
             None if `page_rows` is 0, or there are no per-row arrays.
         """
-        ...
 
     def new_state(self) -> State:
         """Return the state before the first read."""
-        ...
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set the dual variables of rows that were never visited."""
-        ...
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Reactivate shrunk rows in lanes whose `restore` flag is set for this read."""
-        ...
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile kernels, or load them from the cache, before windows are allocated."""
-        ...
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Visit the items of a window once, in a random order that is a function of `key`."""
-        ...
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set thresholds and inner tolerances of the lanes that trained, from `state.totals`."""
-        ...
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane after a read at fixed w (phase `CERTIFY`).
@@ -215,23 +201,18 @@ class Solver(Protocol):
         Arrays by name: ``primal``, ``dual``, ``gap``, ``violation``; ``rounding`` and ``primal_rounding`` bound the errors
         of gap and primal objective by rounding.
         """
-        ...
 
     def violation(self, state: State) -> np.ndarray:
         """Return LIBLINEAR's measure of each lane's violation of optimality, from the sums of the read that ended."""
-        ...
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Replace quantities that drift while these lanes train by those that the read at fixed w has summed."""
-        ...
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate every lane's gap after a training read of the lanes `trained`, from `state.totals`."""
-        ...
 
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Estimate every lane's primal objective after a training read, given the estimates of the gap."""
-        ...
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..core.errors import UsageError
 
@@ -17,9 +17,15 @@ if TYPE_CHECKING:
     from .problem import Problem
     from .protocol import Solver
 
-Factory = Callable[["Problem", "Dataset", int, "float | str", "float | str"], "Solver"]
-"""Factory of a solver, from a problem, a dataset, a seed, omega (1 if the solver does not relax) and acceleration (auto,
-none or a kappa)."""
+
+class SolverRequest(NamedTuple):
+    """Arguments from which a solver is made."""
+
+    problem: Problem
+    dataset: Dataset
+    seed: int
+    omega: float | str  # 1 if the solver does not relax
+    acceleration: float | str  # auto, none or a kappa
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class SolverEntry:
     loss: str
     method: str
     layout: Literal["rows", "columns"]  # the table that it reads
-    factory: Factory
+    factory: Callable[[SolverRequest], Solver]
     liblinear: int | None = None  # LIBLINEAR's ``-s`` number of the same problem and method
     relaxes: bool = False  # its steps have a closed form, to which omega applies
     # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes
@@ -43,44 +49,45 @@ class SolverEntry:
         return f"{self.loss} by {self.method}"
 
 
-def _dual(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
-) -> Solver:
+def _dual(asked: SolverRequest) -> Solver:
     from .dual import DualSolver
 
-    return DualSolver(problem, omega, _proximal_point(problem, dataset, acceleration))
+    return DualSolver(asked.problem, asked.omega, _proximal_point(asked))
 
 
-def _crammer_singer(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
-) -> Solver:
+def _crammer_singer(asked: SolverRequest) -> Solver:
     from .crammer_singer import CrammerSingerSolver
 
-    return CrammerSingerSolver(problem, _proximal_point(problem, dataset, acceleration))
+    return CrammerSingerSolver(asked.problem, _proximal_point(asked))
 
 
-def _twin_sor(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
-) -> Solver:
+def _twin_sor(asked: SolverRequest) -> Solver:
     from .twin_sor import TwinSorSolver
 
-    return TwinSorSolver(problem, omega)
+    return TwinSorSolver(asked.problem, asked.omega)
 
 
-def _primal(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
-) -> Solver:
+def _primal(asked: SolverRequest) -> Solver:
     from .primal import PrimalSolver
 
-    return PrimalSolver(problem, dataset, seed, extrapolates=acceleration != "none")
+    return PrimalSolver(*asked[:3], extrapolates=asked.acceleration != "none")
 
 
-def _online(
-    problem: Problem, dataset: Dataset, seed: int, omega: float | str, acceleration: float | str
-) -> Solver:
+def _online(asked: SolverRequest) -> Solver:
     from .primal import OnlineSolver
 
-    return OnlineSolver(problem, dataset, seed, extrapolates=acceleration != "none")
+    return OnlineSolver(*asked[:3], extrapolates=asked.acceleration != "none")
+
+
+def _proximal_point(asked: SolverRequest) -> Acceleration | None:
+    from .acceleration import Acceleration
+
+    if asked.acceleration == "none":
+        return None
+    norms = asked.dataset.manifest.get("row_norms") or {}
+    assert asked.dataset.class_counts is not None, "a problem has classes"
+    mean_square = norms.get("mean_square")
+    return Acceleration(asked.problem, asked.acceleration, asked.dataset.class_counts, mean_square)
 
 
 SOLVERS = (
@@ -133,18 +140,8 @@ def make_solver(
             f"--unpenalized-bias is for --method {ways}, found {method}; "
             "or give --bias a larger value, which is penalised less"
         )
-    return find_solver(problem.loss, method).factory(problem, dataset, seed, omega, acceleration)
-
-
-def _proximal_point(problem: Problem, dataset: Dataset, asked: float | str) -> Acceleration | None:
-    from .acceleration import Acceleration
-
-    if asked == "none":
-        return None
-
-    norms = dataset.manifest.get("row_norms") or {}
-    assert dataset.class_counts is not None, "a problem has classes"
-    return Acceleration(problem, asked, dataset.class_counts, norms.get("mean_square"))
+    asked = SolverRequest(problem, dataset, seed, omega, acceleration)
+    return find_solver(problem.loss, method).factory(asked)
 
 
 def reads_columns(method: str) -> bool:
