@@ -87,7 +87,7 @@ def timed(
     before, started = ask(address, "count"), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dataset = streamcd.open(URL)
+        dataset = streamcd.open(URL, cache=cache)
         plan = Plan(dataset.n_entries // n_windows, dataset.n_rows, resident=False, readers=2)
         streamcd.train(dataset, Path(folder) / "run", tol=1e-12, max_passes=n_passes, plan=plan)
         seconds = time.monotonic() - started

@@ -104,7 +104,7 @@ class CachedRanges(Ranges):
 
     def read(self, url: Url, offset: int, n_bytes: int) -> bytes:
         """Read a range from the cache, or from its URL into the cache."""
-        path = self._path(url, offset)
+        path = self._path(url, offset, n_bytes)
         found = self._load(path, n_bytes)
         if found is None:
             found = url.read(offset, n_bytes)
@@ -112,13 +112,13 @@ class CachedRanges(Ranges):
                 self._store(path, found)
         return found
 
-    def forget(self, url: Url, offset: int) -> None:
+    def forget(self, url: Url, offset: int, n_bytes: int) -> None:
         """Remove a range that is not what the table says: it came so from its URL, and may come right the next time."""
-        self._path(url, offset).unlink(missing_ok=True)
+        self._path(url, offset, n_bytes).unlink(missing_ok=True)
 
-    def _path(self, url: Url, offset: int) -> Path:
+    def _path(self, url: Url, offset: int, n_bytes: int) -> Path:
         *_, folder, name = url.text.split("/")
-        return self._folder / f"{folder}-{name}-{offset}"
+        return self._folder / f"{folder}-{name}-{offset}-{n_bytes}"
 
     def _load(self, path: Path, n_bytes: int) -> bytes | None:
         try:

@@ -303,7 +303,7 @@ class Ranges:
         """Read a range, or as much of it as there is."""
         return url.read(offset, n_bytes)
 
-    def forget(self, url: Url, offset: int) -> None:
+    def forget(self, url: Url, offset: int, n_bytes: int) -> None:
         """Take note that a range was not what it should be: it may come right the next time."""
 
 

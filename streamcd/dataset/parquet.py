@@ -269,7 +269,7 @@ class OpenParts:
             return
         if isinstance(self._path, Url):
             most = storage.AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else storage.SHARED_AHEAD_BYTES
-            self._ahead = ReadAhead(most, self.ranges, storage.REQUESTS_AT_A_TIME)
+            self._ahead = ReadAhead(most, self.ranges.read, storage.REQUESTS_AT_A_TIME)
         else:
             self._ahead = ReadAhead(ahead_bytes)
 
@@ -315,7 +315,7 @@ class OpenParts:
                 data = part.fetch(offset, n_bytes) if data is None else data
                 if zlib.crc32(data) != crc:
                     if isinstance(part.path, Url):
-                        self.ranges.forget(part.path, offset)
+                        self.ranges.forget(part.path, offset, n_bytes)
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")
                 verify = part.begins_before(columns)
             part.set_read_ahead(None if data is None else (offset, memoryview(data)))

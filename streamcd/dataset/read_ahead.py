@@ -10,10 +10,10 @@ import errno
 import mmap
 import os
 from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-
-from ..core.storage import Ranges, Url
+from typing import Any
 
 AHEAD_BYTES = 6_000_000
 """Largest number of bytes read ahead, unless a single range is larger: a 1 MB chunk for each thread, one being decoded."""
@@ -51,19 +51,23 @@ class _Range:
         return -(-(self.offset + self.length - self.start) // _BLOCK) * _BLOCK
 
 
+Fetch = Callable[[Any, int, int], bytes]
+"""Reads a range of what is named, as much as there is."""
+
+
 class ReadAhead:
     """Reader of announced ranges, in the order in which they were announced and will be taken.
 
     A range that cannot be read in this way (no direct reads on this file system, file too short or missing) is left to the
-    caller, whose own read reports the error. `ranges` reads those of URLs.
+    caller, whose own read reports the error. `fetch` reads ranges of what is no file.
     """
 
     def __init__(
-        self, ahead_bytes: int = AHEAD_BYTES, ranges: Ranges | None = None, n_threads: int = _THREADS
+        self, ahead_bytes: int = AHEAD_BYTES, fetch: Fetch | None = None, n_threads: int = _THREADS
     ) -> None:
-        self._limit, self._ranges = ahead_bytes, ranges
+        self._limit, self._fetch = ahead_bytes, fetch
         # false once the file system has refused a direct read
-        self.possible = ranges is not None or bool(_DIRECT)
+        self.possible = fetch is not None or bool(_DIRECT)
         self._coming: deque[_Range] = deque()  # announced and not taken yet
         self._announced: Counter[tuple[os.PathLike[str], int]] = Counter()  # keys of `_coming`
         self._waiting: deque[_Range] = deque()  # the end of `_coming`: not being read yet
@@ -131,7 +135,7 @@ class ReadAhead:
 
     def _read(self, wanted: _Range) -> bool:
         try:
-            return _read(wanted) if self._ranges is None else _copy(wanted, self._ranges)
+            return _read(wanted) if self._fetch is None else _copy(wanted, self._fetch)
         except OSError as error:  # the caller's own read reports it
             if error.errno == errno.EINVAL:
                 self.possible = False
@@ -147,11 +151,10 @@ class ReadAhead:
         return mmap.mmap(-1, size)
 
 
-def _copy(wanted: _Range, ranges: Ranges) -> bool:
+def _copy(wanted: _Range, fetch: Fetch) -> bool:
     """Fetch a range; true where all of it is there."""
     assert wanted.buffer is not None
-    assert isinstance(wanted.path, Url)
-    data = ranges.read(wanted.path, wanted.offset, wanted.length)
+    data = fetch(wanted.path, wanted.offset, wanted.length)
     shift = wanted.offset - wanted.start
     wanted.buffer[shift : shift + len(data)] = data
     return len(data) == wanted.length
