@@ -146,7 +146,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def remote(server: Server, local: Dataset) -> str:
-    return server.upload(local.path, "data")
+    return server.upload(local.path, "remote")
 
 
 def weights(run: Path) -> np.ndarray:
