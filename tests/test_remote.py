@@ -495,14 +495,16 @@ def test_a_search_in_a_bucket_gives_the_bits_of_the_disk(
 
 
 @pytest.mark.slow
-def test_workers_train_from_a_bucket_to_the_bits_of_the_disk(
+def test_workers_train_from_a_bucket_to_the_optimum_of_the_disk(
     server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
     """They share a cache, and take the credentials from the environment: no file of a run holds them."""
-    options: dict[str, Any] = {"workers": 2, "max_passes": 4, "memory": "2GB"}
-    streamcd.train(local.path, tmp_path / "near", **options)
-    streamcd.train(remote, tmp_path / "far", cache=tmp_path / "cache", **options)
-    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
+    near = streamcd.train(local, tmp_path / "near", tol=1e-5)
+    far = streamcd.train(
+        remote, tmp_path / "far", tol=1e-5, workers=2, memory="2GB", cache=tmp_path / "cache"
+    )
+    assert far.converged
+    assert far.primal_objective == pytest.approx(near.primal_objective, rel=2e-5)
     assert list((tmp_path / "cache").glob("*/entries-part-*"))
     assert not any(b"secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 

@@ -263,6 +263,7 @@ class RunConfig:
             ("dataset", self.dataset),
             ("start_from", self.start_from),
             ("validation", self.validation),
+            ("cache", self.cache and self.cache.directory),
         ):
             if "\0" in (path or ""):
                 raise UsageError(f"{name}: expected a path, found {path!r}")
