@@ -24,8 +24,10 @@ from typing import Any
 from numba import config, njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.runtime import rtsys
 
 _HAS_KERNELS = re.compile(rb"^from (numba|\.[.\w]*compile) import", re.MULTILINE)
+_WORDS = b"compile import", b"numba import"  # of which it has one; they are found faster
 
 
 def _digest(package: Path) -> str:
@@ -33,7 +35,7 @@ def _digest(package: Path) -> str:
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
-        if _HAS_KERNELS.search(text):
+        if any(word in text for word in _WORDS) and _HAS_KERNELS.search(text):
             found.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
     return found.hexdigest()
 
@@ -76,18 +78,31 @@ def compilation_told(tell: Callable[[int], None]) -> Iterator[None]:
         _told.remove(tell)
 
 
-class _Cache(FunctionCache):
-    _impl_class = _CacheImpl
+class _OwnFileCache(FunctionCache):
+    """A cache of numba's that loads compiled kernels without what only a compilation needs."""
+
+    _impl_class = CompileResultCacheImpl
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Look up a compiled kernel; if there is none, numba compiles it next."""
+        """Look up a compiled kernel; if there is none, numba compiles it next.
+
+        numba would first import its versions of Python's and numpy's functions, 0.2 s: a compiled kernel has them in it.
+        """
         global _n_compiled
-        found = super().load_overload(signature, target_context)
+        rtsys.initialize(target_context)  # its symbols, to which compiled code is linked
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(signature, target_context)
         if found is None:
+            _load_numba_without_scipy()
+            target_context.refresh()
             for tell in _told:
                 tell(_n_compiled)
             _n_compiled += 1
         return found
+
+
+class _Cache(_OwnFileCache):
+    _impl_class = _CacheImpl
 
 
 @functools.cache
@@ -112,7 +127,6 @@ def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signat
     numba writes index and data files without a lock: two processes that add signatures of one function at the same time may
     use the same data file for both.
     """
-    _load_numba_without_scipy()
     # numba's lock first, in the same order for all threads; callees are locked after callers
     with global_compiler_lock, ExitStack() as held:
         with suppress(OSError):  # where there is no writing or no locking, as with numba alone
@@ -135,18 +149,18 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     With reference counting, a visit of several lanes took 1.14 times as long (rows of 14 entries, 5 lanes).
     """
-    compiled = njit(nogil=True, _nrt=False)(function)
-    if not config.DISABLE_JIT:
-        # numba has no public way to say what else a kernel is made of; where it changes inside, a test fails (test_compile)
-        compiled._cache = _Cache(function)
-        compiled.compile = partial(_compile_alone, compiled.compile, compiled._cache._cache_file)
-    return compiled
+    return _with_cache(njit(nogil=True, _nrt=False)(function), _Cache)
 
 
 def cached(function: Callable[..., Any], **options: Any) -> Any:
     """Compile a function that uses no kernel or constant of another file; it may allocate."""
-    compiled = njit(cache=True, nogil=True, **options)(function)
+    return _with_cache(njit(nogil=True, **options)(function), _OwnFileCache)
+
+
+def _with_cache(compiled: Any, kind: type[FunctionCache]) -> Any:
     if not config.DISABLE_JIT:
+        # numba has no public way to say what else a kernel is made of; where it changes inside, a test fails (test_compile)
+        compiled._cache = kind(compiled.py_func)
         compiled.compile = partial(_compile_alone, compiled.compile, compiled._cache._cache_file)
     return compiled
 
