@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,13 @@ import pytest
 import quick_processes  # noqa: F401
 import scipy.sparse as sp
 from click.testing import CliRunner
+from crashing import CrashingProcess
 from threadpoolctl import threadpool_limits
 
 from streamcd.cli.commands import cli
+from streamcd.conversion import byte_sources
+from streamcd.core.process_pool import Workers
+from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset, open_dataset
 from tools.chunk_writer import ChunkWriter
 
@@ -25,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Every process that a test starts finds the source tree and this folder's `sitecustomize`.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-# The last digits of an inverse depend on the threads of BLAS, which some libraries change for the whole process.
+# Test processes have a processor each, and what the tests compare with is small: more threads of BLAS would only wait.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 threadpool_limits(1, user_api="blas")
 SUBPROCESS_ENVIRONMENT = dict(os.environ)
@@ -39,6 +45,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_xdist_auto_num_workers() -> int:
     """A worker for each processor that the tests may use, as far as there is work for them."""
     return min(len(os.sched_getaffinity(0)), 8)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules whose tests share processes come one after the other, so that one worker of pytest has them all."""
+    shared = {"lent_workers", "doomed"}
+    first = {item.path for item in items if shared & set(getattr(item, "fixturenames", ()))}
+    items.sort(key=lambda item: item.path not in first)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # half of the objects of a test process are modules and tests, which are no garbage
 
 
 @pytest.fixture(scope="session")
@@ -232,3 +249,55 @@ def streamcd_json(streamcd: Callable[..., subprocess.CompletedProcess[str]]) -> 
         return result
 
     return run
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes, which take longer to start than all of a test
+
+
+class LentWorkers:
+    """Worker processes that several calls use one after the other; the first call starts them."""
+
+    def __init__(self) -> None:
+        self._workers: Workers | None = None
+
+    def __call__(self, n_workers: int, listener: Listener, module: str) -> LentWorkers:
+        """Two processes do the work that is divided among `n_workers`."""
+        if self._workers is None:
+            self._workers = Workers(2, listener, "streamcd.conversion.pipeline")
+        self._workers.n_workers, self._workers.listener, self._workers._module = n_workers, listener, module
+        return self
+
+    def __enter__(self) -> Workers:
+        assert self._workers is not None
+        return self._workers
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def end(self) -> None:
+        if self._workers is not None:
+            self._workers.__exit__()
+
+
+@pytest.fixture(scope="session")
+def lent_workers() -> Iterator[LentWorkers]:
+    """Processes in place of those that a call with ``workers=2`` would start."""
+    workers = LentWorkers()
+    yield workers
+    workers.end()
+
+
+@pytest.fixture
+def lend(lent_workers: LentWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that have been started do the work of all calls with several workers; small files are cut as well."""
+    monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
+    for module in ("core.process_pool", "prediction.predict"):
+        monkeypatch.setattr(importlib.import_module(f"streamcd.{module}"), "Workers", lent_workers)
+
+
+@pytest.fixture(scope="session")
+def doomed() -> Iterator[CrashingProcess]:
+    """Runs a training in a process that dies when it is told to."""
+    with CrashingProcess() as process:
+        yield process

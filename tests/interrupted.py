@@ -17,6 +17,7 @@ def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     lines[0].pop("identity", None)
     for line in lines:
         del line["seconds"], line["bytes_read"]
+        line.pop("scratch_bytes", None)  # not of a run with workers
     model = run / "model" if (run / "model").exists() else run / "models"
     weights = sorted(model.rglob("weights.npy"))
     assert weights, f"{run} has no model"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import forking
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -72,6 +73,16 @@ def data(text, tmp_path) -> Path:
 def trained(data, tmp_path) -> Path:
     assert run("train", data, tmp_path / "run", "--tol", "1e-6").exit_code == 0
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def made(small_problem, tmp_path_factory) -> Path:
+    """A directory with text, its dataset and a run, for commands that change nothing."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "data.libsvm").write_text(libsvm_text(*small_problem("random")))
+    assert run("convert", folder / "data.libsvm", folder / "data").exit_code == 0
+    assert run("train", folder / "data", folder / "run", "--tol", "1e-6").exit_code == 0
+    return folder
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -238,8 +249,9 @@ def test_quiet_says_nothing_but_the_result(data, tmp_path):
 
 
 def test_standard_input_is_converted(text, tmp_path):
-    command = [sys.executable, "-m", "streamcd", "convert", "-", str(tmp_path / "data"), "--json"]
-    done = subprocess.run(command, input=text.read_text(), capture_output=True, text=True, check=True)
+    done = forking.run(
+        ["-m", "streamcd", "convert", "-", tmp_path / "data", "--json"], input=text.read_text()
+    )
     assert json.loads(done.stdout)["n_rows"] == 80
 
 
@@ -369,20 +381,12 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["train", "DATA", "TRAINED", "-C", "7"], "--force"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_status_2(
-    arguments, message, text, data, trained, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    places = {
-        "TEXT": text,
-        "DATA": data,
-        "TRAINED": trained,
-        "RUN": tmp_path / "new",
-        "OUT": tmp_path / "out",
-    }
-    before = sorted(os.listdir(tmp_path))
-    assert message in refused(*(places.get(argument, argument) for argument in arguments))
-    assert sorted(os.listdir(tmp_path)) == before
+def test_a_users_mistake_is_one_line_and_status_2(arguments, message, made, monkeypatch):
+    monkeypatch.chdir(made)
+    names = {"TEXT": "data.libsvm", "DATA": "data", "TRAINED": "run", "RUN": "new", "OUT": "out"}
+    before = sorted(made.rglob("*"))
+    assert message in refused(*(made / names[it] if it in names else it for it in arguments))
+    assert sorted(made.rglob("*")) == before
 
 
 def test_a_bad_line_is_named_by_file_and_number(tmp_path):
@@ -444,36 +448,29 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
 def test_a_full_disk_while_exporting_is_one_line_and_status_1(trained):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full on this system")
-    found = subprocess.run(
-        [sys.executable, "-m", "streamcd", "predict", str(trained.parent / "data"), str(trained), "-o", "-"],
-        stdout=open("/dev/full", "w"),  # noqa: SIM115 - closed with the process
-        stderr=subprocess.PIPE,
-        text=True,
-        env=SUBPROCESS_ENVIRONMENT,
-        check=False,
-    )
+    with open("/dev/full", "w") as full:
+        found = forking.run(
+            ["-m", "streamcd", "predict", trained.parent / "data", trained, "-o", "-"], stdout=full
+        )
     assert found.returncode == 1
     assert "No space left" in found.stderr
     assert "Traceback" not in found.stderr
 
 
 def test_a_reader_that_leaves_early_makes_no_noise(trained):
-    command = f"{sys.executable} -m streamcd predict {trained.parent / 'data'} {trained} -o - --quiet | true"
-    found = subprocess.run(
-        ["sh", "-c", command], capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=False
-    )
-    assert found.stderr == ""
+    command = ["-m", "streamcd", "predict", trained.parent / "data", trained, "-o", "-", "--quiet"]
+    out, into = os.pipe()
+    os.close(out)
+    try:
+        assert forking.run(command, stdout=into).stderr == ""
+    finally:
+        os.close(into)
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(data, tmp_path, signum, status):
     arguments = ["train", str(data), str(tmp_path / "run"), "--tol", "0", "--max-passes", "100000000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "streamcd", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=SUBPROCESS_ENVIRONMENT,
-    )
+    process = forking.Forked(["-m", "streamcd", *arguments], stdout=forking.DEVNULL, stderr=forking.PIPE)
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "log.jsonl").exists():
         assert process.poll() is None
@@ -553,10 +550,7 @@ def test_progress_without_a_total_gives_amount_and_rate():
 
 @pytest.mark.parametrize("command", ["tune", "predict", "evaluate", "convert"])
 def test_a_scheduler_is_refused_with_advice_where_it_is_not_used(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "streamcd", command, "a", "b", "--scheduler", "tcp://host:8786"],
-        capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent,
-    )  # fmt: skip
+    done = forking.run(["-m", "streamcd", command, "a", "b", "--scheduler", "tcp://host:8786"])
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert f"--scheduler is not for {command}: " in done.stderr

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forking
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -116,6 +117,7 @@ def test_result_does_not_depend_on_the_memory(
     assert files_of(make_columns(other, **SMALL)) == expected
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize(("gather", "sort_bytes"), [(3_000, 900), (10**6, 10**7)])
 def test_result_does_not_depend_on_the_workers(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: int, sort_bytes: int
@@ -152,6 +154,7 @@ def test_jobs_begin_where_parts_do(tmp_path: Path) -> None:
         assert begins[job.shard] in columns.unit_start
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("phase", ["scatter", "sort"])
 def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: str) -> None:
     """SIGKILL to the process that hands out the work, in either phase; asked again, it goes on, to the same bytes."""
@@ -167,10 +170,7 @@ def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: s
         "if __name__ == '__main__':\n"
         f"    transpose.make_columns({str(dataset.path)!r}, listener=Killer(), workers=2, **{SMALL!r})\n"
     )
-    script = dataset.path.with_name("script.py")
-    script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)])
-    assert done.returncode == -signal.SIGKILL
+    assert forking.run(["-c", code]).returncode == -signal.SIGKILL
     work = dataset.path / ".columns.partial"
     found = {"scatter": list(work.glob("run-*.index")), "sort": list(work.glob("sort-*.json"))}
     assert found[phase]
@@ -243,9 +243,9 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
         "        time.sleep(0.02 if progress.phase == 'scatter' else 5)\n"
         f"transpose.make_columns({str(dataset.path)!r}, listener=Slow(), chunk_size=200, shard_size=1500)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    process = forking.Forked(["-c", code], stdout=forking.PIPE)
     assert process.stdout is not None
-    while process.stdout.readline() != b"sort\n":
+    while process.stdout.readline() != "sort\n":
         pass
     with pytest.raises(LockError, match="another process"):
         make_columns(dataset, **SMALL)
@@ -335,6 +335,7 @@ def test_a_layout_that_counts_other_entries_is_refused_by_name(dataset: Dataset)
         open_columns(dataset)
 
 
+@pytest.mark.usefixtures("lend")
 def test_verify_names_damage(dataset: Dataset) -> None:
     """`Dataset.verify` used to say nothing of the columns; only the command looked at them."""
     columns = make_columns(dataset, **SMALL)
@@ -386,7 +387,7 @@ def test_ranges_of_chunks_are_checked_as_all_at_once(
     assert not sound.problem
     assert columns.place(bad) in whole.problem
     assert word in whole.problem
-    for cut in range(1, columns.n_chunks):
+    for cut in {1, bad - 1, bad, bad + 1, columns.n_chunks - 1} - {0, columns.n_chunks}:
         joined = verify_module._check_columns(columns, 0, cut)
         joined.join(verify_module._check_columns(columns, cut, columns.n_chunks))
         assert joined.problem == whole.problem

@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forking
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from forking import Forked
 
 from streamcd import convert as convert_function
 from streamcd import make_columns
@@ -219,7 +221,7 @@ def test_a_bucket_that_is_too_large_is_scattered_again(
 ) -> None:
     expected = convert(text_file, tmp_path / "whole")
     monkeypatch.setattr("streamcd.conversion.pipeline.MAX_BITS", 1)  # two buckets at a time
-    with_plan(sort_bytes=40_000, block_bytes=1000)
+    with_plan(sort_bytes=120_000)
     assert convert(text_file, tmp_path / "split").fingerprint == expected.fingerprint
 
 
@@ -247,11 +249,8 @@ def test_same_fingerprint_from_parts_compressed_or_standard_input(text_file: Pat
     (tmp_path / "parts" / "2").write_bytes(gzip.compress(b"".join(lines[1000:])))
     assert convert(tmp_path / "parts", tmp_path / "from parts").fingerprint == expected
     program = "import sys; from streamcd import convert; print(convert('-', sys.argv[1]).fingerprint)"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "from pipe")],
-        input=text_file.read_bytes(), capture_output=True, check=True, cwd=ROOT, timeout=120,
-    )  # fmt: skip
-    assert done.stdout.decode().strip() == expected
+    done = forking.run(["-c", program, tmp_path / "from pipe"], input=text_file.read_bytes())
+    assert done.stdout.strip() == expected
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -399,25 +398,25 @@ def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> 
         np.testing.assert_allclose(found[name], column, rtol=1e-12, atol=1e-15, err_msg=name)
 
 
-@pytest.mark.parametrize("memory_bytes", [80, 400, 5000, 10**6])
+@pytest.mark.parametrize("memory_bytes", [80, 400, 1500, 10**6])
 def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     chunks = [
-        (i // 7, rng.integers(0, 2**40, 200) % rng.integers(1, 900, 200), rng.standard_normal(200))
+        (i // 7, rng.integers(0, 2**40, 200) % rng.integers(1, 60, 200), rng.standard_normal(200))
         for i in range(20)
     ]
 
     def by_ranges(width: int) -> list[dict[str, np.ndarray]]:
         found = []
-        for start in range(0, 900, width):
-            statistics = RangeStatistics(start, min(start + width, 900))
+        for start in range(0, 60, width):
+            statistics = RangeStatistics(start, min(start + width, 60))
             for entries in chunks:
                 statistics.add(*entries)
             found += statistics.columns(70)
         return list(in_groups(found))
 
     scattered = in_groups(_scattered_statistics(lambda: chunks, 70, memory_bytes, tmp_path / "run"))
-    (expected,) = by_ranges(900)
+    (expected,) = by_ranges(60)
     for (same,) in (by_ranges(max(memory_bytes // STATISTICS_BYTES, 1)), list(scattered)):
         for name, column in expected.items():
             assert np.array_equal(column, same[name]), name
@@ -551,13 +550,9 @@ convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True)
 @pytest.fixture
 def conversion_in_progress(text_file: Path, tmp_path: Path) -> Any:
     """A process that is about to write its second chunk."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_CONVERSION, str(text_file), str(tmp_path / "data")],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-    )
+    process = Forked(["-c", SLOW_CONVERSION, text_file, tmp_path / "data"], stdout=forking.PIPE)
     assert process.stdout is not None
-    assert process.stdout.readline() == b"written\n"
+    assert process.stdout.readline() == "written\n"
     yield process
     process.kill()
     process.wait()
@@ -565,7 +560,7 @@ def conversion_in_progress(text_file: Path, tmp_path: Path) -> Any:
 
 
 def test_a_killed_conversion_leaves_no_dataset_and_the_next_one_is_clean(
-    conversion_in_progress: subprocess.Popen[bytes], text_file: Path, tmp_path: Path
+    conversion_in_progress: Forked, text_file: Path, tmp_path: Path
 ) -> None:
     conversion_in_progress.send_signal(signal.SIGKILL)
     conversion_in_progress.wait()
@@ -580,16 +575,14 @@ def test_a_killed_conversion_leaves_no_dataset_and_the_next_one_is_clean(
 
 
 def test_a_second_conversion_to_the_same_place_is_refused(
-    conversion_in_progress: subprocess.Popen[bytes], text_file: Path, tmp_path: Path
+    conversion_in_progress: Forked, text_file: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(EnvironmentFailure, match="another conversion writes this dataset"):
         convert(text_file, tmp_path / "data")
     assert conversion_in_progress.poll() is None
 
 
-def test_an_interrupted_conversion_cleans_up(
-    conversion_in_progress: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_an_interrupted_conversion_cleans_up(conversion_in_progress: Forked, tmp_path: Path) -> None:
     conversion_in_progress.send_signal(signal.SIGINT)
     conversion_in_progress.wait(60)
     assert [path.name for path in tmp_path.iterdir()] == ["text.libsvm"]
@@ -681,19 +674,29 @@ print(peak_memory_bytes(), dataset.fingerprint)
 """
 
 
-def converted_in_a_process(source: Path, dest: Path, memory: str, cache: Path) -> tuple[int, str]:
-    """Peak resident bytes by the kernel's account, compilation of the parser included, and fingerprint."""
+def converted_in_a_process(
+    source: Path, dest: Path, memory: str, cache: Path | None = None
+) -> tuple[int, str]:
+    """Peak resident bytes by the kernel's account, and fingerprint; in an empty `cache` the parser is compiled first."""
+    environment = os.environ if cache is None else {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
     done = subprocess.run(
         [sys.executable, "-c", CONVERT_AND_MEASURE, str(source), str(dest), memory],
-        stdout=subprocess.PIPE, check=True, cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": str(cache)}, timeout=600,
+        stdout=subprocess.PIPE, check=True, cwd=ROOT, env=environment, timeout=600,
     )  # fmt: skip
     peak, fingerprint = done.stdout.decode().split()
     return int(peak), fingerprint
 
 
-def test_a_conversion_of_a_megabyte_stays_under_the_least_budget(text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cache", [None, pytest.param("cache", marks=pytest.mark.slow)], ids=["compiled", "to be compiled"]
+)
+def test_a_conversion_of_a_megabyte_stays_under_the_least_budget(
+    cache: str | None, text_file: Path, tmp_path: Path
+) -> None:
     least = RESERVED_BYTES + _LEAST_BYTES + 10_000_000
-    peak, _ = converted_in_a_process(text_file, tmp_path / "data", str(least), tmp_path / "cache")
+    peak, _ = converted_in_a_process(
+        text_file, tmp_path / "data", str(least), None if cache is None else tmp_path / cache
+    )
     assert peak < least
 
 
@@ -714,24 +717,16 @@ def test_weights_without_end_stay_under_the_budget(text_file: Path, tmp_path: Pa
 def test_scales_of_the_training_side_stay_under_the_budget(text_file: Path, tmp_path: Path) -> None:
     """They are in memory twice, for the coordinator and for the work, and were counted once."""
     (tmp_path / "wide").write_text("1 1:1 10000000:2\n-1 2:1\n")
-    convert(tmp_path / "wide", tmp_path / "trained", scale="maxabs")
-    program = CONVERT_AND_MEASURE.replace("dataset = convert", "try: dataset = convert")
-    program = program.replace(
-        "sys.argv[3])", "sys.argv[3], like=sys.argv[4])\nexcept Exception as e: sys.exit(str(e))"
-    )
-
-    def run(memory: int) -> subprocess.CompletedProcess[str]:
-        arguments = [text_file, tmp_path / f"to {memory}", str(memory), tmp_path / "trained"]
-        cold = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / str(memory))}
-        return subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT, env=cold, timeout=300
-        )  # fmt: skip
-
-    refused = run(410_000_000)
-    assert "160 MB scales of the features" in refused.stderr, refused.stdout
-    done = run(490_000_000)
+    trained = convert(tmp_path / "wide", tmp_path / "trained", scale="maxabs").path
+    with pytest.raises(UsageError, match="160 MB scales of the features"):
+        convert(text_file, tmp_path / "refused", memory="410MB", like=trained)
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERT_AND_MEASURE.replace("argv[3])", "argv[3], like=sys.argv[4])"),
+         str(text_file), str(tmp_path / "data"), "490MB", str(trained)],
+        capture_output=True, text=True, cwd=ROOT, timeout=300,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[0]) < 490_000_000
+    assert 160e6 < int(done.stdout.split()[0]) < 490e6
 
 
 @pytest.mark.slow

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from types import SimpleNamespace
 
 import pytest
 from conftest import SUBPROCESS_ENVIRONMENT
+from forking import DEVNULL, PIPE, Forked
 
+from streamcd.cli import demo
 from streamcd.cli.demo import DemoSize, run_demo
 from streamcd.core.errors import EnvironmentFailure, UsageError
 
@@ -28,8 +31,19 @@ SMALL = DemoSize(
 )
 
 
-def test_the_killed_training_resumes_to_the_same_weights_and_nothing_is_left(tmp_path, monkeypatch):
+def forked(command, cwd, stdout, env, text):
+    """Start a step of the demo."""
+    assert command[0] == sys.executable
+    return Forked(command[1:], cwd=cwd, stdout=stdout, env=env)
+
+
+def test_the_killed_training_resumes_to_the_same_weights_and_nothing_is_left(
+    tmp_path, monkeypatch, lent_workers
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(demo, "Workers", lent_workers)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(Popen=forked, PIPE=PIPE))
     result = run_demo(size=SMALL)
     assert result.ok
     assert 0 < result.killed_in_pass <= result.passes == result.passes_after_resume
@@ -54,8 +68,7 @@ def test_too_little_disk_is_said_before_anything_is_made(tmp_path):
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_demo_cleans_up(tmp_path, signum, status):
     environment = {**SUBPROCESS_ENVIRONMENT, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "streamcd", "demo"]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    process = Forked(["-m", "streamcd", "demo"], env=environment, stdout=DEVNULL, stderr=PIPE)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("*/train/*")):
         assert time.monotonic() < deadline

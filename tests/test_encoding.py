@@ -45,6 +45,7 @@ class Warnings(Listener):
         self.found.append(text)
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("name", ["new.csv", "new.parquet", "new.arrow"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_new_table_is_predicted_as_the_dataset_is(

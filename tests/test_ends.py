@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -17,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import SUBPROCESS_ENVIRONMENT
+from forking import DEVNULL, PIPE, Forked
 from small_datasets import random_rows, write_dataset
 
 import streamcd
@@ -131,12 +129,11 @@ def test_a_target_of_regression_is_warned_of_at_once(tmp_path):
 # The command line
 
 
-def start(*arguments: object, **options) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "streamcd", *map(str, arguments)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=SUBPROCESS_ENVIRONMENT, **options)
+def start(*arguments: object, **options) -> Forked:
+    return Forked(["-m", "streamcd", *arguments], stderr=PIPE, **{"stdout": DEVNULL, **options})
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: Forked) -> None:
     deadline = time.monotonic() + 60
     while not path.exists():
         assert process.poll() is None, process.stderr

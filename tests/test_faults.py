@@ -16,13 +16,26 @@ from tools.faults.damage import DAMAGES, damage
 from tools.faults.injection import HOWS, FaultyFiles
 from tools.faults.text import mutated
 from tools.faults.trials import Finding, Row, run_attack, table
+from tools.faults.workspace import Workspace, load_kernels, make_workspace
 
-SHORT = {"operations": 30, "damage": 12, "metadata": 8, "text": 2}
-"""Kinds with nothing lost or wrong, and trials of each; about 20 s in all, most of it for what they begin with."""
+SHORT = {"operations": 15, "damage": 12, "metadata": 8, "text": 2}
+"""Kinds with nothing lost or wrong, and trials of each; half of their time is for what they begin with."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """What all begin with, made once."""
+    load_kernels()
+    return make_workspace(tmp_path_factory.mktemp("made"))
 
 
 @pytest.mark.parametrize("kind", SHORT)
-def test_a_short_run_loses_nothing_and_gives_no_wrong_result(kind: str) -> None:
+def test_a_short_run_loses_nothing_and_gives_no_wrong_result(
+    kind: str, made: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("file_operations", "damage", "metadata"):
+        monkeypatch.setattr(f"tools.faults.{module}.make_workspace", lambda place: made)
+        monkeypatch.setattr(f"tools.faults.{module}.load_kernels", lambda: None)
     row = run_attack(KINDS[kind](), kind, seed=1, first=0, count=SHORT[kind], jobs=1)
     assert row.tried == SHORT[kind]
     assert [failure for failure in row.failures if failure[1].column in ("lost", "wrong", "ugly")] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,19 +15,28 @@ from streamcd.cli.commands import cli
 from streamcd.core.errors import StreamcdError
 
 
-@pytest.fixture
-def here(small_problem, tmp_path, monkeypatch) -> Path:
+@pytest.fixture(scope="module")
+def made(small_problem, tmp_path_factory) -> Path:
     """A directory with text, data, a run on it, its model as text, and a file of somebody else."""
+    folder = tmp_path_factory.mktemp("made")
+    with contextlib.chdir(folder):
+        Path("text").write_text(libsvm_text(*small_problem("random")))
+        for line in (
+            "convert text data",
+            "train data run",
+            "export run model.txt",
+            "predict text run -o p.parquet",
+        ):
+            assert succeeds(line)
+        Path("letter").write_text("Dear all\n")
+    return folder
+
+
+@pytest.fixture
+def here(made, tmp_path, monkeypatch) -> Path:
+    """A copy of it, to work in."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    Path("text").write_text(libsvm_text(*small_problem("random")))
-    for line in (
-        "convert text data",
-        "train data run",
-        "export run model.txt",
-        "predict text run -o p.parquet",
-    ):
-        assert succeeds(line)
-    Path("letter").write_text("Dear all\n")
     return tmp_path
 
 

@@ -47,7 +47,7 @@ DOORS = {
     "numba": "kernels/ conversion/decimals conversion/libsvm",
     "llvmlite": "kernels/primitives conversion/decimals",
     "pyarrow": "dataset/ conversion/",
-    "scipy": "solvers/twin_sor dataset/",
+    "scipy": "dataset/",
     "msgspec": "core/metadata runs/config",
     "dask": "core/process_pool cluster/dask_engine",
     "distributed": "cluster/dask_engine cluster/dask_worker",

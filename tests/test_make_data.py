@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
+import forking
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ from streamcd.cli.synthetic import RowPiece, iterate_rows
 from tools.make_data import SHAPES, clicks_block, field_starts
 
 ROOT = Path(__file__).parent.parent
-TOOL = [sys.executable, str(ROOT / "tools" / "make_data.py")]
+TOOL = ["-m", "tools.make_data"]
 FIELDS = {"n_fields": 6, "most_values": 2000}
 
 
@@ -60,7 +59,7 @@ def test_a_linear_model_of_clicks_ranks_rows_that_it_has_not_seen(tmp_path: Path
         "train": ["--rows", "16000"],
         "test": ["--first-row", "16384", "--rows", "8000"],
     }.items():
-        subprocess.run([*TOOL, "clicks", str(tmp_path / name), *size, *rows], check=True)
+        assert forking.run([*TOOL, "clicks", tmp_path / name, *size, *rows]).returncode == 0
     dataset = streamcd.open(tmp_path / "train")
     assert dataset.n_shards == 4
     assert dataset.verify() == []
@@ -80,9 +79,7 @@ def test_presets_have_the_sizes_they_stand_for() -> None:
 
 
 def test_sizes_without_a_meaning_are_refused_in_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*TOOL, "clicks", str(tmp_path / "x"), "--values", "2"], capture_output=True, text=True
-    )
+    done = forking.run([*TOOL, "clicks", tmp_path / "x", "--values", "2"])
     assert done.returncode == 2
     assert done.stderr == (
         "make_data: clicks: expected a field or more and 3 values or more, found 38 fields and 2 values\n"

@@ -95,6 +95,7 @@ def test_dask_arrays_and_frames_come_block_by_block(tmp_path: Path) -> None:
     assert made.fingerprint == convert(frame, tmp_path / "of-pandas").fingerprint
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
 def test_frames_give_the_dataset_of_their_file(tmp_path: Path, library: str) -> None:
     module = pytest.importorskip(library)
@@ -111,6 +112,7 @@ def test_frames_give_the_dataset_of_their_file(tmp_path: Path, library: str) -> 
     assert convert(frame, tmp_path / "of-frame", workers=2).fingerprint == expected.fingerprint
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("kind", ["npz", "npz-with-names", "npy", "npy-column"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_files_of_matrices(tmp_path: Path, kind: str, workers: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -158,12 +157,6 @@ def test_a_sweep_brings_all_entries_of_a_large_feature_in_order(tmp_path: Path) 
 # Stop, kill, resume
 
 
-@pytest.fixture(scope="module")
-def doomed() -> Iterator[CrashingProcess]:
-    with CrashingProcess() as process:
-        yield process
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_paged_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(
     tmp_path: Path, method: str
@@ -246,42 +239,47 @@ def test_scores_are_paged_where_they_do_not_fit(tmp_path: Path) -> None:
         planned(dataset, RESERVED_BYTES + 25_000_000)
 
 
-def write_many_rows(path: Path, n_chunks: int, chunk_rows: int = 1 << 16) -> None:
-    """Rows of four entries: one of a feature of all rows, one of a feature of half of them, two of 200 others."""
+def write_many_rows(path: Path, n_chunks: int, n_second: int, chunk_rows: int = 1 << 16) -> None:
+    """Rows of four entries: one of a feature of all rows, one of `n_second` features, two of 200 others."""
     writer = ChunkWriter(
         path, index_dtype=np.int32, value_dtype=np.float32, row_dtype=np.int32, shard_bytes=1 << 28
     )
     counts = np.zeros(2, dtype=np.int64)
-    occurs = np.zeros(203, dtype=np.int64)
+    n_features = 201 + n_second
+    occurs = np.zeros(n_features, dtype=np.int64)
     for chunk in range(n_chunks):
         rng = np.random.default_rng([3, chunk])
         feature = np.empty((chunk_rows, 4), dtype=np.int32)
-        feature[:, 0], feature[:, 1] = 0, rng.integers(1, 3, chunk_rows)
-        feature[:, 2] = rng.integers(3, 103, chunk_rows)
-        feature[:, 3] = rng.integers(103, 203, chunk_rows)
+        feature[:, 0], feature[:, 1] = 0, rng.integers(1, 1 + n_second, chunk_rows)
+        feature[:, 2] = 1 + n_second + rng.integers(0, 100, chunk_rows)
+        feature[:, 3] = 101 + n_second + rng.integers(0, 100, chunk_rows)
         value = rng.standard_normal((chunk_rows, 4), dtype=np.float32)
-        label = (value[:, 0] + value[:, 1] + value[:, 3] * (feature[:, 3] - 150) / 50 > 0).astype(float)
+        label = (value[:, 0] + value[:, 1] + value[:, 3] * (feature[:, 3] - n_second - 150) / 50 > 0).astype(
+            float
+        )
         counts += np.bincount(label.astype(int), minlength=2)
-        occurs += np.bincount(feature.reshape(-1), minlength=203)
+        occurs += np.bincount(feature.reshape(-1), minlength=n_features)
         source = np.arange(chunk * chunk_rows, (chunk + 1) * chunk_rows)
         indptr = np.arange(chunk_rows + 1, dtype=np.int64) * 4
         writer.write_chunk(source, label, None, indptr, feature.reshape(-1), value.reshape(-1))
-    zeros = np.zeros(203)
+    zeros = np.zeros(n_features)
     names = ("min", "max", "mean", "mean_square")
-    writer.write_features([{"feature": np.arange(203), "n_entries": occurs, **dict.fromkeys(names, zeros)}])
+    writer.write_features(
+        [{"feature": np.arange(n_features), "n_entries": occurs, **dict.fromkeys(names, zeros)}]
+    )
     writer.close(
-        n_features=203, index_base=1, classes=[0, 1], class_counts=counts.tolist(), label_kind="integer", seed=0,
+        n_features=n_features, index_base=1, classes=[0, 1], class_counts=counts.tolist(), label_kind="integer", seed=0,
         source=[],
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("n_chunks", [40, pytest.param(100, marks=pytest.mark.slow)])
-def test_a_paged_training_stays_within_its_budget(tmp_path: Path, n_chunks: int) -> None:
+@pytest.mark.parametrize(("n_chunks", "n_second"), [(40, 40), pytest.param(100, 2, marks=pytest.mark.slow)])
+def test_a_paged_training_stays_within_its_budget(tmp_path: Path, n_chunks: int, n_second: int) -> None:
     """More rows than fit (2.6 and 6.6 million: 47 and 118 MB), a feature of all of them, 46 MB beside the interpreter.
 
-    What the interpreter's reserve leaves would hide the smaller, not the larger.
+    What the interpreter's reserve leaves would hide the smaller, not the larger, in which three features are read in pieces.
     """
-    write_many_rows(tmp_path / "data", n_chunks)
+    write_many_rows(tmp_path / "data", n_chunks, n_second)
     make_columns(tmp_path / "data")
     budget = RESERVED_BYTES + COMPILING_BYTES + 46_000_000
     dataset = open_dataset(tmp_path / "data")

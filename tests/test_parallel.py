@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
-import importlib
 import io
 import math
 import multiprocessing
@@ -16,16 +15,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forking
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from conftest import LentWorkers
+from forking import DEVNULL, PIPE, Forked
 
 from streamcd import convert as convert_function
 from streamcd import evaluate, load_model, make_columns, predict, train
@@ -57,49 +59,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 convert: Callable[..., Dataset] = convert_function
 
 
-class Lent:
-    """Workers that several conversions use one after the other: to start them takes longer than all of a test."""
-
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-
-    def __call__(self, n_workers: int, listener: Listener, module: str) -> Lent:
-        self._workers.listener, self._workers._module = listener, module
-        return self
-
-    def __enter__(self) -> Workers:
-        return self._workers
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[dict[int, Lent]]:
-    """Processes by their number."""
-    with (
-        Workers(2, Listener(), "streamcd.conversion.pipeline") as two,
-        Workers(3, Listener(), "streamcd.conversion.pipeline") as three,
-    ):
-        yield {2: Lent(two), 3: Lent(three)}
-
-
-@pytest.fixture
-def lend(started: dict[int, Lent], monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
-    """``lend(2)`` makes two processes that have been started do the work of the next call; small files are cut as well."""
-    monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
-
-    def use(n_workers: int) -> int:
-        for module in ("core.process_pool", "prediction.predict"):
-            if n_workers > 1:
-                monkeypatch.setattr(
-                    importlib.import_module(f"streamcd.{module}"), "Workers", started[n_workers]
-                )
-        return n_workers
-
-    return use
-
-
 @pytest.fixture(scope="module")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some 3,000 rows of made text, sorted by class, with comments, blank lines and an explicit zero."""
@@ -127,6 +86,7 @@ def several_files(text_file: Path) -> list[str]:
 CUT = {"chunk_size": "20kB", "shard_size": "100kB"}
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize(
     "options",
     [
@@ -142,11 +102,9 @@ CUT = {"chunk_size": "20kB", "shard_size": "100kB"}
     ),
 )
 def test_the_dataset_does_not_depend_on_the_number_of_workers(
-    options: dict[str, Any], text_file: Path, tmp_path: Path, lend: Callable[[int], int]
+    options: dict[str, Any], text_file: Path, tmp_path: Path
 ) -> None:
-    datasets = [
-        convert(text_file, tmp_path / str(n), workers=lend(n), memory=MEMORY, **options) for n in (1, 2, 3)
-    ]
+    datasets = [convert(text_file, tmp_path / str(n), workers=n, memory=MEMORY, **options) for n in (1, 2, 3)]
     assert len({dataset.fingerprint for dataset in datasets}) == 1
     assert datasets[1].verify() == []
     assert datasets[0].n_rows == 3001
@@ -154,51 +112,52 @@ def test_the_dataset_does_not_depend_on_the_number_of_workers(
         assert datasets[0].n_shards > 3
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("scale", ["none", "standard"])
 def test_statistics_of_features_are_the_same_beside_the_rows_and_after_them(
-    scale: str, text_file: Path, tmp_path: Path, lend: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+    scale: str, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of every shard where those of all features fit in memory, else another read of the shards for them."""
     for room in (True, False):
         if not room:
             monkeypatch.setattr("streamcd.conversion.pipeline.Plan.sums_bytes", lambda plan, rows_held: 0)
-        convert(text_file, tmp_path / str(room), workers=lend(2), memory=MEMORY, scale=scale, **CUT)
+        convert(text_file, tmp_path / str(room), workers=2, memory=MEMORY, scale=scale, **CUT)
     one = convert(text_file, tmp_path / "one", scale=scale, **CUT)
     assert one.n_shards > 3
     assert open_dataset(tmp_path / "True").fingerprint == one.fingerprint
     assert open_dataset(tmp_path / "False").fingerprint == one.fingerprint
 
 
+@pytest.mark.usefixtures("lend")
 def test_compressed_and_several_files_give_the_same(
-    text_file: Path, several_files: list[str], tmp_path: Path, lend: Callable[[int], int]
+    text_file: Path, several_files: list[str], tmp_path: Path
 ) -> None:
     one = convert(text_file, tmp_path / "one", **CUT)
     compressed = tmp_path / "text.gz"
     compressed.write_bytes(gzip.compress(text_file.read_bytes()))
     for n in (1, 2, 3):
-        several = convert(several_files, tmp_path / f"several {n}", workers=lend(n), memory=MEMORY, **CUT)
+        several = convert(several_files, tmp_path / f"several {n}", workers=n, memory=MEMORY, **CUT)
         assert several.fingerprint == one.fingerprint
-    single = convert(compressed, tmp_path / "compressed", workers=lend(2), memory=MEMORY, **CUT)
+    single = convert(compressed, tmp_path / "compressed", workers=2, memory=MEMORY, **CUT)
     assert single.fingerprint == one.fingerprint
 
 
-def test_weights_and_the_training_side_are_taken_by_several(
-    text_file: Path, tmp_path: Path, lend: Callable[[int], int]
-) -> None:
+@pytest.mark.usefixtures("lend")
+def test_weights_and_the_training_side_are_taken_by_several(text_file: Path, tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.write_text("".join(f"{1 + i % 7}\n" for i in range(3001)))
     like = convert(text_file, tmp_path / "like", scale="standard", n_features=2500)
     for options in ({"weights": weights}, {"like": like.path, "weights": weights}):
         found = {
             convert(
-                text_file, tmp_path / "data", workers=lend(n), memory=MEMORY, force=True, **CUT, **options
+                text_file, tmp_path / "data", workers=n, memory=MEMORY, force=True, **CUT, **options
             ).fingerprint
             for n in (1, 2)
         }
         assert len(found) == 1
     weights.write_text("1\n" * 3000)
     with pytest.raises(DataError, match="expected a weight for every row, found 3,000"):
-        convert(text_file, tmp_path / "few", workers=lend(2), memory=MEMORY, weights=weights)
+        convert(text_file, tmp_path / "few", workers=2, memory=MEMORY, weights=weights)
 
 
 def test_what_can_be_read_but_once_is_read_by_one(text_file: Path, tmp_path: Path) -> None:
@@ -222,9 +181,8 @@ def test_what_can_be_read_but_once_is_read_by_one(text_file: Path, tmp_path: Pat
 # Errors
 
 
-def test_the_first_error_of_the_source_is_told_whoever_meets_it(
-    text_file: Path, tmp_path: Path, lend: Callable[[int], int]
-) -> None:
+@pytest.mark.usefixtures("lend")
+def test_the_first_error_of_the_source_is_told_whoever_meets_it(text_file: Path, tmp_path: Path) -> None:
     lines = text_file.read_bytes().splitlines(keepends=True)
     lines[2000] = b"1 7:x\n"
     for place in range(2005, 2900, 7):
@@ -232,17 +190,17 @@ def test_the_first_error_of_the_source_is_told_whoever_meets_it(
     (tmp_path / "bad").write_bytes(b"".join(lines))
     for n in (1, 2, 3):
         with pytest.raises(DataError, match=r"bad:2001: expected a number after the index, found '7:x'"):
-            convert([text_file, tmp_path / "bad"], tmp_path / "data", workers=lend(n), memory=MEMORY)
+            convert([text_file, tmp_path / "bad"], tmp_path / "data", workers=n, memory=MEMORY)
     (tmp_path / "empty").write_text("# nothing\n\n")
     with pytest.raises(DataError, match="expected rows of libsvm text, found none"):
-        convert(tmp_path / "empty", tmp_path / "data", workers=lend(2), memory=MEMORY)
+        convert(tmp_path / "empty", tmp_path / "data", workers=2, memory=MEMORY)
     with pytest.raises(UsageError, match="expected --workers 1 or more, found 0"):
         convert(text_file, tmp_path / "data", workers=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "empty"]
 
 
-def test_errors_of_the_system_come_back_as_they_are(started: dict[int, Lent]) -> None:
-    workers = started[2]._workers
+def test_errors_of_the_system_come_back_as_they_are(lent_workers: LentWorkers) -> None:
+    workers = lent_workers(2, Listener(), "streamcd.core.process_pool").__enter__()
     assert workers.run(len, [("ab",), ("c",)]) == [2, 1]
     with pytest.raises(FileNotFoundError) as caught:
         workers.run(os.stat, [("/",), ("/nowhere",), ("/nowhere else",)])
@@ -263,7 +221,7 @@ def test_memory_is_shared_out_and_refused_with_the_arithmetic(text_file: Path, t
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "streamcd", *map(str, arguments)]
+    return ["-m", "streamcd", *map(str, arguments)]
 
 
 def descendants(pid: int) -> list[int]:
@@ -294,9 +252,9 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: P
     with open(tmp_path / "large", "wb") as large:  # long enough to be met at work
         for _ in range(200):
             large.write(text_file.read_bytes())
-    process = subprocess.Popen(
+    process = Forked(
         command("convert", tmp_path / "large", tmp_path / "data", "--workers", 2, "--memory", MEMORY),
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT,
+        stdout=DEVNULL, stderr=PIPE,
     )  # fmt: skip
     workers = eventually(lambda: len(found := descendants(process.pid)) == 2 and found)
     if how == "killed":
@@ -325,9 +283,9 @@ def test_workers_end_with_a_process_that_is_killed(text_file: Path, tmp_path: Pa
     with open(tmp_path / "large", "wb") as large:
         for _ in range(200):
             large.write(text_file.read_bytes())
-    process = subprocess.Popen(
+    process = Forked(
         command("convert", tmp_path / "large", tmp_path / "data", "--workers", 3, "--memory", "1500MB"),
-        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT,
+        stdout=DEVNULL, stderr=DEVNULL,
     )  # fmt: skip
     workers = eventually(lambda: len(found := descendants(process.pid)) == 3 and found)
     process.kill()
@@ -385,8 +343,11 @@ def test_nobody_begins_where_workers_of_a_killed_process_still_write(
 
     def run(delay: str) -> subprocess.CompletedProcess[str]:
         with open(tmp_path / delay, "w") as said:  # workers that outlive it would keep a pipe open
-            arguments = [sys.executable, script, call, phase, how, source, data, delay]
-            return subprocess.run([*map(str, arguments)], stderr=said, cwd=tmp_path, env=ENVIRONMENT)
+            arguments = [call, phase, how, source, data, delay]
+            if how == "copied":
+                return forking.run(["-c", SLOW_TO_END, *arguments], stdout=DEVNULL, stderr=said, cwd=tmp_path)
+            command = [sys.executable, str(script), *map(str, arguments)]
+            return subprocess.run(command, stderr=said, cwd=tmp_path, env=ENVIRONMENT)
 
     assert run("delayed").returncode == -signal.SIGKILL
     run("at once")
@@ -421,7 +382,8 @@ def test_a_process_with_threads_is_not_copied() -> None:
     assert all(b"spawn_main" in line for line in lines)
 
 
-def test_progress_covers_all_workers(text_file: Path, tmp_path: Path, lend: Callable[[int], int]) -> None:
+@pytest.mark.usefixtures("lend")
+def test_progress_covers_all_workers(text_file: Path, tmp_path: Path) -> None:
     class Heard(Listener):
         def __init__(self) -> None:
             self.seen: dict[str, list[Progress]] = {}
@@ -430,7 +392,7 @@ def test_progress_covers_all_workers(text_file: Path, tmp_path: Path, lend: Call
             self.seen.setdefault(progress.phase, []).append(progress)
 
     heard = Heard()
-    convert(text_file, tmp_path / "data", workers=lend(2), memory=MEMORY, listener=heard, **CUT)
+    convert(text_file, tmp_path / "data", workers=2, memory=MEMORY, listener=heard, **CUT)
     assert list(heard.seen) == ["count", "parse", "sort", "write", "statistics"]
     for phase in heard.seen.values():
         done = [progress.done for progress in phase]
@@ -452,18 +414,19 @@ def trained(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return dataset.path, folder / "run"
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("source", ["dataset", "text"])
 def test_predictions_and_scores_do_not_depend_on_the_number_of_workers(
-    source: str, text_file: Path, trained: tuple[Path, Path], tmp_path: Path, lend: Callable[[int], int]
+    source: str, text_file: Path, trained: tuple[Path, Path], tmp_path: Path
 ) -> None:
     data, run = (trained[0] if source == "dataset" else text_file), trained[1]
     scores, tables, labels = [], [], []
     for n in (1, 2, 3):
-        scores.append(evaluate(data, run, workers=lend(n), memory=MEMORY))
-        predict(data, run, tmp_path / "out.parquet", proba=True, workers=lend(n), memory=MEMORY, force=True)
+        scores.append(evaluate(data, run, workers=n, memory=MEMORY))
+        predict(data, run, tmp_path / "out.parquet", proba=True, workers=n, memory=MEMORY, force=True)
         tables.append(pq.read_table(tmp_path / "out.parquet"))
         stream = io.StringIO()
-        predict(data, load_model(run), stream, workers=lend(n), memory=MEMORY)
+        predict(data, load_model(run), stream, workers=n, memory=MEMORY)
         labels.append(stream.getvalue())
     assert scores[0] == scores[1] == scores[2]
     assert tables[0] == tables[1] == tables[2]
@@ -476,24 +439,24 @@ def test_scores_do_not_depend_on_the_memory(text_file: Path, trained: tuple[Path
     assert evaluate(text_file, trained[1], memory="320MB") == evaluate(text_file, trained[1], memory="2GB")
 
 
+@pytest.mark.usefixtures("lend")
 def test_verify_finds_the_same_with_several_workers(
-    trained: tuple[Path, Path], text_file: Path, tmp_path: Path, lend: Callable[[int], int]
+    trained: tuple[Path, Path], text_file: Path, tmp_path: Path
 ) -> None:
-    assert open_dataset(trained[0]).verify(workers=lend(2)) == []
+    assert open_dataset(trained[0]).verify(workers=2) == []
     dataset = convert(text_file, tmp_path / "data", **CUT)
     parts = sorted((dataset.path / "entries").iterdir())
     for path in (parts[1], parts[3]):
         damaged = bytearray(path.read_bytes())
         damaged[len(damaged) // 2] ^= 1
         path.write_bytes(damaged)
-    found = [dataset.verify(workers=lend(n)) for n in (1, 2, 3)]
+    found = [dataset.verify(workers=n) for n in (1, 2, 3)]
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 2
 
 
-def test_columns_are_verified_by_several_workers_too(
-    text_file: Path, tmp_path: Path, lend: Callable[[int], int]
-) -> None:
+@pytest.mark.usefixtures("lend")
+def test_columns_are_verified_by_several_workers_too(text_file: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
 
     class Watching(Listener):
@@ -502,7 +465,7 @@ def test_columns_are_verified_by_several_workers_too(
 
     dataset = convert(text_file, tmp_path / "data", **CUT)
     columns = make_columns(dataset, chunk_size=10_000, shard_size=100_000)
-    assert dataset.verify(Watching(), workers=lend(2)) == []
+    assert dataset.verify(Watching(), workers=2) == []
     last = {progress.phase: progress for progress in seen}
     assert list(last) == [
         "checksums",
@@ -516,7 +479,7 @@ def test_columns_are_verified_by_several_workers_too(
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
-    found = [dataset.verify(workers=lend(n)) for n in (1, 2, 3)]
+    found = [dataset.verify(workers=n) for n in (1, 2, 3)]
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 1
 
@@ -653,10 +616,8 @@ def test_memory_of_all_processes_stays_under_the_budget(tmp_path: Path) -> None:
     write_text_like(tmp_path / "large", n_rows=500_000, n_features=1_000_000, entries_per_row=90, seed=0)
     fingerprints = set()
     for n in (1, 2):
-        process = subprocess.Popen(
-            command("convert", tmp_path / "large", tmp_path / str(n), "--workers", n, "--memory", "1GB"),
-            stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT,
-        )  # fmt: skip
+        asked = command("convert", tmp_path / "large", tmp_path / str(n), "--workers", n, "--memory", "1GB")
+        process = subprocess.Popen([sys.executable, *asked], stderr=DEVNULL, stdout=DEVNULL, cwd=ROOT)
         peak = 0
         while process.poll() is None:
             peak = max(peak, sum(map(resident_bytes, [process.pid, *descendants(process.pid)])))
@@ -731,10 +692,11 @@ def test_chunks_are_cut_the_same_however_many_lengths_are_read_at_a_time(
         assert [part.tolist() for part in found] == [part.tolist() for part in whole]
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("n_workers", [1, 2])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_source_that_grows_while_it_is_read_is_refused(
-    n_workers: int, weighted: bool, tmp_path: Path, lend: Callable[[int], int]
+    n_workers: int, weighted: bool, tmp_path: Path
 ) -> None:
     text, options = tmp_path / "text", {}
     text.write_text("1 1:1\n-1 2:1\n" * 1000)
@@ -749,16 +711,13 @@ def test_a_source_that_grows_while_it_is_read_is_refused(
                     file.write("1 3:1\n")
 
     with pytest.raises(DataError, match="changed while it was read"):
-        convert(
-            text, tmp_path / "data", workers=lend(n_workers), memory=MEMORY, listener=Appending(), **options
-        )
+        convert(text, tmp_path / "data", workers=n_workers, memory=MEMORY, listener=Appending(), **options)
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_source_that_is_written_anew_while_it_is_read_is_refused(
-    n_workers: int, tmp_path: Path, lend: Callable[[int], int]
-) -> None:
+def test_a_source_that_is_written_anew_while_it_is_read_is_refused(n_workers: int, tmp_path: Path) -> None:
     """With as many bytes as before."""
     text = tmp_path / "text"
     text.write_text("1 1:1\n-1 2:1\n" * 1000)
@@ -769,15 +728,14 @@ def test_a_source_that_is_written_anew_while_it_is_read_is_refused(
                 text.write_text("1 1:2\n-1 2:2\n" * 1000)
 
     with pytest.raises(DataError, match="changed while it was read"):
-        convert(text, tmp_path / "data", workers=lend(n_workers), memory=MEMORY, listener=Replacing())
+        convert(text, tmp_path / "data", workers=n_workers, memory=MEMORY, listener=Replacing())
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_a_file_that_may_not_grow_is_named(n_workers: int, text_file: Path, tmp_path: Path) -> None:
     asked = command("convert", text_file, tmp_path / "data", "--workers", n_workers, "--memory", MEMORY)
-    limited = subprocess.run(
-        ["bash", "-c", 'ulimit -f 60 && exec "$@"', "bash", *asked], capture_output=True, text=True, cwd=ROOT
-    )
+    limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (60 << 10, 60 << 10))\n"
+    limited = forking.run(["-c", limit + "runpy.run_module('streamcd', run_name='__main__')", *asked[2:]])
     assert limited.returncode == 1
     last = limited.stderr.strip().splitlines()[-1]
     assert re.fullmatch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,15 @@ def test_gradient_is_that_of_finite_differences(tmp_path: Path, loss: str, bias:
         assert it.objective(dense, y, 0.7 * weight) <= before
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("C", [0.01, 1.0, 1000.0])
-@pytest.mark.parametrize("name", [name for name in NAMED if name != "random"])
+@pytest.mark.parametrize(
+    ("loss", "C", "name"),
+    [
+        (loss, C, name)
+        for column, name in enumerate(name for name in NAMED if name != "random")
+        for row, C in enumerate((0.01, 1.0, 1000.0))
+        for loss in LOSSES[(row + column) % 2 :][:1]
+    ],
+)
 def test_every_step_of_algorithm_3_falls_enough(tmp_path: Path, loss: str, C: float, name: str) -> None:
     """Coordinates drawn at random: f(w + s e) - f(w) <= -0.01 s² at each, and never above 0 (Armijo for log_loss)."""
     x, y = NAMED[name]()
@@ -219,14 +225,19 @@ def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
 # Optima and certificates
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    ("loss", "method", "name"),
+    [
+        (loss, METHODS[(row + column) % 2], name)
+        for row, loss in enumerate(LOSSES)
+        for column, name in enumerate(NAMED)
+    ],
+)
 def test_optimum_is_reached_and_certified(tmp_path: Path, loss: str, method: str, name: str) -> None:
     x, y = NAMED[name]()
     dataset = columns_of(tmp_path / "data", (x, y))
     result = train(
-        dataset, tmp_path / "run", loss=loss, method=method, C=0.5, tol=1e-5, max_passes=20_000,
+        dataset, tmp_path / "run", loss=loss, method=method, C=0.5, tol=1e-4, max_passes=20_000,
         plan=small_windows(dataset),
     )  # fmt: skip
     w, (best,) = exact_optimum(loss, x.toarray(), y, 0.5)
@@ -352,12 +363,6 @@ def test_agrees_with_liblinear(tmp_path: Path, loss: str) -> None:
 # Runs
 
 
-@pytest.fixture(scope="module")
-def doomed() -> Iterator[CrashingProcess]:
-    with CrashingProcess() as process:
-        yield process
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("resident", [False, True])
 def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
@@ -366,7 +371,7 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
     """In the middle of passes and of certificates."""
     dataset = columns_of(tmp_path / "data", multiclass())
     plan = small_windows(dataset, resident=resident)
-    asked = {"method": method, "loss": "squared_hinge", "bias": 1.0, "tol": 1e-3, "plan": plan}
+    asked = {"method": method, "loss": "squared_hinge", "bias": 1.0, "tol": 1e-2, "plan": plan}
     train(dataset, tmp_path / "whole", **asked)
     expected = ended(tmp_path / "whole")
     assert sum(line["kind"] == "certify" or line["gap"] is not None for line in expected[1]) > 0
@@ -451,8 +456,9 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         train(dataset, tmp_path / "run2", method="dual", start_from=tmp_path / "run")
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("method", ["dual", *METHODS])
+@pytest.mark.parametrize(
+    ("loss", "method"), [("squared_hinge", "dual"), ("log_loss", "dual"), *zip(LOSSES, METHODS, strict=True)]
+)
 def test_a_warm_start_begins_with_the_weights_and_their_scores(
     tmp_path: Path, loss: str, method: str
 ) -> None:
@@ -475,7 +481,7 @@ def test_a_warm_start_is_stopped_and_resumed_to_the_same_bits(tmp_path: Path) ->
     train(dataset, tmp_path / "first", method="primal", tol=1e-5)
     results = []
     for plan in (small_windows(dataset), replace(small_windows(dataset), page_rows=30)):
-        asked = {"method": "online", "C": 2.0, "start_from": tmp_path / "first", "plan": plan}
+        asked = {"method": "online", "C": 2.0, "tol": 1e-2, "start_from": tmp_path / "first", "plan": plan}
         train(dataset, tmp_path / f"whole{plan.page_rows}", **asked)
         run = tmp_path / f"run{plan.page_rows}"
         with pytest.raises(Interrupted):
@@ -544,8 +550,10 @@ def test_three_methods_agree_on_real_data(
             assert objective == pytest.approx(best, rel=1e-3)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("scale", [1e3, 1e7, 1e9, 1e20])
+@pytest.mark.parametrize(
+    ("scale", "method"),
+    [(1e3, "primal"), (1e7, "online"), (1e9, "primal"), (1e20, "primal"), (1e20, "online")],
+)
 def test_a_certificate_far_from_the_optimum_is_not_rounding_error(
     scale: float, method: str, tmp_path: Path
 ) -> None:

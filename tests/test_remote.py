@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from conftest import LentWorkers
+from forking import Forked
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
@@ -113,6 +115,14 @@ def server() -> Iterator[Server]:
     for name in settings:
         os.environ.pop(name)
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def lent_workers(server: Server) -> Iterator[LentWorkers]:
+    """Processes that know of this server by their environment."""
+    workers = LentWorkers()
+    yield workers
+    workers.end()
 
 
 @pytest.fixture(autouse=True)
@@ -246,6 +256,7 @@ def converted(sources: Any, path: Path, **options: Any) -> str:
     return streamcd.convert(sources, path, **{"memory": "2GB", **options}).fingerprint
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_text_in_a_bucket_gives_the_dataset_of_the_file(
     server: Server, text: bytes, tmp_path: Path, workers: int
@@ -270,6 +281,7 @@ def test_compressed_text_folders_and_patterns_are_read(server: Server, text: byt
         converted(f"{BUCKET}/nights/*.txt", tmp_path / "none")
 
 
+@pytest.mark.usefixtures("lend")
 def test_tables_in_a_bucket_give_the_datasets_of_the_files(server: Server, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     table = pa.table(
@@ -357,6 +369,7 @@ def web(tmp_path: Path) -> Iterator[Callable[[type[http.server.SimpleHTTPRequest
         one.server_close()
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("handler", [_Ranges, _NoRanges])
 def test_a_web_server_is_read_with_ranges_or_without(
     web: Any, handler: Any, text: bytes, tmp_path: Path
@@ -438,7 +451,7 @@ def test_a_killed_training_from_a_bucket_resumes_to_the_bits_of_a_local_run(
     server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"tol": 1e-12, "C": 10.0}
-    process = subprocess.Popen([sys.executable, "-c", KILLED, remote, str(tmp_path / "far")])
+    process = Forked(["-c", KILLED, remote, tmp_path / "far"])
     state = tmp_path / "far" / "state.npz"
     while process.poll() is None and not state.exists():
         time.sleep(0.01)
@@ -450,6 +463,7 @@ def test_a_killed_training_from_a_bucket_resumes_to_the_bits_of_a_local_run(
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
 
 
+@pytest.mark.usefixtures("lend")
 def test_predictions_and_evaluations_of_a_bucket_are_those_of_the_disk(
     server: Server, local: Dataset, remote: str, text: bytes, tmp_path: Path
 ) -> None:
@@ -741,6 +755,7 @@ def test_a_conversion_that_fails_leaves_nothing_in_the_bucket(
         converted(tmp_path / "text", "https://example.com/data")
 
 
+@pytest.mark.usefixtures("lend")
 def test_the_examples_of_the_documentation_run(
     server: Server, local: Dataset, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,13 +8,12 @@ import io
 import lzma
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forking
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -486,18 +485,11 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 def test_standard_input_is_read(tmp_path: Path) -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from streamcd.conversion.libsvm import *\n"
+        "from streamcd.conversion.libsvm import *\n"
         "print([b.rows.label.tolist() for b in iterate_batches([ByteRange('-')], LibsvmFormat())])"
     )
     for data in (b"1 1:1\n-1 2:1", gzip.compress(b"1 1:1\n-1 2:1\n")):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(ROOT)],
-            input=data,
-            capture_output=True,
-            check=True,
-            timeout=120,
-        )
-        assert done.stdout.strip() == b"[[1.0, -1.0]]"
+        assert forking.run(["-c", program], input=data).stdout.strip() == "[[1.0, -1.0]]"
 
 
 def test_batches_count_the_bytes_of_the_source(tmp_path: Path) -> None:

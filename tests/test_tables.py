@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forking
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -110,6 +111,7 @@ def test_the_rows_are_those_of_the_table(tmp_path: Path) -> None:
     assert dataset.manifest["n_explicit_zeros"] == 0
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow"])
 def test_several_workers_give_the_same_bits(tmp_path: Path, name: str) -> None:
     table = make_table(3000)
@@ -144,6 +146,7 @@ def test_names_of_classes_are_kept(tmp_path: Path) -> None:
         assert [["no", "yes"][int(label)] for label in data.label] == names.take(data.source).to_pylist()
 
 
+@pytest.mark.usefixtures("lend")
 def test_newlines_between_quotes_are_part_of_a_value(tmp_path: Path) -> None:
     lines = ["y,text,x"] + [f'{k % 2},"one\ntwo, ""{k % 3}""",{k}' for k in range(1, 5001)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
@@ -162,8 +165,7 @@ def test_a_table_comes_through_standard_input(tmp_path: Path, compressed: bool) 
     text = "y,x,word\n" + "".join(f"{k % 2},{k}.5,of length {k % 7}\n" for k in range(rows))
     (tmp_path / "t.csv").write_text(text)
     data = gzip.compress(text.encode()) if compressed else text.encode()
-    command = [sys.executable, "-m", "streamcd", "convert", "-", str(tmp_path / "piped"), "--label", "y"]
-    subprocess.run(command, input=data, check=True, capture_output=True, timeout=120)
+    forking.run(["-m", "streamcd", "convert", "-", tmp_path / "piped", "--label", "y"], input=data)
     expected = streamcd.convert(tmp_path / "t.csv", tmp_path / "out", label="y")
     assert streamcd.open(tmp_path / "piped").fingerprint == expected.fingerprint
 
@@ -266,6 +268,7 @@ def test_a_hostile_table_gets_one_clear_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("lend")
 def test_a_wrong_type_far_down_is_named_with_its_line(tmp_path: Path) -> None:
     lines = ["x,y", *(f"{k},{k % 2}" for k in range(300_000)), "abc,1"]
     (tmp_path / "t.csv").write_text("\n".join(lines))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -256,12 +256,6 @@ def test_out_of_core_is_resident_bit_for_bit(
     np.testing.assert_array_equal(streamed.model.weights, resident.model.weights)
     assert streamed.dual_objective == resident.dual_objective
     assert streamed.passes == resident.passes
-
-
-@pytest.fixture(scope="module")
-def doomed() -> Iterator[CrashingProcess]:
-    with CrashingProcess() as process:
-        yield process
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,84 @@ def gram_visit(order, rows, costs, lanes, part, n_parts, gram):
                 matrix[row, last] += factor * bias
 
 
+BLOCK = 32
+"""Rows and columns of a matrix that are taken at a time to invert it, a multiple of four."""
+
+
+@kernel
+def factor_block(matrix, start, stop, panel, scaled):
+    """Add columns `start` to `stop`, K, to the Cholesky factor L and to its inverse; return False if the matrix is singular.
+
+    What this block changes in the rows after it is left to `subtract_products`.
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (d, d)
+        Changed in place, in its lower triangle: of rows before `stop` it becomes that of ``L⁻¹``.
+    panel, scaled : ndarray of float64, shape (BLOCK, d)
+        Set to the transpose of the columns K of L, and to the rows K of ``L⁻¹`` up to `stop`, from there on to `panel`.
+    """
+    panel[:] = 0.0
+    scaled[:] = 0.0
+    for k in range(start, stop):
+        for j in range(k, matrix.shape[0]):
+            panel[k - start, j] = matrix[j, k]
+    for k in range(stop - start):
+        if not panel[k, start + k] > 0.0:
+            return False
+        root = np.sqrt(panel[k, start + k])
+        for j in range(start + k, matrix.shape[0]):
+            panel[k, j] /= root
+        for r in range(k + 1, stop - start):
+            for j in range(start + r, matrix.shape[0]):
+                panel[r, j] -= panel[k, start + r] * panel[k, j]
+    for k in range(stop - start):
+        for j in range(start):
+            scaled[k, j] = matrix[start + k, j]
+        scaled[k, start + k] = 1.0
+        for r in range(k):
+            for j in range(start + k):
+                scaled[k, j] -= panel[r, start + k] * scaled[r, j]
+        for j in range(start + k + 1):
+            scaled[k, j] /= panel[k, start + k]
+            matrix[start + k, j] = scaled[k, j]
+        for j in range(stop, matrix.shape[0]):
+            scaled[k, j] = panel[k, j]
+            matrix[j, start + k] = 0.0
+    return True
+
+
+@kernel
+def take_block(matrix, start, stop, panel, scaled):
+    """Take rows `start` to `stop` out of ``L⁻¹``: `scaled` becomes these rows, `panel` becomes ``-scaled``.
+
+    `subtract_products` then adds their part of ``L⁻ᵀL⁻¹`` to the rows up to `stop`.
+    """
+    scaled[:] = 0.0
+    for k in range(start, stop):
+        for j in range(k + 1):
+            scaled[k - start, j] = matrix[k, j]
+            matrix[k, j] = 0.0
+    for k in range(BLOCK):
+        for j in range(matrix.shape[0]):
+            panel[k, j] = -scaled[k, j]
+
+
+@kernel
+def subtract_products(matrix, first, last, panel, scaled, part, n_parts):
+    """Subtract ``panelᵀ scaled`` from the lower triangle; only of the rows ``first + part, first + part + n_parts, …``.
+
+    Every number is the same whatever `n_parts`.
+    """
+    for i in range(first + part, last, n_parts):
+        row = matrix[i]
+        for k in range(0, BLOCK, 4):  # four at a time: a load and a store of the row for all
+            a, b, c, d = panel[k, i], panel[k + 1, i], panel[k + 2, i], panel[k + 3, i]
+            p, q, r, s = scaled[k], scaled[k + 1], scaled[k + 2], scaled[k + 3]
+            for j in range(i + 1):
+                row[j] -= a * p[j] + b * q[j] + c * r[j] + d * s[j]
+
+
 @kernel
 def mirror(matrix):
     """Copy the lower triangle of a square matrix to the upper one, in place, in blocks that stay in the cache."""

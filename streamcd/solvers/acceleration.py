@@ -169,9 +169,18 @@ class Acceleration:
     def recall_rows(self, state: State, trained: np.ndarray) -> None:
         """Reactivate all rows every few passes, except in lanes certified next: that read does not write rows' states."""
         kept = state.lanes
-        due = (kept["passes"][trained] % _RECALL_EVERY == 0) & (kept["phase"][trained] == TRAIN)
-        due &= kept["kappa"][trained] > 0.0
+        due = _recall_is_due(kept, trained, kept["passes"][trained]) & (kept["phase"][trained] == TRAIN)
         kept["restore"][trained[due]], kept["shrunk"][trained[due]] = True, False
+
+
+def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool:
+    """Tell whether shrunk rows of a lane return when it ends the pass that it is in; False without acceleration."""
+    return "kappa" in lanes and bool(_recall_is_due(lanes, training, lanes["passes"][training] + 1).any())
+
+
+def _recall_is_due(lanes: Mapping[str, np.ndarray], chosen: np.ndarray, passes: np.ndarray) -> np.ndarray:
+    due: np.ndarray = (passes % _RECALL_EVERY == 0) & (lanes["kappa"][chosen] > 0.0)
+    return due
 
 
 def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float) -> np.ndarray:

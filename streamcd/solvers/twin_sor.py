@@ -7,20 +7,19 @@ those of the plane's own; a visit (`twin_kernels.twin_sor_visit`) keeps ``w = H�
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
-from ..kernels.twin import Elimination
+from ..kernels.twin import BLOCK, Elimination
 from ..stream.window import Window
 from . import over_relaxation
 from .dual import RowSolver, rows_of, set_thresholds, steering_of, variables_of
 from .problem import Problem
 from .protocol import CERTIFY, START, Start, State, all_rows
-
-_SCIPY_BYTES = 60_000_000  # scipy.linalg and its buffers, which no other solver imports: measured 45 MB
 
 
 class TwinSorSolver(RowSolver):
@@ -39,7 +38,7 @@ class TwinSorSolver(RowSolver):
         self.state_bytes = 3 * 8 * self.size * n_lanes
         matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {self.size:,} x {self.size:,}"
         self.more_memory = {
-            "needs": {matrices: 8 * self.size**2 * n_lanes, "scipy": _SCIPY_BYTES},
+            "needs": {matrices: 8 * self.size**2 * n_lanes, "columns of one": 2 * 8 * BLOCK * self.size},
             "advice": "give a larger --memory, or take --method dual, which needs no matrix",
         }
         self._column = np.empty(self.size)
@@ -67,20 +66,22 @@ class TwinSorSolver(RowSolver):
         """Return the distance to w as `end_read` renews it."""
         inverse, pulled = state.matrices["inverse"], state.matrices["pulled"]
         with np.errstate(all="ignore"):  # the loop says what is wrong
-            apart = np.stack([w - h @ p for w, h, p in zip(state.w.T, inverse, pulled.T, strict=True)])
+            apart = np.stack(
+                [w - _product(h, p) for w, h, p in zip(state.w.T, inverse, pulled.T, strict=True)]
+            )
             return np.einsum("ij,ij->i", apart, apart)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert the summed matrices, recompute w from alpha after a certificate, set thresholds and omega."""
         seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
         for lane in np.flatnonzero(seen == START):
-            _invert(state.matrices["inverse"][lane], self.problem.ridge)
+            self._invert(state.matrices["inverse"][lane])
         for lane in np.flatnonzero((seen == START) | (seen == CERTIFY)):
             # not the certificate's w(alpha), in which a rounding error of w is multiplied by H
-            w = state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
+            w = state.w[:, lane] = _product(state.matrices["inverse"][lane], pulled[:, lane])
             if seen[lane] == START:
                 # `estimated_primals` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
-                state.lanes["dual_sum"][lane] += 0.5 * float(w @ w - w @ pulled[:, lane])
+                state.lanes["dual_sum"][lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
             pulled[:, lane] = 0.0
         set_thresholds(state, trained)
         over_relaxation.update_omega(state.lanes, state.w, trained)
@@ -97,6 +98,29 @@ class TwinSorSolver(RowSolver):
         )
         state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
 
+    def _invert(self, matrix: np.ndarray) -> None:
+        """Replace a Gram matrix G by ``(I + G)⁻¹``, in place; the digits of LAPACK's depend on the threads of BLAS."""
+        matrix[np.diag_indices_from(matrix)] += 1.0
+        panel, scaled = np.empty((2, BLOCK, self.size))
+        blocks = [(start, min(start + BLOCK, self.size)) for start in range(0, self.size, BLOCK)]
+        for start, stop in blocks:
+            if not twin_kernels.factor_block(matrix, start, stop, panel, scaled):
+                raise UsageError(
+                    f"ridge {self.problem.ridge:g} is too small for these rows: their matrix is singular in double "
+                    "precision; give a larger one"
+                )
+            self._subtract_products(matrix, stop, self.size, panel, scaled)
+        for start, stop in blocks:
+            twin_kernels.take_block(matrix, start, stop, panel, scaled)
+            self._subtract_products(matrix, 0, stop, panel, scaled)
+        twin_kernels.mirror(matrix)
+
+    def _subtract_products(self, *given: Any) -> None:
+        n_parts = self.threads.count
+        self.threads.run(
+            [partial(twin_kernels.subtract_products, *given, part, n_parts) for part in range(n_parts)]
+        )
+
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         before = _half_squares(state.w)
         steering = steering_of(state, np.zeros(self.problem.n_lanes))  # no step of these losses is Newton's
@@ -107,21 +131,10 @@ class TwinSorSolver(RowSolver):
         state.totals[lanes, DUAL] += (_half_squares(state.w) - before)[lanes]
 
 
+def _product(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Multiply without BLAS, whose last digits depend on the number of its threads."""
+    return np.einsum("ij,j->i", matrix, vector)
+
+
 def _half_squares(w: np.ndarray) -> np.ndarray:
     return 0.5 * np.einsum("ij,ij->j", w, w)
-
-
-def _invert(matrix: np.ndarray, ridge: float) -> None:
-    """Replace a Gram matrix G by ``(I + G)⁻¹``, in place."""
-    from scipy.linalg import lapack  # here: it takes tens of MB, which no other training needs
-
-    matrix[np.diag_indices_from(matrix)] += 1.0
-    # LAPACK sees the transpose, whose columns are contiguous: its upper triangle is the lower one here
-    _, failed = lapack.dpotrf(matrix.T, lower=0, clean=0, overwrite_a=1)
-    if not failed:
-        _, failed = lapack.dpotri(matrix.T, lower=0, overwrite_c=1)
-    if failed:
-        raise UsageError(
-            f"ridge {ridge:g} is too small for these rows: their matrix is singular in double precision; give a larger one"
-        )
-    twin_kernels.mirror(matrix)

@@ -73,7 +73,7 @@ class _RowDecoder:
     ) -> None:
         label, n_entries = rows["label"], rows["n_entries"]
         row_stop = row_start + label.size
-        ends = _ends(n_entries, entry_start)
+        ends = item_ends(n_entries, entry_start)
         in_chunk = self.dataset.entry_start[chunk + 1] - self.dataset.entry_start[chunk]
         if label.size and (n_entries.min() < 0 or ends[-1] != entry_start + in_chunk):
             raise DatasetError(
@@ -132,7 +132,7 @@ class _ColumnDecoder:
         if columns.item_start[chunk + 1] == columns.item_start[chunk]:
             return  # a later segment: the first one has set the end of its feature
         stop = start + listed.size
-        ends = _ends(n_entries, entry_start)
+        ends = item_ends(n_entries, entry_start)
         ends[-1] = entry_start + self._rest_of_unit(chunk)
         arena.feature[start:stop] = listed
         arena.indptr[start] = entry_start
@@ -161,7 +161,7 @@ def _check_range(name: str, index: np.ndarray, n: int, table: Dataset | Columns,
         raise DatasetError(f"{table.place(chunk)}: a {name} outside 0 … {n - 1}")
 
 
-def _ends(n_entries: np.ndarray, start: int) -> np.ndarray:
+def item_ends(n_entries: np.ndarray, start: int) -> np.ndarray:
     """Compute the ends of items in an arena.
 
     The caller stores them in one assignment: if the data is resident, the last end is also the start of the next chunk's

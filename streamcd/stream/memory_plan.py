@@ -18,6 +18,7 @@ from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
+_CHUNK_BYTES = 100  # of a chunk in the tables of chunks, of slots and of copies
 _ORDER_BYTES = 8  # of an item's number in the order of visits
 _MAX_READERS = 4  # each with its own descriptors
 _ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
@@ -125,7 +126,7 @@ def make_plan(
         **needs,
         "pages of scores": paging.fixed_bytes if paging else 0,
         "reading": _reading_bytes(table) + (readers - 1) * _reader_bytes(table),
-        "chunk table": 40 * table.n_chunks,
+        "chunk table": _CHUNK_BYTES * table.n_chunks,
     }
     whole = table.n_entries * table.entry_bytes + table.n_items * item_bytes
     if not paging and RESERVED_BYTES + sum(overhead.values()) + whole <= budget:

@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 from ..kernels.primitives import shuffle
+from .active_rows import ActiveRows
+from .arenas import RowLayout
 from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
 from .window import Window
 
@@ -36,6 +39,7 @@ class Stream:
 
     Until `close`, only these threads may use `dataset`. `n_folds` is the number of folds that rows are assigned to
     (`assign_folds`), 0 for none. At most `n_threads` read, and at most `plan.readers`, for which the plan has memory.
+    `folder` is a directory for copies of active rows that do not fit in memory (`keep_active`).
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Stream:
         *,
         n_folds: int = 0,
         n_threads: int = 1,
+        folder: Path | None = None,
     ) -> None:
         if dataset.classes is None:
             raise UsageError(f"{dataset.path}: the labels take too many values to be classes")
@@ -59,19 +64,28 @@ class Stream:
         tables = [self.table, *(self.table.another() for _ in range(n_readers - 1))]
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
         ahead_bytes = AHEAD_BYTES if n_readers == 1 else SHARED_AHEAD_BYTES
-        self._readers = [
-            _Reader(table, layout.decoder(table, seed, n_folds), self._seen, ahead_bytes) for table in tables
-        ]
         size = (self.table.n_items, self.table.n_entries) if plan.resident else window_size(self.table, plan)
         self._arenas = [layout.new_arena(self.table, *size) for _ in range(1 if plan.resident else 2)]
+        self._active: ActiveRows | None = None
+        if isinstance(layout, RowLayout) and not plan.resident and not self._in_memory:
+            self._active = ActiveRows(dataset, self._arenas, folder)
+        self._readers = [
+            _Reader(table, layout.decoder(table, seed, n_folds), self._seen, ahead_bytes, self._active)
+            for table in tables
+        ]
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: tuple[tuple[int, int], Window, list[Future[None]]] | None = None
-        self._next_arena = 0
+        self._turns, self._turn = list(range(len(self._arenas))), 0  # the arenas that windows take by turns
 
     @property
     def bytes_read(self) -> int:
         """Number of bytes read from the dataset's files so far."""
         return sum(reader.bytes_read for reader in self._readers)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Size of the file with copies of active rows, in bytes."""
+        return self._active.disk_bytes if self._active else 0
 
     @property
     def read_seconds(self) -> float:
@@ -95,9 +109,39 @@ class Stream:
         count = self.n_windows(read)
         for number in range(first, count):
             window = self._take(read, number)
-            following = (read, number + 1) if number + 1 < count else (read + 1, 0)
-            self._request(*following)
+            if number + 1 < count and len(self._turns) == len(self._arenas):
+                self._request(read, number + 1)
+            elif number + 1 == count and not (self._active and self._active.may_be_read_next):
+                self._request(read + 1, 0)
             yield window
+
+    def begin_read(self, read: int, *, all_rows: bool, rows_return: bool, keeps: bool) -> None:
+        """Choose the source of a read's windows, before `windows`; without this call it is the dataset.
+
+        Unless the read needs `all_rows`, only the active ones have their entries: those with a flag in all calls of
+        `keep_active` since rows last returned. `keeps` tells whether it will be called in this read.
+        """
+        if self._active is not None:
+            loaded = self._ahead and (self._arenas.index(self._ahead[1].arena), self._ahead[1].n_entries)
+            needs = {"all_rows": all_rows, "rows_return": rows_return, "keeps": keeps}
+            self._turns = self._active.begin_read(self._windows(read), loaded, **needs)
+            self._turn = self._turns.index(loaded[0]) + 1 if loaded else 0
+
+    def keep_active(self, window: Window, columns: np.ndarray) -> str:
+        """Copy the rows of a visited window that have one of these flags for later reads, if that will save reading.
+
+        Returns the reason why this is no longer done on disk, the first time; otherwise nothing.
+        """
+        if self._active is None:
+            return ""
+        try:
+            self._active.keep(window, columns)
+        except OSError as error:
+            if self._ahead is not None:
+                wait(self._ahead[2])
+            self._active.abandon_file()
+            return str(error)
+        return ""
 
     def restrict(self, units: np.ndarray) -> None:
         """Read only these units (`Table.unit_start`), ascending, from now on; call it between reads."""
@@ -109,6 +153,8 @@ class Stream:
         """Stop the reading threads and close the dataset's files."""
         for reader in self._readers:
             reader.close()
+        if self._active is not None:
+            self._active.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -124,11 +170,11 @@ class Stream:
 
     def _request(self, read: int, number: int) -> None:
         windows = self._windows(read)
-        chunks, arena = windows[number], self._arenas[self._next_arena]
+        chunks, arena = windows[number], self._arenas[self._turns[self._turn % len(self._turns)]]
         hint = windows[number + 1] if number + 1 < len(windows) else chunks[:0]
         if hint.size and self._is_long[hint[0]]:
             hint = hint[:0]
-        self._next_arena = (self._next_arena + 1) % len(self._arenas)
+        self._turn += 1
         window, starts = self._place((read, number, len(windows)), chunks, arena)
         loads: list[Future[None]] = []
         if window.sweep is None and not (self.plan.resident and self._seen[chunks].all()):
@@ -146,6 +192,8 @@ class Stream:
     ) -> tuple[Window, tuple[np.ndarray, np.ndarray]]:
         """Lay out a window in an arena; also returns the offsets of each chunk's items and entries."""
         items, entries = (np.diff(start)[chunks] for start in (self.table.item_start, self.table.entry_start))
+        if self._active is not None:
+            entries = self._active.entries()[chunks]
         starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
         sweep = None
         if chunks.size and self._is_long[chunks[0]]:
@@ -161,8 +209,7 @@ class Stream:
         if self._ahead is None or self._ahead[0] != (read, number):
             if self._ahead is not None:
                 wait(self._ahead[2])
-                # reuse its arena: the caller may still use the other one
-                self._next_arena = (self._next_arena - 1) % len(self._arenas)
+                self._turn -= 1  # reuse its arena: the caller may still use the other one
             self._request(read, number)
         assert self._ahead is not None
         (_, window, loads), self._ahead = self._ahead, None
@@ -198,8 +245,10 @@ class _Reader:
     waiting for the disk fell from 0.25-0.53 s to 0.06-0.28 s (100 M entries, a cap of 400 MB, alternate runs).
     """
 
-    def __init__(self, table: Table, decode: Decoder, seen: np.ndarray, ahead_bytes: int) -> None:
-        self._table, self._decode, self._seen = table, decode, seen
+    def __init__(
+        self, table: Table, decode: Decoder, seen: np.ndarray, ahead_bytes: int, active: ActiveRows | None
+    ) -> None:
+        self._table, self._decode, self._seen, self._active = table, decode, seen, active
         self._hinted = np.zeros(0, dtype=np.int64)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
         self.bytes_read = 0
@@ -249,14 +298,18 @@ class _Reader:
         """Announce chunks that will be loaded, in this order."""
         self._table.open_parts(map(int, chunks))
         for chunk in chunks:
-            self._table.expect(int(chunk))
+            source = self._active if self._active and self._active.has(chunk) else self._table
+            source.expect(int(chunk))
 
     def load(self, arena: Any, chunk: int, item_start: int, entry_start: int) -> None:
         """Decode a chunk into the arena, at the given offsets of items and entries."""
         started = time.monotonic()
-        self._decode(arena, chunk, item_start, entry_start, not self._seen[chunk])
-        self._seen[chunk] = True
-        self.bytes_read += self._table.chunk_bytes(chunk)
+        if self._active and self._active.has(chunk):
+            self.bytes_read += self._active.load(arena, chunk, item_start, entry_start)
+        else:
+            self._decode(arena, chunk, item_start, entry_start, not self._seen[chunk])
+            self._seen[chunk] = True
+            self.bytes_read += self._table.chunk_bytes(chunk)
         self.seconds += time.monotonic() - started
 
 

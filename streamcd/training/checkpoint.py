@@ -46,6 +46,8 @@ _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial")
 class Run:
     """An existing run directory, locked while open; `locked` is False for a directory inside a run already locked."""
 
+    has_files = True
+
     def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
         self.path, self.identity = path, identity
         self.slot_identity = identity  # once a state has the identity, all slots have it
@@ -141,6 +143,8 @@ class Run:
 
 class MemoryRun(Run):
     """A run without files, which keeps its last state in memory and cannot be resumed."""
+
+    has_files = False
 
     def __init__(self) -> None:
         self.path = Path("(in memory)")

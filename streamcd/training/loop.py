@@ -20,6 +20,7 @@ from ..kernels.compile import compilation_told
 from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
+from ..stream import active_rows
 from ..stream.memory_plan import Plan
 from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
@@ -255,9 +256,12 @@ class Loop(TrainingLoop):
         started = time.monotonic()
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
+            if task.solver.layout.state_bytes and not task.plan.resident:
+                active_rows.load_kernels(task.dataset)
         self.kernel_seconds = time.monotonic() - started
-        numbers = {"n_folds": folds, "n_threads": self.threads.count}
-        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **numbers) as stream:
+        options: dict[str, Any] = {"n_folds": folds, "n_threads": self.threads.count}
+        options["folder"] = self.directory.path if self.directory.has_files else None
+        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **options) as stream:
             self.stream = stream
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
@@ -278,6 +282,13 @@ class Loop(TrainingLoop):
         state = self.state
         before = self._figures()
         certifying_only = not state.phase(TRAIN).size
+        self.keeps = self._rows_stay()
+        stream.begin_read(
+            state.read,
+            all_rows=bool(state.phase(START, CERTIFY).size),
+            rows_return=bool(state.lanes["restore"].any()),
+            keeps=self.keeps,
+        )
         windows = stream.windows(state.read, state.window)
         n_windows = stream.n_windows(state.read)
         while True:
@@ -286,6 +297,8 @@ class Loop(TrainingLoop):
             self.meter["wait"] += time.monotonic() - started
             if window is not None:
                 self._visit(window)
+                if self.keeps:
+                    self._keep_active(stream, window)
                 state.window += 1
                 self._report_read(n_windows, certifying_only)
             if state.window >= n_windows:
@@ -306,6 +319,20 @@ class Loop(TrainingLoop):
             self.rows.save(window)
         self.meter["train"] += visited - loaded
         self.meter["state"] += loaded - started + time.monotonic() - visited
+
+    def _rows_stay(self) -> bool:
+        """Tell whether rows that shrink in this read are expected to stay out of the next."""
+        lanes, training = self.state.lanes, self.state.phase(TRAIN)
+        goes_on = (lanes["passes"][training] + 1 < self.task.rule.max_passes).any()
+        return bool(goes_on) and not acceleration.recalls_after(lanes, training)
+
+    def _keep_active(self, stream: Stream, window: Window) -> None:
+        """Copy the rows that are active in any lane that is not done, for the next reads."""
+        started, lanes = time.monotonic(), self.state.lanes
+        columns = np.repeat(lanes["phase"] != DONE, self.task.problem.lane_vectors)
+        if refusal := stream.keep_active(window, columns):
+            self.listener.message(f"active rows are not copied to disk: {refusal}; all rows are read instead")
+        self.meter["state"] += time.monotonic() - started
 
     def _end_read(self, before: Mapping[str, float], certifying_only: bool) -> None:
         state = self.state
@@ -404,6 +431,7 @@ class Loop(TrainingLoop):
             **self._lane_figures(),
             **({"validation": self._seen} if self._seen else {}),
             "bytes_read": bytes_read,
+            "scratch_bytes": self.stream.scratch_bytes if self.stream else 0,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }
 

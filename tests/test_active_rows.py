@@ -1,0 +1,245 @@
+"""Reads of a shrunken training: copies of the active rows take the place of the dataset, to the same bits."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupted import ended, stopping_after
+from small_datasets import multiclass, random_rows, write_dataset
+from test_memory import assert_within, peak_of_training, write_large
+
+from streamcd.core.errors import Interrupted
+from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.progress import Listener
+from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.runs.resume import resume
+from streamcd.runs.train import train
+from streamcd.stream.arenas import RowLayout
+from streamcd.stream.memory_plan import Plan
+from streamcd.stream.stream import Stream
+from streamcd.stream.window import Window
+
+LAYOUT = RowLayout(alpha_width=1, n_flags=1)
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def plan_of(dataset: Dataset, n_chunks: int) -> Plan:
+    """A plan whose windows hold so many average chunks, and whose arenas hold no more than that."""
+    rows, entries = (int(1.1 * n_chunks * n / dataset.n_chunks) for n in (dataset.n_rows, dataset.n_entries))
+    return Plan(entries, rows, resident=False, readers=4)
+
+
+def without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "keep_active", lambda *_: "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Windows
+
+
+class ShrinkingReads:
+    """Reads of a dataset whose rows shrink and return at random; every window is compared with the dataset."""
+
+    def __init__(self, dataset: Dataset, stream: Stream, seed: int) -> None:
+        self.dataset, self.stream = dataset, stream
+        self.rng = np.random.default_rng(seed)
+        self.active = np.ones(dataset.n_rows, dtype=np.uint8)
+        self.from_copies = 0
+
+    def read(self, number: int) -> int:
+        """Carry out a read; returns the bytes read."""
+        rng, before = self.rng, self.stream.bytes_read
+        rows_return, all_rows = rng.random() < 0.1, rng.random() < 0.15
+        if rows_return:
+            self.active[:] = 1
+        keeps = not all_rows and rng.random() < 0.8
+        self.stream.begin_read(number, all_rows=all_rows, rows_return=rows_return, keeps=keeps)
+        for window in self.stream.windows(number):
+            self.check(window, all_rows)
+            if keeps:
+                self.shrink(window, float(rng.uniform(0.3, 1.0)))
+                assert self.stream.keep_active(window, np.array([True])) == ""
+        return self.stream.bytes_read - before
+
+    def shrink(self, window: Window, share: float) -> None:
+        for chunk, start, stop in window.chunk_ranges():
+            rows = slice(*self.dataset.row_start[chunk : chunk + 2])
+            self.active[rows] &= self.rng.random(stop - start) < share
+            window.arena.active[start:stop, 0] = self.active[rows]
+
+    def check(self, window: Window, all_rows: bool) -> None:
+        """Every row that may be visited is there with all of its entries."""
+        arena = window.arena
+        assert self.dataset.classes is not None
+        for chunk, start, stop in window.chunk_ranges():
+            expected = self.dataset.read(chunk)
+            wanted = self.active[slice(*self.dataset.row_start[chunk : chunk + 2])]
+            rows = np.flatnonzero(wanted | all_rows)
+            assert (self.dataset.classes[arena.code[start + rows]] == expected.label[rows]).all()
+            assert (arena.weight[start + rows] == expected.weight[rows]).all()
+            for row in rows.tolist():
+                here, there = (slice(*x.tolist()) for x in (
+                    arena.indptr[start + row : start + row + 2], expected.indptr[row : row + 2],
+                ))  # fmt: skip
+                assert (arena.feature[here] == expected.feature[there]).all()
+                assert (arena.value[here] == expected.value[there]).all()
+            self.from_copies += int(arena.indptr[stop] - arena.indptr[start] < expected.feature.size)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+@pytest.mark.parametrize(("n_chunks", "wide"), [(1, False), (3, True), (8, False)])
+def test_windows_from_copies_hold_what_the_dataset_holds(
+    tmp_path: Path, n_chunks: int, wide: bool, on_disk: bool
+) -> None:
+    """Rows leave and return, reads need all rows or not, copies are in memory or on disk, on four readers."""
+    rows = random_rows(260, 15, seed=8)
+    types: dict[str, Any] = {"value_dtype": np.float64, "index_dtype": np.int64} if wide else {}
+    dataset = write_dataset(
+        tmp_path / "data", rows, n_chunks=16, n_shards=3, weight=np.linspace(0.5, 2, 260), **types
+    )
+    plan = plan_of(dataset, n_chunks)
+    folder = tmp_path if on_disk else None
+    with Stream(open_dataset(dataset.path), plan, LAYOUT, 1, n_threads=4, folder=folder) as stream:
+        reads = ShrinkingReads(dataset, stream, seed=n_chunks)
+        n_bytes = [reads.read(number) for number in range(60)]
+        whole = sum(map(dataset.chunk_bytes, range(16)))
+        assert reads.from_copies > 60
+        assert min(n_bytes) < 0.5 * whole
+        assert sum(n_bytes) < 60 * whole
+    assert not list(tmp_path.glob("tmp*")), "a file with a name"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Trainings
+
+
+def options(loss: str, acceleration: str, **changed: Any) -> dict[str, Any]:
+    return {"loss": loss, "acceleration": acceleration, "C": 1.0, "tol": 1e-5, "max_passes": 60} | changed
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    """Two classes apart: few rows are near the plane."""
+    x, _ = random_rows(1000, 30, seed=3, density=0.6)
+    y = np.where(x @ np.linspace(-1, 1, 30) > 0, 1.0, -1.0)
+    return write_dataset(tmp_path / "data", (x, y), n_chunks=20, n_shards=3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "acceleration", "C"),
+    [
+        ("hinge", "none", 1.0),
+        ("hinge", "auto", [0.01, 1.0]),
+        ("squared_hinge", "none", [0.01, 1.0]),
+        ("crammer_singer", "auto", 1.0),
+        ("twin", "none", 1.0),
+    ],
+)
+def test_copies_change_no_bit_and_save_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, acceleration: str, C: Any
+) -> None:
+    """Several lanes too: a row is active if it is active in any lane that is not done."""
+    rows = multiclass(4, 600) if loss == "crammer_singer" else random_rows(900, 12, seed=21)
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=18, n_shards=3)
+    asked = options(loss, acceleration, C=C, plan=plan_of(dataset, 4))
+    saved = train(dataset, tmp_path / "copies", **asked)
+    without_copies(monkeypatch)
+    plain = train(dataset, tmp_path / "plain", **asked)
+    assert ended(tmp_path / "copies") == ended(tmp_path / "plain")
+    assert saved.bytes_read <= plain.bytes_read
+    assert saved.bytes_read < 0.95 * plain.bytes_read or loss != "hinge"
+
+
+def test_bytes_read_fall_as_rows_shrink(tmp_path: Path, dataset: Dataset) -> None:
+    """A pass reads copies on disk and those dual variables that are always read."""
+    asked = options("hinge", "none", plan=plan_of(dataset, 2))
+    train(dataset, tmp_path / "run", **asked)
+    log = [line for line in log_of(tmp_path / "run") if line["kind"] == "train"]
+    assert log[-1]["bytes_read"] < 0.3 * log[1]["bytes_read"]
+    assert 0 < max(line["scratch_bytes"] for line in log) <= 0.5 * dataset.bytes_on_disk()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "config.json", "dual", "lock", "log.jsonl", "model", "state.npz",
+    ]  # fmt: skip
+
+
+class Messages(Listener):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+def full_disk(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("full", ["pwrite", "fstatvfs"])
+def test_a_full_disk_is_said_once_and_changes_no_bit(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """After that active rows are copied to memory alone, and in the end nothing is read but dual variables."""
+    asked = options("hinge", "none", plan=plan_of(dataset, 9))
+    train(dataset, tmp_path / "run", **asked)
+    monkeypatch.setattr(os, full, full_disk)
+    listener = Messages()
+    train(dataset, tmp_path / "full", listener=listener, **asked)
+    assert ended(tmp_path / "full") == ended(tmp_path / "run")
+    assert len([text for text in listener.said if "not copied to disk" in text]) == 1
+    assert all(line["scratch_bytes"] == 0 for line in log_of(tmp_path / "full"))
+    last = [line for line in log_of(tmp_path / "full") if line["kind"] == "train"][-1]
+    assert last["bytes_read"] == 9 * dataset.n_rows + 16 * dataset.n_chunks
+
+
+def test_no_more_than_half_of_the_space_left_is_taken(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = 2_000
+
+    class Disk:
+        f_bavail, f_frsize = space, 1
+
+    monkeypatch.setattr(os, "fstatvfs", lambda _: Disk)
+    listener = Messages()
+    train(dataset, tmp_path / "run", listener=listener, **options("hinge", "none", plan=plan_of(dataset, 2)))
+    assert any("No space left" in text for text in listener.said)
+    assert all(line["scratch_bytes"] <= space for line in log_of(tmp_path / "run"))
+
+
+def test_interrupted_and_resumed_the_bits_are_those_of_one_session(tmp_path: Path, dataset: Dataset) -> None:
+    """Copies are lost with the process, and made again by the next."""
+    asked = options("hinge", "auto", plan=plan_of(dataset, 4), max_passes=20)
+    train(dataset, tmp_path / "whole", **asked)
+    with pytest.raises(Interrupted):
+        train(dataset, tmp_path / "run", stop_requested=stopping_after(23), **asked)
+    for n_windows in itertools.cycle([7, 31, 12]):
+        try:
+            resume(tmp_path / "run", stop_requested=stopping_after(n_windows))
+            break
+        except Interrupted:
+            pass
+    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acceleration", ["none", "auto"])
+def test_copies_stay_within_the_budget(tmp_path: Path, acceleration: str) -> None:
+    """157 MB of entries with 40 MB left over beside the interpreter; in the end all active rows are in memory."""
+    write_large(tmp_path / "data", 160)
+    budget = RESERVED_BYTES + 40_000_000
+    asked = {"loss": "hinge", "C": 1e-3, "max_passes": 12, "tol": 1e-9, "acceleration": acceleration}
+    peak, _ = peak_of_training(tmp_path / "data", tmp_path / "run", memory=budget, **asked)
+    assert_within(peak, budget)
+    log = log_of(tmp_path / "run")
+    assert max(line["scratch_bytes"] for line in log) > 30_000_000
+    assert min(line["bytes_read"] for line in log) == 9 * 160 * 2048 + 16 * 160
