@@ -11,7 +11,9 @@ import logging
 import os
 import shlex
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,13 +27,15 @@ import pytest
 from click.testing import CliRunner
 from conftest import LentWorkers
 from forking import Forked
-from small_datasets import random_rows, write_dataset
+from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd.cli.commands import cli
 from streamcd.conversion.byte_sources import LEAST_RANGE_BYTES, share_out
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
+from streamcd.core.locks import release_lock
+from streamcd.core.range_cache import Cache
 from streamcd.core.storage import Url, location, open_bytes
 from streamcd.dataset.dataset import Dataset, open_dataset
 
@@ -152,7 +156,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def remote(server: Server, local: Dataset) -> str:
-    return server.upload(local.path, "data")
+    return server.upload(local.path, "remote")
 
 
 def weights(run: Path) -> np.ndarray:
@@ -482,8 +486,6 @@ def test_predictions_and_evaluations_of_a_bucket_are_those_of_the_disk(
         ["evaluate", "DATA", f"{BUCKET}/run"],
         ["predict", "DATA", f"{BUCKET}/run", "-o", "out.parquet"],
         ["export", f"{BUCKET}/run", "out.txt"],
-        ["convert", "DATA", f"{BUCKET}/new"],
-        ["columns", f"{BUCKET}/data"],
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -496,6 +498,261 @@ def test_what_is_written_may_not_be_a_url(
         assert "found a URL" in shown.stderr
         assert shown.stderr.count("\n") == 1
         assert os.listdir() == []
+
+
+def test_a_search_in_a_bucket_gives_the_bits_of_the_disk(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    for name, data in (("near", local.path), ("far", remote)):
+        streamcd.tune(data, tmp_path / name, C=[0.1, 1], cv=3, max_passes=4)
+    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
+
+
+@pytest.mark.slow
+def test_workers_train_from_a_bucket_to_the_optimum_of_the_disk(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    """They share a cache, and take the credentials from the environment: no file of a run holds them."""
+    near = streamcd.train(local, tmp_path / "near", tol=1e-5)
+    far = streamcd.train(
+        remote, tmp_path / "far", tol=1e-5, workers=2, memory="2GB", cache=tmp_path / "cache"
+    )
+    assert far.converged
+    assert far.primal_objective == pytest.approx(near.primal_objective, rel=2e-5)
+    assert list((tmp_path / "cache").glob("*/entries-part-*"))
+    assert not any(b"secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cache
+
+
+def ranges_of_parts(server: Server) -> int:
+    return sum("/part-" in path and bool(part) for _, path, part in server.requests)
+
+
+def test_what_a_cache_holds_is_not_asked_for_again(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    """Nor after a resumption, which finds the cache by the run's record; and no bit depends on it."""
+    options: dict[str, Any] = {"plan": windows_of(local, 3), "tol": 1e-9}
+    streamcd.train(local, tmp_path / "near", max_passes=2, **options)
+    streamcd.resume(tmp_path / "near", max_passes=6)
+    streamcd.train(remote, tmp_path / "far", max_passes=2, cache=tmp_path / "cache", **options)
+    n_chunks_and_footers = 2 * local.n_chunks + 2 * local.n_shards
+    assert ranges_of_parts(server) <= 2 * n_chunks_and_footers
+    server.requests.clear()
+    streamcd.resume(tmp_path / "far", max_passes=6)
+    assert ranges_of_parts(server) == 0
+    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
+
+
+def test_a_full_cache_keeps_its_share_in_every_pass(server: Server, tmp_path: Path) -> None:
+    """One that gave up what was read longest ago would hold none of what comes next."""
+    content = np.random.default_rng(5).bytes(10_000)
+    url = Url(server.put("cyclic/part-0", content))
+    ranges = Cache(str(tmp_path / "cache"), 5 * 1004).open("1" * 32)
+    asked = []
+    for _ in range(3):
+        server.requests.clear()
+        assert b"".join(ranges.read(url, start, 1000) for start in range(0, 10_000, 1000)) == content
+        asked.append(len(server.requests))
+    assert asked[1] == asked[2] == 10 - len(list((tmp_path / "cache").glob("*/cyclic-*"))) < 8
+    n_bytes = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*"))
+    assert n_bytes <= 5 * 1004
+
+
+def test_a_damaged_range_of_a_cache_is_asked_for_again(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"cache": tmp_path / "cache", "max_passes": 3}
+    streamcd.train(remote, tmp_path / "first", **options)
+    files = sorted((tmp_path / "cache").glob("*/*.parquet-*"))
+    for number, file in enumerate(files):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content[:-1] if number % 2 else content)
+    streamcd.train(remote, tmp_path / "second", **options)
+    assert np.array_equal(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    with pytest.raises(UsageError, match="an empty directory of yours, or a cache"):
+        streamcd.train(remote, tmp_path / "third", cache=tmp_path / "first")
+    with pytest.raises(UsageError, match="for a dataset at a URL"):
+        streamcd.train(local, tmp_path / "third", cache=tmp_path / "cache")
+
+
+def test_datasets_share_a_cache_and_those_not_read_make_room(server: Server, tmp_path: Path) -> None:
+    """What a killed process was writing is not read, and is removed when nobody reads the dataset."""
+    content = np.random.default_rng(4).bytes(10_000)
+    url = Url(server.put("ranges/part-0", content))
+    cache = Cache(str(tmp_path / "cache"), 12_000)
+    first, second = cache.open("1" * 32), cache.open("2" * 32)
+    assert first.read(url, 0, 8000) == second.read(url, 0, 8000) == content[:8000]
+    assert len(list((tmp_path / "cache").glob("2*/ranges-*"))) == 0  # the first is being read
+    release_lock(first._lock)
+    third = cache.open("3" * 32)
+    assert third.read(url, 10, 8000) == content[10:8010]
+    held = sorted(path.parent.name[0] for path in (tmp_path / "cache").glob("*/ranges-*"))
+    assert held == ["3"]
+    (tmp_path / "cache" / ("3" * 32) / "ranges-part-0-9.partial").write_bytes(b"killed")
+    release_lock(third._lock)
+    server.requests.clear()
+    again = cache.open("3" * 32)
+    assert again.read(url, 10, 8000) == content[10:8010]
+    assert server.requests == []
+    assert not list((tmp_path / "cache").glob("*/*.partial"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Conversion to a bucket
+
+
+def names(server: Server, folder: str) -> set[str]:
+    found = server.client.list_objects_v2(Bucket="bucket", Prefix=f"{folder}/").get("Contents", [])
+    return {entry["Key"].removeprefix(f"{folder}/") for entry in found}
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"), [(1, {}), (2, {"memory": "3GB"}), (1, {"scale": "standard", "columns": True})]
+)
+def test_a_conversion_to_a_bucket_gives_the_dataset_of_the_disk(
+    server: Server, text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, options: Any
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    with_columns = options.pop("columns", False)
+    options = {"shard_size": "500kB", "chunk_size": "100kB", "workers": workers, "memory": "2GB", **options}
+    monkeypatch.setattr(storage, "_UPLOAD_BYTES", 1 << 17)  # so that files come in several blocks
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    made = {}
+    for name in ("near", f"{BUCKET}/made-{workers}-{len(options)}"):
+        dest = name if "://" in name else tmp_path / name
+        dataset = streamcd.convert(tmp_path / "text", dest, **options)
+        if with_columns:
+            streamcd.make_columns(dataset, chunk_size="50kB")
+        made[name] = dataset
+    near, far = made.values()
+    assert far.fingerprint == near.fingerprint
+    assert far.verify() == []
+    assert far.info() == near.info()
+    assert {name.split(".")[0] for name in names(server, far.path.name)} == {
+        str(path.relative_to(near.path)).split(".")[0] for path in near.path.rglob("*") if path.is_file()
+    }
+    if with_columns:
+        assert far.open_columns().fingerprint == near.open_columns().fingerprint
+
+
+def test_a_downloaded_dataset_of_a_bucket_is_a_dataset(server: Server, text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(text)
+    far = streamcd.convert(tmp_path / "text", f"{BUCKET}/download", memory="2GB")
+    for name in names(server, "download"):
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        server.client.download_file("bucket", f"download/{name}", str(tmp_path / "copy" / name))
+    copy = open_dataset(tmp_path / "copy")
+    assert copy.fingerprint == far.fingerprint
+    assert copy.verify() == []
+
+
+def test_of_two_conversions_to_one_place_the_later_loses_and_leaves_nothing(
+    server: Server, text: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    url = f"{BUCKET}/contended"
+    winner = []
+
+    def overtake(method: str, path: str) -> None:
+        if method == "PUT":  # the first one's first file
+            server.answer.clear()
+            winner.append(streamcd.convert(tmp_path / "text", url, memory="2GB", seed=7))
+
+    server.answer.append(overtake)
+    with pytest.raises(UsageError, match="completed there meanwhile"):
+        converted(tmp_path / "text", url)
+    assert open_dataset(url).fingerprint == winner[0].fingerprint
+    assert open_dataset(url).verify() == []
+    listed = {name for name, *_ in winner[0].listed_files(winner[0].manifest)}
+    assert names(server, "contended") == {"manifest.json", *listed}
+
+
+def test_a_manifest_is_written_only_where_there_is_none(server: Server) -> None:
+    """The server's condition alone tells, where the other comes after the question."""
+    url = Url(f"{BUCKET}/conditional/manifest.json")
+
+    def overtake(method: str, path: str) -> None:
+        if method == "PUT":
+            server.answer.clear()
+            server.put("conditional/manifest.json", b"another's")
+
+    server.answer.append(overtake)
+    with pytest.raises(FileExistsError):
+        url.put(b"mine", None)
+    version = url.version()
+    server.put("conditional/manifest.json", b"a third's")
+    with pytest.raises(FileExistsError):
+        url.put(b"mine", version)
+    assert url.read_bytes() == b"a third's"
+    url.put(b"mine", url.version())
+    assert url.read_bytes() == b"mine"
+
+
+KILLED_CONVERSION = """
+import os, sys, signal, streamcd
+from streamcd.conversion import publication
+real = publication.Publication.upload
+def upload(self, work, name):
+    real(self, work, name)
+    os.kill(os.getpid(), signal.SIGKILL)
+publication.Publication.upload = upload
+streamcd.convert(sys.argv[1], sys.argv[2], memory="2GB")
+"""
+
+
+def test_what_a_killed_conversion_left_is_named_and_removed_with_force(
+    server: Server, text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # it is looked for once
+    url = f"{BUCKET}/killed"
+    done = subprocess.run([sys.executable, "-c", KILLED_CONVERSION, str(tmp_path / "text"), url], check=False)
+    assert done.returncode == -signal.SIGKILL
+    key = "killed/entries/part-00000.0123456789abcdef.parquet"
+    server.client.create_multipart_upload(Bucket="bucket", Key=key)
+    assert len(names(server, "killed")) == 1
+    shown = CliRunner().invoke(cli, ["info", url])
+    assert shown.exit_code == 2
+    assert shown.stderr.count("which no manifest lists") == 2
+    arguments = ["convert", str(tmp_path / "text"), url, "--memory", "2GB", "--quiet", "--json"]
+    shown = CliRunner().invoke(cli, arguments)
+    assert shown.exit_code == 0, shown.stderr
+    assert "which no manifest lists" in shown.stdout
+    shown = CliRunner().invoke(cli, arguments)
+    assert shown.exit_code == 2
+    assert "--force" in shown.stderr
+    shown = CliRunner().invoke(cli, [*arguments, "--force"])
+    assert shown.exit_code == 0, shown.stderr
+    assert "which no manifest lists" not in shown.stdout
+    made = open_dataset(url)
+    assert names(server, "killed") == {
+        "manifest.json",
+        *(name for name, *_ in made.listed_files(made.manifest)),
+    }
+    assert Url(url).uploads() == {}
+    assert not list(tmp_path.glob(".streamcd-upload-*"))
+
+
+def test_a_conversion_that_fails_leaves_nothing_in_the_bucket(
+    server: Server, text: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    server.answer.append(lambda method, path: 503 if method == "PUT" and "features" in path else None)
+    with pytest.raises(OSError, match="after 5 attempts"):
+        converted(tmp_path / "text", f"{BUCKET}/failed")
+    assert names(server, "failed") == set()
+    server.answer.clear()
+    server.put("failed/notes.txt", b"mine")
+    with pytest.raises(UsageError, match="is not a dataset"):
+        converted(tmp_path / "text", f"{BUCKET}/failed")
+    with pytest.raises(UsageError, match="read only"):
+        converted(tmp_path / "text", "https://example.com/data")
 
 
 @pytest.mark.usefixtures("lend")

@@ -27,7 +27,7 @@ from streamcd.dataset.read_ahead import AHEAD_BYTES
 from streamcd.kernels.dual import add_alpha_rows
 from streamcd.kernels.primitives import Costs, Variables
 from streamcd.models.model import Model
-from streamcd.prediction.predict import Decisions
+from streamcd.prediction.decisions import Decisions
 from streamcd.runs.config import ProblemOptions
 from streamcd.runs.tune import tune
 from streamcd.solvers import crammer_singer

@@ -13,7 +13,7 @@ from small_datasets import Rows, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, resume, train
-from streamcd.core.errors import Interrupted, UsageError
+from streamcd.core.errors import CheckpointError, Interrupted, UsageError
 from streamcd.runs import lane_groups
 from streamcd.training.validation import PATIENCE, look_is_due
 
@@ -127,6 +127,25 @@ def test_a_killed_training_goes_on_to_the_same_looks_and_weights(tmp_path, early
         train(data, tmp_path / "run", stop_requested=stopping_after(3), **options)
     resume_by_threes(tmp_path / "run")
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+def test_a_run_goes_on_with_its_own_validation_set_alone(tmp_path):
+    """Wherever it is: a copy is the same, one that changed is refused by its name."""
+    data, _ = _sets(tmp_path, random_rows(60, 5), 20)
+    text = "".join(f"{1 if i % 2 else -1} 1:{i % 7} 2:{i % 3}\n" for i in range(40))
+    for name, content in (
+        ("held.txt", text),
+        ("copy.txt", text),
+        ("other.txt", text.replace("2:1", "2:2", 1)),
+    ):
+        (tmp_path / name).write_text(content)
+    train(data, tmp_path / "run", validation=tmp_path / "held.txt", max_passes=1, tol=1e-9)
+    resume(tmp_path / "run", validation=tmp_path / "copy.txt", max_passes=2)
+    with pytest.raises(CheckpointError, match=r"other\.txt: not the validation set"):
+        resume(tmp_path / "run", validation=tmp_path / "other.txt", max_passes=3)
+    (tmp_path / "copy.txt").write_text(text + "1 1:1\n")
+    with pytest.raises(CheckpointError, match=r"copy\.txt: not the validation set"):
+        resume(tmp_path / "run", max_passes=3)
 
 
 def test_groups_hold_all_lanes_of_a_C_and_give_its_figures(tmp_path, monkeypatch):

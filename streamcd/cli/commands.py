@@ -27,6 +27,7 @@ from .options import (
     BIT,
     SECONDS,
     PathOrUrl,
+    cache_options,
     checked_training_options,
     convert_options,
     costs_option,
@@ -158,9 +159,9 @@ def info(path: str, as_json: bool) -> None:
         )
     kind = kind_of_directory(path)
     if kind == "dataset":
-        from ..dataset.dataset import open_dataset
+        from ..conversion.publication import open_or_tell
 
-        found = describe_dataset(open_dataset(path))
+        found = describe_dataset(open_or_tell(path))
         console.show(found, as_json, print_dataset, path, found)
     else:
         found = describe_run(path) if kind == "run" else describe_model(path)
@@ -318,6 +319,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     help="The dataset's directory, if it was moved after the run began.",
 )
 @moved_validation_options
+@cache_options
 @threads_option
 @worker_options
 @output_options

@@ -312,6 +312,16 @@ threads_option = click.option(
     help="Threads that share the work of a process; no bit of a result depends on it.  [default: one a core]",
 )
 
+cache_options = together(
+    click.option(
+        "--cache",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="Keep what is read of a DATASET at a URL in this directory, for passes after the first.",
+    ),
+    click.option("--cache-size", metavar="SIZE", help="Largest size of that directory.  [default: 10GB]"),
+)
+
 training_options = together(
     click.option(
         "--loss",
@@ -418,6 +428,7 @@ training_options = together(
         "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
     ),
     memory_option,
+    cache_options,
     click.option("--seed", type=int, default=0, help="Seed of the random order of visits."),
     click.option(
         "--checkpoint-every",

@@ -20,7 +20,7 @@ _MOST_CLASSES_SHOWN = 30
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Gather the description of a dataset that `info` and `convert` print."""
-    from ..conversion.staging import leftovers
+    from ..conversion.publication import unfinished
     from ..dataset.column_layout import has_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
@@ -31,7 +31,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         **dataset.info(),
         "feature_names": first_feature_names(dataset, 10),
         "feature_rms": feature_rms(dataset),
-        "advice": [*_about_classes(dataset), *advice(dataset), *leftovers(dataset.path)],
+        "advice": [*_about_classes(dataset), *advice(dataset), *unfinished(dataset.path)],
         "columns": has_columns(dataset),
         "method": method,
         "method_because": reason,

@@ -95,6 +95,7 @@ class RoundLoop(TrainingLoop):
             memory=memory,
             identity=directory.identity,
             acceleration=kappa,
+            cache=dataset.cache,
         )
         assert isinstance(task.solver, RowSolver)
         self.solver = task.solver

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError
 from ..core.randomness import random_key
+from ..core.range_cache import Cache
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels.primitives import (
     ALPHA,
@@ -93,6 +94,7 @@ class WorkerSpec:
     memory: int  # budget of a worker, bytes
     identity: Identity | None = None  # of the run
     acceleration: float | str = "none"  # as `registry.make_solver` takes it
+    cache: Cache | None = None  # of a dataset at a URL
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def saving_bytes(solver: Solver) -> int:
 def open_same(spec: WorkerSpec) -> Dataset:
     """Open the dataset of a run in this process; refused if it has another fingerprint, or dataset or run is missing."""
     dataset = open_dataset(spec.dataset)
+    dataset.use_cache(spec.cache)
     if dataset.fingerprint != spec.fingerprint:
         raise DatasetError(
             f"{dataset.path}: fingerprint {dataset.fingerprint}, the run has {spec.fingerprint}: another dataset"

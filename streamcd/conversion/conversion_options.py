@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
-from ..core.storage import Url, location
+from ..core.storage import Location, Url, location
 from ..dataset.scaling import Scaling
 from ..models.encoding import Encoding
 from .table_rows import TableOptions
@@ -60,7 +59,7 @@ class Options:
 
     columns: TableOptions
     in_memory: bool  # the source is
-    dest: Path
+    dest: Location
     memory_bytes: int
     seed: int
     value_dtype: np.dtype

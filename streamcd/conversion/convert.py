@@ -7,8 +7,8 @@ into files, as long as these come in the same order.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,26 @@ from ..core.errors import UsageError
 from ..core.memory_budget import parse_size, require
 from ..core.process_pool import checked_workers, memory_per_worker, open_pool
 from ..core.progress import Listener, ends_progress
-from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
+from ..core.storage import (
+    REMOTE_BYTES,
+    UPLOADING_BYTES,
+    Location,
+    Url,
+    is_url,
+    local_path,
+    location,
+    writable,
+)
+from ..dataset.chunked_table import RowTable
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import checked_names
-from ..models.encoding import read_encoding
+from ..models.encoding import encoding_of
 from .byte_sources import BLOCK_BYTES, total_bytes
 from .conversion_options import Like, Options, Plan
 from .formats import expand, open_source
 from .in_memory import is_files, open_data
 from .pipeline import Conversion
+from .publication import Publication, publishing
 from .sources import Reading, Source
 from .staging import staging_directory
 from .table_rows import checked_options
@@ -77,7 +88,7 @@ def convert(
         of NumPy arrays, SciPy matrices or dask arrays; a frame, which is anything with ``__arrow_c_stream__`` (pandas,
         Polars, DuckDB, Arrow) or one of dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
     dest : path
-        The dataset's directory. It appears when it is complete.
+        The dataset's directory, or its URL in a bucket. It appears when it is complete.
     format : {"auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy"}
         What the sources hold; ``"auto"`` tells by their content.
     label : str, optional
@@ -137,7 +148,8 @@ def convert(
     DataError
         If the source cannot be used; the message names file and line.
     EnvironmentFailure
-        If the disk is full, or another conversion writes the same dataset.
+        If the disk is full, or another conversion writes the same dataset; in a bucket, the one that ends later finds
+        the other's dataset there, which is a `UsageError`.
 
     Examples
     --------
@@ -151,7 +163,7 @@ def convert(
     options = Options(
         columns=checked_options(label, weight_column, features, drop, hash, missing),
         in_memory=not from_files,
-        dest=local_path(dest, "a dataset to be written"),
+        dest=writable(dest, "a dataset to be written"),
         memory_bytes=parse_size(memory),
         seed=int(seed),
         value_dtype=_value_dtype(dtype),
@@ -176,7 +188,7 @@ def convert(
             "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
         )
         options = replace(options, workers=1)
-    plan = _plan(options, REMOTE_BYTES if any(map(is_url, paths)) else 0)
+    plan = _plan(options, any(map(is_url, paths)))
     reading = _reading(options, plan)
     if from_files:
         source = open_source(paths, roots, format, reading, options.columns)
@@ -184,11 +196,24 @@ def convert(
         source = open_data(sources, reading, options.columns)
     _check_source(options, source)
     with (
-        staging_directory(options.dest, options.force) as work,
+        _workplace(options) as (work, publication),
         open_pool(options.workers, listener, Conversion.__module__) as pool,
     ):
-        Conversion(options, plan, source, work, pool).run()
+        Conversion(options, plan, source, work, pool, publication).run()
+        if publication is not None:
+            publication.finish(work / "dataset")
     return open_dataset(options.dest)
+
+
+@contextmanager
+def _workplace(options: Options) -> Iterator[tuple[Path, Publication | None]]:
+    """A directory for work in progress: the dataset written there is put in its place at the end, or published."""
+    if isinstance(options.dest, Url):
+        with publishing(options.dest, RowTable, force=options.force) as found:
+            yield found
+    else:
+        with staging_directory(options.dest, options.force) as work:
+            yield work, None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -224,7 +249,7 @@ def _load_like(path: Location) -> Like:
                 f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
             )
         found: Any = dataset
-        scaling, encoding = dataset.read_scaling(), read_encoding(path, dataset.manifest.get("encoding"))
+        scaling, encoding = dataset.read_scaling(), encoding_of(dataset)
     else:
         from ..models.model import load_model  # needed for this only
 
@@ -297,14 +322,14 @@ def _check(options: Options, paths: list[str]) -> None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
-    _check_place(options, paths)
-    if not options.dest.absolute().parent.is_dir():
-        raise UsageError(f"no such directory: {options.dest.absolute().parent}; make it first")
+    if isinstance(options.dest, Path):
+        _check_place(options, options.dest, paths)
+        if not options.dest.absolute().parent.is_dir():
+            raise UsageError(f"no such directory: {options.dest.absolute().parent}; make it first")
 
 
-def _check_place(options: Options, paths: list[str]) -> None:
+def _check_place(options: Options, dest: Path, paths: list[str]) -> None:
     """Refuse to replace anything but a dataset, and to replace a dataset without `force`."""
-    dest = options.dest
     if not os.path.lexists(dest):
         return
     if _has_content(dest) and not (dest / "manifest.json").exists():
@@ -322,20 +347,25 @@ def _has_content(path: Path) -> bool:
     return not path.is_dir() or any(path.iterdir())
 
 
-def _plan(options: Options, client_bytes: int) -> Plan:
+def _plan(options: Options, reads_urls: bool) -> Plan:
     """Divide the memory: each share is a fraction of what is left after the interpreter and the writer."""
+    uploads = isinstance(options.dest, Url)
+    client = {
+        "the client of URLs": REMOTE_BYTES if reads_urls or uploads else 0,
+        "files being uploaded": UPLOADING_BYTES if uploads else 0,
+    }
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
         "chunks being made": 3 * options.chunk_bytes,  # while others are written
         "blocks being read": _LEAST_BYTES,
-        "the client of URLs": client_bytes,
+        **client,
         "scales of the features": 2 * _scales_in_memory(options.like),  # as stored, and as used
     }
     if options.workers == 1:
         left = require(options.memory_bytes, needs) + _LEAST_BYTES
     else:
-        own = {"scales of the features": _scales_in_memory(options.like)}
+        own = {"scales of the features": _scales_in_memory(options.like), **(client if uploads else {})}
         left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL

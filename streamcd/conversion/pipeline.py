@@ -42,6 +42,7 @@ from .feature_statistics import (
 from .libsvm import copy_weights
 from .numbering import Merged, Numbering, label_maps, merge_dictionaries, read_merged
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task
+from .publication import Publication
 from .rows import Counts
 from .shard_writing import (
     Shape,
@@ -80,6 +81,7 @@ class Conversion:
     source: Source
     work: Path
     pool: Pool
+    publication: Publication | None = None  # of the dataset in a bucket
 
     def __post_init__(self) -> None:
         self.stamps = [Stamp.of(path) for path in self.source.paths]
@@ -111,6 +113,7 @@ class Conversion:
             replace(self.options.scaling, scales=None),
             self._given_scales(),
             sums,
+            publication=None if sums is None else self.publication,  # else they are read once more
         )
         self._write(writing, self._manifest(parsed, shape, merged.class_names), parsed.held)
         size = f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
@@ -312,6 +315,7 @@ class Conversion:
             scaling=Scaling(),
             scales=None,
             sums=self._sums("unscaled", writing.shape, held),
+            publication=None,
         )
         self._write_parts(write_shards, plain, shards, manifest, held)
         scaled = self._scaled(writing, unscaled)

@@ -14,6 +14,7 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.process_pool import Tell
 from ..core.threads import ahead
+from ..dataset.chunked_table import RowTable
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
 from ..dataset.schema import row_dtype
@@ -21,6 +22,7 @@ from ..dataset.writer import PartWriter
 from .external_shuffle import Cell, RunReader
 from .feature_statistics import RangeStatistics, save_columns, saved_columns
 from .numbering import Numberer, Numbering
+from .publication import Publication
 from .rows import Rows, concatenate
 
 _INT32_MAX = 2**31 - 1
@@ -69,6 +71,7 @@ class Writing:
     scaling: Scaling  # without its divisors, which `scales` names
     scales: Path | None
     sums: Path | None  # a directory for the sums of features by task; None where they do not fit in memory
+    publication: Publication | None = None  # uploads a shard once it is written; None for later, or none
     tell: Tell | None = None  # takes the rows written, if all shards are one task
 
     def whole_scaling(self) -> Scaling:
@@ -97,12 +100,15 @@ class _Encoder:
         self._statistics = None if writing.sums is None else RangeStatistics(0, writing.shape.n_features)
         # one thread gathers, the other encodes: no processor is idle while the last few shards are written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode")
+        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="streamcd-upload")
+        self._uploading: list[Future[None]] = []
 
     def __enter__(self) -> _Encoder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
+        self._uploads.shutdown(cancel_futures=True)
 
     def write(self, shard: Shard, chunks: Iterator[Rows]) -> Written:
         """Write a shard."""
@@ -122,7 +128,23 @@ class _Encoder:
                 tell(row)
         if pending is not None:
             pending.result()
-        return part.close(), part.chunk_table, part.row_norms
+        record = part.close()
+        self._upload(record)
+        return record, part.chunk_table, part.row_norms
+
+    def _upload(self, record: dict[str, Any]) -> None:
+        """Begin to upload a shard, once the one before is uploaded: so that two are on disk at most."""
+        self.end_uploads()
+        publication = self._writing.publication
+        if publication is not None:
+            names = [record[table] for table in RowTable.TABLES]
+            folder = self._writing.dataset
+            self._uploading = [self._uploads.submit(publication.upload, folder, name) for name in names]
+
+    def end_uploads(self) -> None:
+        """Wait for what is being uploaded."""
+        for upload in self._uploading:
+            upload.result()
 
     def _scaled(self, chunk: Rows) -> np.ndarray:
         if not self._scaling.changes_values:
@@ -150,6 +172,7 @@ def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
         for shard in shards:
             chunks = (numberer.apply(chunk, index_dtype) for chunk in _chunks(reader, shard))
             written.append(encoder.write(shard, chunks))
+        encoder.end_uploads()
         encoder.save_statistics(shards[0].number)
     return written
 
@@ -159,6 +182,7 @@ def rescale_shards(writing: Writing, shards: Sequence[Shard], unscaled: Path) ->
     dataset = open_dataset(unscaled)
     with _Encoder(writing) as encoder:
         written = [encoder.write(shard, _stored_chunks(dataset, shard.number)) for shard in shards]
+        encoder.end_uploads()
         encoder.save_statistics(shards[0].number)
     dataset.close()
     return written

@@ -13,7 +13,6 @@ from pathlib import Path
 from ..core.atomic_files import put_directory, restore_directory
 from ..core.errors import EnvironmentFailure, UsageError
 from ..core.locks import release_lock, take_lock
-from ..core.storage import Location, Url
 
 _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""
@@ -52,10 +51,8 @@ def remove_work(work: Path) -> None:
             return
 
 
-def leftovers(dataset: Location) -> list[str]:
+def leftovers(dataset: Path) -> list[str]:
     """Describe the directories for work on a dataset, which an interrupted call has left unless one works there now."""
-    if isinstance(dataset, Url):
-        return []  # nothing works there
     dataset = dataset.absolute()
     begun = [dataset.with_name(f".{dataset.name}.partial"), *sorted(dataset.glob(".*.partial"))]
     return [

@@ -41,10 +41,11 @@ from ..core.process_pool import (
     open_pool,
 )
 from ..core.progress import Listener, ends_progress
-from ..core.storage import local_path
+from ..core.storage import UPLOADING_BYTES, Location, Url, writable
 from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import scatter
+from .publication import Publication, publishing
 from .staging import check_own, disk_full_means, remove_work
 
 _MAX_BUCKETS = 256
@@ -109,24 +110,38 @@ def make_columns(
     if compression not in ("lz4", "zstd", "none"):
         raise UsageError(f"expected compression lz4, zstd or none, found {compression!r}")
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    path = local_path(str(dataset.path), "a dataset that gets a column layout")
+    path = writable(dataset.path, "a dataset that gets a column layout")
     if has_columns(dataset) and not force:
         raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
     options = Options(parse_size(chunk_size), parse_size(shard_size), compression)
     plan = _make_plan(dataset, parse_size(memory), options, checked_workers(workers))
-    listener, work = listener or Listener(), path / f".{FOLDER}.partial"
-    disk_full = (
-        f"{dataset.path}: the disk is full; make room (about three times the size of the decoded entries) and run it "
-        "again: it goes on where it stopped"
-    )
-    with _locked(path), disk_full_means(disk_full):
+    listener = listener or Listener()
+    with _workplace(path, force) as (work, publication):
         _begin_or_go_on(dataset, options, plan, work, workers, listener)
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
-        put_directory(work / FOLDER, path / FOLDER, work / "replaced")
-        remove_work(work)
+        if publication is not None:
+            publication.finish(work / FOLDER)
+        elif isinstance(path, Path):
+            put_directory(work / FOLDER, path / FOLDER, work / "replaced")
+            remove_work(work)
     dataset.close()
     return open_columns(dataset)
+
+
+@contextmanager
+def _workplace(dataset: Location, force: bool) -> Iterator[tuple[Path, Publication | None]]:
+    """A directory for work in progress, which beside a dataset on disk stays where it is, to be gone on with."""
+    if isinstance(dataset, Url):
+        with publishing(dataset / FOLDER, Columns, force=force) as (work, publication):
+            yield work / f".{FOLDER}.partial", publication
+        return
+    disk_full = (
+        f"{dataset}: the disk is full; make room (about three times the size of the decoded entries) and run it "
+        "again: it goes on where it stopped"
+    )
+    with _locked(dataset), disk_full_means(disk_full):
+        yield dataset / f".{FOLDER}.partial", None
 
 
 @dataclass(frozen=True)
@@ -158,11 +173,12 @@ def _make_plan(dataset: Dataset, budget: int, options: Options, workers: int = 1
         "chunks being read": 5 * largest * _record_bytes(dataset),
         "chunk tables": 40 * dataset.n_chunks + 200 * (dataset.n_entries * 8 // options.chunk_bytes + 1),
         "entries being sorted": _LEAST_BYTES,
+        "the client of URLs": dataset.client_bytes + (UPLOADING_BYTES if dataset.client_bytes else 0),
     }
     if workers == 1:
         left = require(budget, needs, "give a larger --memory") + _LEAST_BYTES
     else:
-        own = {"chunk tables": needs["chunk tables"]}
+        own = {name: needs[name] for name in ("chunk tables", "the client of URLs")}
         left = memory_per_worker(budget, workers, needs, own) + _LEAST_BYTES
     # a bucket is sorted while a part of it is being read
     return Plan(gather_bytes=max(left // 4, 2 * largest * _record_bytes(dataset)), sort_bytes=left // 2)
@@ -186,7 +202,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _miscounted(dataset: Dataset) -> DatasetError:
     """Make the error for features whose numbers of entries are not those of the entries."""
     return DatasetError(
-        f"{dataset.path / 'features.parquet'}: does not count the entries of {dataset.path / 'entries'}; "
+        f"{dataset.file('features.parquet')}: does not count the entries of {dataset.path / 'entries'}; "
         "run 'streamcd verify', or convert the data again"
     )
 
@@ -489,7 +505,7 @@ class Transposition:
 
 
 def _do_task(
-    dataset: Dataset | Path, plan: Plan, work: Path, phase: str, number: int, tell: Tell | None
+    dataset: Dataset | Location, plan: Plan, work: Path, phase: str, number: int, tell: Tell | None
 ) -> None:
     """Scatter a share or sort a job, in this process or a worker."""
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)

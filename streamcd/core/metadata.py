@@ -27,6 +27,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 """A positive integer, in a declared structure."""
 
+Infix = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]*\Z")]
+"""Part of the names of the files that one writer makes where others may write at the same time; may be empty."""
+
 FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
 """Name of a file in the directory of the metadata file, or in a folder of that directory."""
 
@@ -84,7 +87,7 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
     Raises the error that `kind` names if the file is damaged or of another kind, and FileNotFoundError or
     NotADirectoryError if there is none.
     """
-    if path.exists() and not path.is_file():
+    if isinstance(path, Path) and path.exists() and not path.is_file():
         raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")
     try:
         raw = parse_json(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Files to read, on disk or at a URL: the one door to fsspec, which is loaded where a URL is met.
+"""Files on disk or at a URL: the one door to fsspec, which is loaded where a URL is met.
 
 A URL is s3://, gs:// or https://; http:// is for this machine only, and file:// is a path. Credentials come from where the
 scheme's own library looks for them, the environment and its files, and from nowhere else. Failures are the system's errors:
@@ -15,10 +15,11 @@ import stat
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -42,11 +43,15 @@ AHEAD_BYTES, SHARED_AHEAD_BYTES = 24_000_000, 6_000_000
 DATASET_BYTES = REMOTE_BYTES + 2 * AHEAD_BYTES
 """Memory of whoever reads a dataset at a URL: ranges are there twice as they come."""
 
+_UPLOAD_BYTES, _UPLOADS_AT_A_TIME = 8 << 20, 2
+UPLOADING_BYTES = 5 * _UPLOAD_BYTES
+"""Memory of whoever writes to URLs, beside the client: blocks of files on their way."""
+
 _ATTEMPTS, _FIRST_PAUSE = 5, 0.2  # seconds; each pause is three times the one before
 _LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "https": "aiohttp", "http": "aiohttp"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist")
-_LISTED = ("s3", "gs")  # have folders and patterns
+_LISTED = ("s3", "gs")  # have folders and patterns, and can be written
 _LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.EISDIR, errno.ENOTDIR)
 _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
@@ -73,6 +78,8 @@ class Url(os.PathLike[str]):
     """An object in a bucket, or a file on a server; as far as they go, the methods are those of `pathlib.Path`."""
 
     text: str
+    known_size: int | None = field(default=None, compare=False)
+    """Bytes of the file, where a manifest lists them: nobody asks the server then."""
 
     def __post_init__(self) -> None:
         if self.scheme not in _LIBRARIES:
@@ -88,6 +95,11 @@ class Url(os.PathLike[str]):
     @property
     def scheme(self) -> str:
         return self.text.partition("://")[0].lower()
+
+    @property
+    def is_bucket(self) -> bool:
+        """True where there are folders, patterns, and writing."""
+        return self.scheme in _LISTED
 
     @property
     def name(self) -> str:
@@ -151,7 +163,7 @@ class Url(os.PathLike[str]):
 
     def expand(self) -> list[Url]:
         """List the files that are meant: this one, those in this folder (hidden ones skipped), or those that match."""
-        if self.scheme not in _LISTED:
+        if not self.is_bucket:
             return [self] if self.exists() else []
         files = self._files()
         if any(sign in self.text for sign in "*?["):
@@ -164,6 +176,75 @@ class Url(os.PathLike[str]):
         visible = sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
         return [Url(f"{self.scheme}://{name}") for name in visible]
 
+    # -- writing, to buckets ------------------------------------------------------------------------------------------
+
+    def version(self) -> str | None:
+        """The version of a file; None where there is none."""
+        try:
+            return self.status().version
+        except FileNotFoundError:
+            return None
+
+    def upload(self, path: Path) -> None:
+        """Copy a file from disk, in blocks; at the URL it appears whole."""
+        more = {"max_concurrency": _UPLOADS_AT_A_TIME} if self.scheme == "s3" else {}
+        self._try(lambda: self._files().put_file(os.fspath(path), self.text, chunksize=_UPLOAD_BYTES, **more))
+
+    def put(self, data: bytes, version: str | None) -> None:
+        """Write a small file where there is none, or in place of the one of this `version`; else FileExistsError.
+
+        The server compares, in the same step, where it can. Others are asked before.
+        """
+        if self.version() != version:
+            raise FileExistsError(errno.EEXIST, "another was written there", self.text)
+        condition: dict[str, Any] = {"mode": "create"} if version is None else {}
+        if version is not None and self.scheme == "s3":
+            condition = {"IfMatch": version}
+        try:
+            self._try(lambda: self._files().pipe_file(self.text, data, **condition))
+        except FileExistsError:
+            if self.read_bytes() != data:  # else an attempt whose answer was lost
+                raise
+
+    def find(self) -> dict[str, int]:
+        """List the files below, in whatever depth: the size of each by its name from here on."""
+        found = self._try(lambda: self._files().find(self.text, detail=True))
+        start = len(self.text.partition("://")[2].rstrip("/")) + 1
+        return {name[start:]: entry["size"] for name, entry in found.items()}
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files below."""
+
+        def remove_one(name: str) -> None:
+            with suppress(FileNotFoundError):
+                self._try(lambda: self._files().rm_file(f"{self.text.rstrip('/')}/{name}"))
+
+        with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as threads:
+            list(threads.map(remove_one, names))
+
+    def uploads(self) -> dict[str, str]:
+        """List what was begun to be uploaded below and has not appeared: the server's name of each by its own."""
+        if self.scheme != "s3":
+            return {}  # elsewhere they expire by themselves
+        try:
+            bucket, key, _ = self._files().split_path(self.text)
+            ask = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/"}
+            found = self._try(lambda: self._files().call_s3("list_multipart_uploads", **ask))
+        except PermissionError:
+            return {}
+        start = len(ask["Prefix"])
+        return {upload["Key"][start:]: upload["UploadId"] for upload in found.get("Uploads", ())}
+
+    def end_uploads(self, uploads: Mapping[str, str]) -> None:
+        """Give up uploads that `uploads` listed."""
+        bucket, key, _ = self._files().split_path(self.text)
+        for name, number in uploads.items():
+            ask = {"Bucket": bucket, "Key": f"{key.rstrip('/')}/{name}", "UploadId": number}
+            with suppress(FileNotFoundError):
+                self._try(partial(self._files().call_s3, "abort_multipart_upload", **ask))
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
     def _files(self) -> Any:
         """The library's file system; it keeps its connections itself."""
         try:
@@ -174,13 +255,13 @@ class Url(os.PathLike[str]):
             library = _LIBRARIES[self.scheme]
             raise UsageError(
                 f"{self.text}: expected fsspec and {library} to be installed, found that they are not ({error}); "
-                f"pip install {'gcsfs' if library == 'gcsfs' else repr('streamcd[remote]')}"
+                f"pip install 'streamcd[{'gcs' if library == 'gcsfs' else 'remote'}]'"
             ) from None
         files.retries = 1
         return files
 
     def _ask(self) -> Status:
-        if self.scheme in _LISTED:
+        if self.is_bucket:
             found = self._files().info(self.text)
             if found["type"] != "file":
                 raise FileNotFoundError(self.text)
@@ -216,6 +297,22 @@ class Url(os.PathLike[str]):
 Location = Path | Url
 
 
+class Ranges:
+    """Reader of ranges of files at URLs; `range_cache` has one that keeps them."""
+
+    def read(self, url: Url, offset: int, n_bytes: int) -> bytes:
+        """Read a range, or as much of it as there is."""
+        return url.read(offset, n_bytes)
+
+    def forget(self, url: Url, offset: int, n_bytes: int) -> None:
+        """Take note that a range was not what it should be: it may come right the next time."""
+
+
+def with_size(path: Location, n_bytes: int | None) -> Location:
+    """The same file, with its size known."""
+    return Url(path.text, n_bytes) if isinstance(path, Url) else path
+
+
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Tell a URL from a path; file:// is a path."""
     text = os.fspath(path)
@@ -243,15 +340,29 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
     return found
 
 
+def writable(path: str | os.PathLike[str], what: str) -> Location:
+    """The path or URL of what is written; of URLs, buckets alone take it."""
+    found = location(path)
+    if isinstance(found, Url) and not found.is_bucket:
+        raise UsageError(
+            f"{path}: expected {what} on disk or in a bucket (s3://, gs://), found {found.scheme}://, which is read only; "
+            "name another place"
+        )
+    return found
+
+
 def _system_error(error: Exception, name: str) -> OSError | None:
     """The system's error for a library's, EIO where another attempt may help; None for mistakes of ours."""
     text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
     status = getattr(error, "status", None)  # aiohttp's
     library = type(error).__module__.partition(".")[0]
+    answer = getattr(error.__cause__, "response", None) or {}  # botocore's
+    if isinstance(error, FileExistsError) or answer.get("Error", {}).get("Code") == "PreconditionFailed":
+        return OSError(errno.EEXIST, "another was written there", name)
     if isinstance(error, FileNotFoundError):
         return OSError(errno.ENOENT, "no such bucket" if _NO_BUCKET.search(text) else "no such object", name)
     if isinstance(error, PermissionError) or status in (401, 403):
-        return OSError(errno.EACCES, f"no permission to read it ({text}); check the credentials", name)
+        return OSError(errno.EACCES, f"no permission ({text}); check the credentials", name)
     if "Credentials" in type(error).__name__ or type(error).__name__ == "ProfileNotFound":
         return OSError(
             errno.EACCES, f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE", name
@@ -287,6 +398,9 @@ def file_sizes(folder: Location, names: Iterable[str]) -> Iterable[int | None]:
     """Bytes of files in a folder: None for what is missing, `NO_FILE` for a device, a pipe or a directory."""
     if not isinstance(folder, Url):
         return (_size_there(folder / name) for name in names)
+    if folder.is_bucket:
+        with suppress(PermissionError):  # to list; then file by file
+            return list(map(folder.find().get, names))
     with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as threads:
         return list(threads.map(lambda name: _size_there(folder / name), names))
 
@@ -306,7 +420,7 @@ def open_bytes(path: str | Location) -> io.RawIOBase:
     found = location(path)
     if not isinstance(found, Url):
         return open(found, "rb", buffering=0)
-    size = found.status().size
+    size = found.status().size if found.known_size is None else found.known_size
     return _Stream(found) if size is None else _RemoteFile(found, size)
 
 
@@ -364,7 +478,7 @@ class _RemoteFile(io.RawIOBase):
         return len(data)
 
     def _block(self, number: int) -> bytes:
-        follows = number - 1 in self._blocks
+        follows = number == 0 or number - 1 in self._blocks
         self._expect(number)
         self._blocks.move_to_end(number)
         if follows:
@@ -416,14 +530,15 @@ class LocalReader:
 
 
 class RemoteReader:
-    """A file at a URL for reads of ranges, each of which is a request."""
+    """A file at a URL for reads of ranges."""
 
-    def __init__(self, url: Url) -> None:
-        self._url, self.size = url, url.size()
+    def __init__(self, url: Url, ranges: Ranges) -> None:
+        self._url, self._ranges = url, ranges
+        self.size = url.size() if url.known_size is None else url.known_size
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """See `LocalReader.read`."""
-        return self._url.read(offset, min(n_bytes, self.size - offset))
+        return self._ranges.read(self._url, offset, min(n_bytes, self.size - offset))
 
     def expect(self, offset: int, n_bytes: int) -> None:
         """Do nothing: `read_ahead` reads ahead."""
@@ -432,6 +547,6 @@ class RemoteReader:
         """Do nothing: connections are shared."""
 
 
-def open_reader(path: Location) -> LocalReader | RemoteReader:
-    """Open a file for reads of ranges."""
-    return RemoteReader(path) if isinstance(path, Url) else LocalReader(path)
+def open_reader(path: Location, ranges: Ranges) -> LocalReader | RemoteReader:
+    """Open a file for reads of ranges, those of a URL by `ranges`."""
+    return RemoteReader(path, ranges) if isinstance(path, Url) else LocalReader(path)

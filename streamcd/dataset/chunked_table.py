@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from ..core.errors import DatasetError
-from ..core.metadata import Count, FileName, Kind, Structure, content_digest, read_metadata
+from ..core.metadata import Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
 from ..core.progress import warn_once
-from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location
-from .parquet import NO_CRC, OpenParts, file_checksum, read_table, reading
+from ..core.range_cache import Cache
+from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
+from .parquet import NO_CRC, OpenParts, read_table
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64
@@ -92,6 +93,7 @@ class DatasetManifest(Structure):
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
     data_digest: str = ""
+    infix: Infix = ""
 
     def __post_init__(self) -> None:
         sizes = [None if counted is None else len(counted) for counted in (self.classes, self.class_counts)]
@@ -123,11 +125,18 @@ class ColumnsManifest(Structure):
     value_dtype: Value
     parts: list[ColumnPart]
     chunks: FileRecord
+    infix: Infix = ""
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     """Compute the digest of a manifest, with the checksums of all parts, but without the origin of the data."""
-    return content_digest(manifest, "fingerprint", "source")[:32]
+    return content_digest(manifest, "fingerprint", "source", "infix")[:32]
+
+
+def stored_name(name: str, manifest: Mapping[str, Any]) -> str:
+    """Return the name under which a file is stored: with the manifest's infix, if it has one."""
+    infix = manifest.get("infix")
+    return f"{name.removesuffix('.parquet')}.{infix}.parquet" if infix else name
 
 
 ROW_LAYOUT = Kind(
@@ -179,7 +188,10 @@ class ChunkedTable:
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
         self.entry_start = starts_of(chunk_table["n_entries"])
         self.chunk_crc = {table: chunk_table[f"{table}_crc"] for table in self.TABLES}
-        self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS)
+        listed = self.listed_files(manifest) if isinstance(path, Url) else ()
+        self._sizes = {name: n_bytes for name, n_bytes, _ in listed}
+        self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS, self._sizes)
+        self.cache: Cache | None = None
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
     @classmethod
@@ -187,14 +199,12 @@ class ChunkedTable:
         cls, path: Location, manifest: Mapping[str, Any], check_files: bool
     ) -> dict[str, np.ndarray]:
         """Read ``chunks.parquet``; raises `DatasetError` if it, or with `check_files` any file, is not as listed."""
-        listed = [file for file in cls.listed_files(manifest) if check_files or file[0] == "chunks.parquet"]
+        chunks_name = stored_name("chunks.parquet", manifest)
+        listed = [file for file in cls.listed_files(manifest) if check_files or file[0] == chunks_name]
         for _, problem in file_problems(path, listed):
             raise DatasetError(f"{problem}; {cls.KIND.remedy}")
-        chunks_path = path / "chunks.parquet"
-        with reading(chunks_path):
-            if file_checksum(chunks_path) != manifest["chunks"]["checksum"]:
-                raise DatasetError(f"{chunks_path}: checksum differs from the manifest's; {cls.KIND.remedy}")
-        table = read_table(chunks_path)
+        chunks_path = path / chunks_name
+        table = read_table(chunks_path, manifest["chunks"]["checksum"], cls.KIND.remedy)
         if table["part"].max(initial=-1) >= len(manifest["parts"]):
             raise DatasetError(f"{chunks_path}: a part that the manifest does not list; {cls.KIND.remedy}")
         for name in cls.TABLES:
@@ -208,17 +218,28 @@ class ChunkedTable:
 
     @classmethod
     def listed_files(cls, manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
-        """Iterate over the files that a manifest lists: name, bytes and checksum of each."""
+        """Iterate over the files that a manifest lists: name as stored, bytes and checksum of each."""
         for name, key in _LISTED.items():
             if manifest.get(key) is not None:
-                yield name, manifest[key]["bytes"], manifest[key]["checksum"]
+                yield stored_name(name, manifest), manifest[key]["bytes"], manifest[key]["checksum"]
         for part in manifest["parts"]:
             for table in cls.TABLES:
-                yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
+                name = stored_name(part[table], manifest)
+                yield name, part[f"{table}_bytes"], part[f"{table}_checksum"]
+
+    def file(self, name: str) -> Location:
+        """Return where a file of the table is stored."""
+        stored = stored_name(name, self.manifest)
+        return with_size(self.path / stored, self._sizes.get(stored))
+
+    def files_of(self, chunk: int) -> list[Location]:
+        """Return the files that hold a chunk, one of each table."""
+        return [self.path / self._file(table, chunk)[0] for table in self.TABLES]
 
     def _file(self, table: str, chunk: int) -> tuple[str, int]:
         """Return the name of the file that holds a chunk of a table, and the row group in that file."""
-        return self.manifest["parts"][self.chunk_part[chunk]][table], int(self.chunk_group[chunk])
+        name = self.manifest["parts"][self.chunk_part[chunk]][table]
+        return stored_name(name, self.manifest), int(self.chunk_group[chunk])
 
     def _read(
         self, table: str, chunk: int, columns: Sequence[str], n_rows: int, verify: bool
@@ -238,6 +259,13 @@ class ChunkedTable:
         n_entries = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
         return self._read("entries", chunk, columns, n_entries, verify)
 
+    def open_parts(self, chunks: Iterable[int]) -> None:
+        """Open the files of chunks that will be read, where that takes a request each."""
+        if isinstance(self.path, Url):
+            self._parts.open_together(
+                self._file(table, chunk)[0] for chunk in chunks for table in self.TABLES
+            )
+
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce a read of a chunk's entries; reads must follow in the order announced.
 
@@ -248,6 +276,11 @@ class ChunkedTable:
             for table in first.keys() - {"entries"}:
                 self._parts.expect(*self._file(table, chunk), first[table])
         self._parts.expect(*self._file("entries", chunk), first["entries"])
+
+    def use_cache(self, cache: Cache | None) -> None:
+        """Keep in a cache what is read of parts at a URL from now on."""
+        if isinstance(self.path, Url) and cache is not None:
+            self.cache, self._parts.ranges = cache, cache.open(self.fingerprint)
 
     @property
     def client_bytes(self) -> int:
@@ -316,6 +349,10 @@ class PartOfTable:
         other = copy.copy(self)
         other._whole = self._whole.another()
         return other
+
+    def open_parts(self, chunks: Iterable[int]) -> None:
+        """Open the files of chunks that will be read."""
+        self._whole.open_parts(self._chunks[list(chunks)].tolist())
 
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce that a chunk will be read."""

@@ -36,6 +36,7 @@ class Columns(ChunkedTable):
     ) -> None:
         super().__init__(dataset.path / FOLDER, manifest, chunk_table)
         self.dataset = dataset
+        self.use_cache(dataset.cache)
         self.n_items: int = manifest["n_features"]
         self.row_dtype = np.dtype(manifest["row_dtype"])
         self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
@@ -117,7 +118,7 @@ def _miscounted(
 class ColumnsWriter:
     """Writer of a column layout: features in ascending order, cut into chunks by size alone.
 
-    The directory `path` is created if needed; the caller renames it at the end. A chunk holds up to `chunk_bytes` of decoded
+    The caller makes the directory `path`, and renames it at the end. A chunk holds up to `chunk_bytes` of decoded
     entries; a new part begins after `shard_bytes` of them. With `finished`, what `close_parts` of earlier
     writers has returned, writing continues after their parts.
     """
@@ -145,7 +146,6 @@ class ColumnsWriter:
         # not written yet: whole features, or the start of a piece
         self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._pending_bytes = 0
-        path.mkdir(parents=True, exist_ok=True)
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         """Append whole features, in ascending order; `row` and `value` hold their entries, feature by feature."""
@@ -274,7 +274,7 @@ class ColumnsOutline(ColumnsWriter):
 
     def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
         super().__init__(
-            Path(dataset.path), dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
+            Path(), dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
         )
         # first feature of every part, and the number of the feature's piece there
         self.starts: list[tuple[int, int]] = []

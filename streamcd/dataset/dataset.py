@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..core.progress import Listener
+from ..core.range_cache import asked_cache
 from ..core.storage import Location
 from .chunked_table import PartOfTable, RowTable
 from .parquet import read_groups, reading
@@ -204,7 +205,7 @@ class Dataset(RowTable):
 
         By default all numeric columns; block by block, beginning with block `first_group`.
         """
-        return read_groups(self.path / "features.parquet", columns, first_group=first_group)
+        return read_groups(self.file("features.parquet"), columns, first_group=first_group)
 
     @property
     def scaling(self) -> Scaling:
@@ -217,8 +218,9 @@ class Dataset(RowTable):
         if scaling.scale == "none":
             return scaling
         scales = np.ones(self.n_features)
-        with reading(self.path / "scaling.parquet"):  # a feature beyond the width is damage too
-            for block in read_groups(self.path / "scaling.parquet"):
+        path = self.file("scaling.parquet")
+        with reading(path):  # a feature beyond the width is damage too
+            for block in read_groups(path):
                 scales[block["feature"]] = block["scale"]
         return replace(scaling, scales=scales)
 
@@ -416,7 +418,13 @@ def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[f
     return [int(label) for label in labels] if label_kind == "integer" else [float(label) for label in labels]
 
 
-def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> Dataset:
+def open_dataset(
+    path: str | os.PathLike[str],
+    *,
+    check_files: bool = True,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int | str | None = None,
+) -> Dataset:
     """Open a dataset directory.
 
     Parameters
@@ -425,6 +433,10 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
         A directory, or the URL of one: ``s3://``, ``gs://``, ``https://``.
     check_files : bool
         Check that every file exists with its recorded size; no file is read.
+    cache : path, optional
+        A directory on this machine where ranges of a dataset at a URL are kept, for passes after the first.
+    cache_size : int or str, optional
+        Bound on the size of that directory, which processes and datasets may share; 10 GB by default.
 
     Returns
     -------
@@ -440,4 +452,6 @@ def open_dataset(path: str | os.PathLike[str], *, check_files: bool = True) -> D
     >>> streamcd.open("data").info()["n_rows"]
     8000
     """
-    return Dataset.open(path, check_files=check_files)
+    dataset = Dataset.open(path, check_files=check_files)
+    dataset.use_cache(asked_cache(cache, cache_size, path))
+    return dataset

@@ -9,7 +9,8 @@ import io
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,7 +21,16 @@ import pyarrow.parquet as pq
 
 from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure
-from ..core.storage import LocalReader, Location, RemoteReader, Url, open_bytes, open_reader
+from ..core.storage import (
+    LocalReader,
+    Location,
+    Ranges,
+    RemoteReader,
+    Url,
+    open_bytes,
+    open_reader,
+    with_size,
+)
 from .arrow_columns import numbers_of
 from .read_ahead import AHEAD_BYTES, ReadAhead
 
@@ -79,10 +89,14 @@ def parquet_file(path: Location, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(path, **options)
 
 
-def read_table(path: Location) -> dict[str, np.ndarray]:
-    """Read all columns of a small file, verifying its checksums."""
+def read_table(path: Location, checksum: str, remedy: str) -> dict[str, np.ndarray]:
+    """Read all columns of a small file at once, verifying its checksums; `remedy` is the advice where they differ."""
     with reading(path):
-        table = parquet_file(path, page_checksum_verification=True).read(use_threads=False)
+        content = path.read_bytes()
+        if "sha256:" + hashlib.sha256(content).hexdigest() != checksum:
+            raise DatasetError(f"{path}: checksum differs from the manifest's; {remedy}")
+        file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+        table = file.read(use_threads=False)
         return {name: column_values(table.column(name)) for name in table.column_names}
 
 
@@ -162,9 +176,11 @@ def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple
 class PartReader:
     """One open Parquet file of a part, for reads of row groups with or without verification, and hints to the kernel."""
 
-    def __init__(self, path: Location, footer: pq.FileMetaData | None = None) -> None:
+    def __init__(
+        self, path: Location, footer: pq.FileMetaData | None = None, ranges: Ranges | None = None
+    ) -> None:
         self.path = path
-        self._file = open_reader(path)
+        self._file = open_reader(path, ranges or Ranges())
         self._bytes = _Source(self._file)
         self._source = pa.PythonFile(self._bytes, mode="r")
         self._reader = self._open() if footer is None else self._open(metadata=footer)
@@ -223,20 +239,21 @@ class PartReader:
 class OpenParts:
     """Least-recently-used cache of the open parts of a directory, at most `limit`, with their footers in memory."""
 
-    def __init__(self, path: Location, limit: int) -> None:
-        self._path, self._limit = path, limit
+    def __init__(self, path: Location, limit: int, sizes: Mapping[str, int]) -> None:
+        self._path, self._limit, self._sizes = path, limit, sizes
+        self.ranges = Ranges()
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
         self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
         self._ahead: ReadAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the directory alone: another process opens files of its own."""
-        return OpenParts, (self._path, self._limit)
+        return OpenParts, (self._path, self._limit, self._sizes)
 
     def another(self) -> OpenParts:
         """Return a second cache of the same parts for another thread; the footers are shared."""
-        other = OpenParts(self._path, self._limit)
-        other._footers = self._footers
+        other = OpenParts(self._path, self._limit, self._sizes)
+        other._footers, other.ranges = self._footers, self.ranges
         return other
 
     def read_directly(self, ahead_bytes: int) -> None:
@@ -245,7 +262,7 @@ class OpenParts:
             return
         if isinstance(self._path, Url):
             most = storage.AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else storage.SHARED_AHEAD_BYTES
-            self._ahead = ReadAhead(most, Url.read, storage.REQUESTS_AT_A_TIME)
+            self._ahead = ReadAhead(most, self.ranges.read, storage.REQUESTS_AT_A_TIME)
         else:
             self._ahead = ReadAhead(ahead_bytes)
 
@@ -254,11 +271,26 @@ class OpenParts:
         if part is None:
             while len(self._parts) >= self._limit:
                 self._parts.popitem(last=False)[1].close()
-            with reading(self._path / name):
-                part = PartReader(self._path / name, self._footers.get(name))
-                self._footers[name] = part.footer
+            part = self._open(name)
         self._parts[name] = part
         return part
+
+    def _open(self, name: str) -> PartReader:
+        with reading(self._path / name):
+            found = with_size(self._path / name, self._sizes.get(name))
+            part = PartReader(found, self._footers.get(name), self.ranges)
+            self._footers[name] = part.footer
+            return part
+
+    def open_together(self, names: Iterable[str]) -> None:
+        """Open parts that will be read, all at once, so that their footers take the time of one."""
+        closed = [name for name in dict.fromkeys(names) if name not in self._parts][: self._limit]
+        if closed:
+            with ThreadPoolExecutor(storage.REQUESTS_AT_A_TIME) as threads:
+                for name, part in zip(closed, threads.map(self._open, closed), strict=True):
+                    while len(self._parts) >= self._limit:
+                        self._parts.popitem(last=False)[1].close()
+                    self._parts[name] = part
 
     def read(
         self, name: str, group: int, columns: Sequence[str], verify: bool, crc: int = NO_CRC
@@ -275,6 +307,8 @@ class OpenParts:
             if verify and crc != NO_CRC:
                 data = part.fetch(offset, n_bytes) if data is None else data
                 if zlib.crc32(data) != crc:
+                    if isinstance(part.path, Url):
+                        self.ranges.forget(part.path, offset, n_bytes)
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")
                 verify = part.begins_before(columns)
             part.set_read_ahead(None if data is None else (offset, memoryview(data)))

@@ -178,7 +178,7 @@ def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
     yield from found.problems
     if found.complete:
         yield from _total_problems(dataset, found.counts, found.source_sum)
-    if dataset.path / "features.parquet" not in changed:
+    if dataset.file("features.parquet") not in changed:
         yield from _feature_problems(dataset)
 
 
@@ -194,8 +194,7 @@ def _check_rows(dataset: RowTable, start: int, stop: int, damaged: set[Location]
 
 
 def _check_row_chunk(dataset: RowTable, chunk: int, damaged: set[Location]) -> _RowFindings:
-    part = dataset.manifest["parts"][dataset.chunk_part[chunk]]
-    if damaged.intersection(dataset.path / part[table] for table in dataset.TABLES):
+    if damaged.intersection(dataset.files_of(chunk)):
         return _RowFindings(complete=False)
     try:
         data = dataset.read(chunk)
@@ -263,7 +262,7 @@ def _total_problems(dataset: RowTable, counts: Mapping[float, int], source_sum: 
 
 
 def _feature_problems(dataset: RowTable) -> Iterator[str]:
-    path = dataset.path / "features.parquet"
+    path = dataset.file("features.parquet")
     try:
         n_entries = sum(int(block["n_entries"].sum()) for block in read_groups(path))
     except DatasetError as error:

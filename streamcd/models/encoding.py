@@ -193,19 +193,25 @@ class Encoding:
         write_strings(path, "category", self.categories, column=self.category_columns())
 
 
-def read_encoding(directory: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
-    """Read the encoding in the directory of a dataset or a model; None if its data did not come from a table."""
+def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
+    """Read an encoding from its record and the file of its categories; None if there is none: no table was encoded."""
     from ..dataset.arrow_columns import no_strings
     from ..dataset.string_files import read_strings
 
     if record is None:
         return None
     if isinstance(record, Mapping):
-        record = as_structure(record, EncodingRecord, f"{directory}: the encoding of its table")
+        record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
     encoding = Encoding.from_record(record, no_strings())
     if encoding.has_categories:
-        encoding = replace(encoding, categories=read_strings(directory / CATEGORIES_FILE, "category"))
+        encoding = replace(encoding, categories=read_strings(categories, "category"))
     return encoding
+
+
+def encoding_of(dataset: Any) -> Encoding | None:
+    """Read the encoding of a dataset; None if its data did not come from a table."""
+    record = dataset.manifest.get("encoding")
+    return None if record is None else read_encoding(dataset.file(CATEGORIES_FILE), record)
 
 
 def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, name: str) -> None:
@@ -221,7 +227,7 @@ def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, 
 
 def first_feature_names(dataset: Any, most: int) -> list[str] | None:
     """Return the names of a dataset's first features; None if its data did not come from a table."""
-    encoding = read_encoding(dataset.path, dataset.manifest.get("encoding"))
+    encoding = encoding_of(dataset)
     if encoding is None:
         return None
     return list(encoding.feature_names(np.arange(min(most, dataset.n_features))))

@@ -582,7 +582,7 @@ def _read_encoding(directory: Path, description: ModelFile) -> Encoding | None:
         return None
     if description.categories_checksum:
         _check_file(directory / CATEGORIES_FILE, description.categories_checksum)
-    return read_encoding(directory, description.encoding)
+    return read_encoding(directory / CATEGORIES_FILE, description.encoding)
 
 
 def _model_from(

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..models.model import Model
+from .decisions import DecidedRows
 from .outputs import positive_scores
-from .predict import DecidedRows
 
 N_BINS = 1 << 16
 """Bins of scores: by sign, exponent and seven bits of the fraction, so that neighbours differ by less than 1 %."""

@@ -14,8 +14,8 @@ from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
 from ..solvers.problem import Problem, crammer_singer_losses, row_loss, twin_losses
 from .curves import MAX_CLASSES, ScoreCurves
+from .decisions import DecidedRows, Decisions, threads_of_each
 from .outputs import positive_scores
-from .predict import DecidedRows, Decisions, threads_of_each
 from .roc_auc import RocArea
 from .sums import ExactSum
 

@@ -16,6 +16,7 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.progress import Listener
+from ..core.range_cache import Cache, asked_cache
 from ..core.storage import is_url
 from ..core.threads import available_cores
 from ..dataset.dataset import Dataset, open_dataset
@@ -209,6 +210,7 @@ class TrainOptions:
     search: bool = False  # for the best C, by cross-validation
     calibrate: bool = False
     validation: str | None = None
+    cache: Cache | None = None  # of data at URLs
     in_memory: bool = False  # no directory: the rows' state stays in memory
 
 
@@ -257,6 +259,8 @@ class RunConfig:
     tune: Search | None = None
     calibrate: bool = False
     validation: str | None = None  # path of a dataset or files
+    validation_identity: str | None = None
+    cache: Cache | None = None  # of data at URLs; no bit depends on it
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
@@ -266,6 +270,7 @@ class RunConfig:
             ("dataset", self.dataset),
             ("start_from", self.start_from),
             ("validation", self.validation),
+            ("cache", self.cache and self.cache.directory),
         ):
             if "\0" in (path or ""):
                 raise UsageError(f"{name}: expected a path, found {path!r}")
@@ -396,6 +401,7 @@ def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
         config,
         dataset=asked.dataset,
         validation=asked.validation,
+        cache=asked.cache,
         rule=asked.rule,
         checkpoint_every=asked.checkpoint_every,
     )
@@ -445,10 +451,31 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     raise CheckpointError(f"{path} holds another run; name another directory, or give --force to replace it")
 
 
+def open_cached(
+    dataset: Dataset | str | Path, directory: str | Path | None, size: int | str | None
+) -> Dataset:
+    """Open a dataset, or take an open one, with a cache if one is asked for."""
+    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    dataset.use_cache(asked_cache(directory, size, dataset.path))
+    return dataset
+
+
+def same_validation(config: RunConfig) -> None:
+    """Refuse a validation set that has changed since the run was begun; earlier versions have not recorded it."""
+    if config.validation is not None and config.validation_identity is not None:
+        from ..prediction.decisions import identify  # with the kernels of decisions
+
+        if identify(config.validation) != config.validation_identity:
+            raise CheckpointError(
+                f"{config.validation}: not the validation set that the run was begun with; restore that one, or train again"
+            )
+
+
 def same_dataset(config: RunConfig) -> Dataset:
     """Open the dataset of a run; refused if it has changed."""
     try:
         dataset = open_dataset(config.dataset)
+        dataset.use_cache(config.cache)
     except DatasetError as error:
         if os.path.exists(config.dataset):
             raise

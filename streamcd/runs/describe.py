@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import read_metadata
-from ..models.encoding import read_encoding
+from ..models.encoding import CATEGORIES_FILE, read_encoding
 from ..models.model import MODEL, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
@@ -157,7 +157,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     weights = np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False)
     integers = found.label_kind == "integer"
     labels: list[Any] = found.class_names or [int(label) if integers else label for label in found.classes]
-    encoding = read_encoding(path, found.encoding)
+    encoding = read_encoding(path / CATEGORIES_FILE, found.encoding)
     one_each = weights.shape[1] == len(labels)
     largest = [
         {

@@ -65,6 +65,8 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         tune=Search(options.folds) if asked.search else None,
         calibrate=asked.calibrate,
         validation=asked.validation,
+        validation_identity=_identity(asked.validation),
+        cache=asked.cache,
     )
     return ResolvedRun(config, dataset, problem)
 
@@ -101,6 +103,14 @@ def _plan_groups(
         f"{format_size(without[2])}"
     )
     return plain, without
+
+
+def _identity(validation: str | None) -> str | None:
+    if validation is None:
+        return None
+    from ..prediction.decisions import identify  # with the kernels of decisions
+
+    return identify(validation)
 
 
 def describe_worker_budget(n_bytes: int) -> str:

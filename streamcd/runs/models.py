@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..models.encoding import read_encoding
+from ..models.encoding import encoding_of
 from ..models.model import Model, path_directory, stored_certificate
 from ..solvers.problem import Problem
 from ..training import checkpoint
@@ -110,7 +110,7 @@ def _make_model(
         certificate=certificate,
         scaling=dataset.read_scaling(),
         class_names=dataset.class_names,
-        encoding=read_encoding(dataset.path, dataset.manifest.get("encoding")),
+        encoding=encoding_of(dataset),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.errors import UsageError
 from ..core.progress import Listener, ends_progress
+from ..core.range_cache import asked_cache
 from ..core.storage import local_path, location
 from ..core.threads import make_threads
 from ..training import checkpoint
@@ -24,6 +25,7 @@ from .config import (
     read_config,
     reopen,
     same_dataset,
+    same_validation,
     write_config,
 )
 from .early_warnings import warn_early
@@ -45,6 +47,8 @@ def resume(
     dataset: str | Path | None = None,
     validation: str | Path | None = None,
     early_stop: bool | None = None,
+    cache: str | Path | None = None,
+    cache_size: int | str | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     client: Any = None,
@@ -69,6 +73,8 @@ def resume(
         The validation set's new path, if it was moved.
     early_stop : bool, optional
         As in `train`, instead of the run's own; False goes on where the validation set has ended a training.
+    cache, cache_size : optional
+        As in `train`, instead of the run's own.
     workers, scheduler, client : optional
         As in `train`, except that ``workers=1`` starts a worker too. Needed for a run begun on workers; scheduler and
         number may differ. If the run was begun with workers of one machine, the memory given for all is divided anew;
@@ -98,7 +104,9 @@ def resume(
 
     def change(config: RunConfig) -> RunConfig:
         place = config.dataset if dataset is None else str(location(dataset).resolve())
-        config = _with_validation(replace(config, dataset=place), validation, early_stop)
+        directory = cache or (cache_size and config.cache and config.cache.directory) or None
+        found = asked_cache(directory, cache_size, place) or config.cache
+        config = _with_validation(replace(config, dataset=place, cache=found), validation, early_stop)
         return _changed(config, max_passes, tol, checkpoint_every)
 
     return go_on(path, on_workers, session, change)
@@ -118,6 +126,7 @@ def go_on(
         check_workers(path, config, on_workers=bool(on_workers))
         config = change(config)
         data = same_dataset(config)
+        same_validation(config)
         if differs(config):
             listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "

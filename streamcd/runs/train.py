@@ -14,7 +14,7 @@ from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..core.threads import make_threads
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
 from ..training.loop import Session, StopRequested, deadline
@@ -29,6 +29,7 @@ from .config import (
     changed_by,
     is_begun,
     make_rule,
+    open_cached,
     settle_acceleration,
 )
 from .early_warnings import warn_early
@@ -63,6 +64,8 @@ def train(
     calibrate: bool = False,
     validation: Dataset | str | Path | None = None,
     early_stop: bool = False,
+    cache: str | Path | None = None,
+    cache_size: int | str | None = None,
     memory: int | str = "1GB",
     seed: int = 0,
     checkpoint_every: float = 60.0,
@@ -128,6 +131,10 @@ def train(
     early_stop : bool
         End the training of a C when five looks in a row have not found a smaller loss: its model is then that of the last
         pass, with a certificate, and `Result.stop_reason` is ``"validation"``. The gap still ends it if it is first.
+    cache : path, optional
+        Directory on this machine (of every worker) where ranges of a dataset at a URL are kept, for passes after the first.
+    cache_size : int or str, optional
+        Bound on the size of that directory, which processes may share; 10 GB by default.
     memory : int or str
         Bound on the process's peak resident memory. Lanes that do not fit together are trained in groups.
     seed : int
@@ -185,7 +192,7 @@ def train(
     listener = listener or Listener()
     on_workers = Workers.asked(client, workers, scheduler, fewest=2)
     threading = make_threads(threads)
-    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    dataset = open_cached(dataset, cache, cache_size)
     if method == "auto" and start_from is None and not on_workers:
         method, reason = choose_method(unpenalized_bias)
         listener.message(f"method {method}: {reason}")
@@ -218,6 +225,7 @@ def train(
         start_from=None if start_from is None else str(Path(start_from).resolve()),
         calibrate=calibrate,
         validation=_validation_path(validation, early_stop, on_workers),
+        cache=dataset.cache,
     )
     if calibrate:
         from .calibration import check_calibration

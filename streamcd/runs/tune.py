@@ -13,7 +13,7 @@ from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..core.threads import make_threads
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset
 from ..training.loop import Session, StopRequested, deadline
 from ..training.result import TuneResult
 from .carry_out import begin_run
@@ -24,6 +24,7 @@ from .config import (
     changed_by,
     is_begun,
     make_rule,
+    open_cached,
     settle_acceleration,
 )
 from .early_warnings import warn_early
@@ -52,6 +53,8 @@ def tune(
     acceleration: float | str = "auto",
     ridge: float | None = None,
     slack: str | None = None,
+    cache: str | Path | None = None,
+    cache_size: int | str | None = None,
     memory: int | str = "1GB",
     seed: int = 0,
     checkpoint_every: float = 60.0,
@@ -75,7 +78,7 @@ def tune(
         Number of folds, to which rows are assigned by a hash of (seed, source row).
     loss, method, bias, tol, eps, max_passes, class_weight, code, omega, acceleration
         As in `train`.
-    ridge, slack, memory, seed, checkpoint_every, max_seconds, resume, force
+    ridge, slack, cache, cache_size, memory, seed, checkpoint_every, max_seconds, resume, force
         As in `train`.
     threads, listener, stop_requested
         As in `train`.
@@ -99,7 +102,7 @@ def tune(
     path = local_path(run, "a run")
     threading = make_threads(threads)
     session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
-    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    dataset = open_cached(dataset, cache, cache_size)
     problem = ProblemOptions.asked(
         loss=loss,
         method=method,
@@ -116,7 +119,12 @@ def tune(
     )
     problem = settle_acceleration(problem, eps, session.listener)
     asked = TrainOptions(
-        problem, parse_size(memory), checkpoint_every, make_rule(tol, eps, max_passes), search=True
+        problem,
+        parse_size(memory),
+        checkpoint_every,
+        make_rule(tol, eps, max_passes),
+        search=True,
+        cache=dataset.cache,
     )
     search = resolve(dataset, asked, session.listener)
     if resume and is_begun(path, search.config):

@@ -11,10 +11,10 @@ from ..core.errors import DataError, UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
-from ..models.encoding import read_encoding
+from ..models.encoding import encoding_of
 from ..models.model import Model
+from ..prediction.decisions import DecidedRows, Decisions, is_dataset, reads_once
 from ..prediction.evaluate import row_terms
-from ..prediction.predict import DecidedRows, Decisions, is_dataset, reads_once
 from ..prediction.sums import ExactSum
 from ..solvers.problem import Problem
 from .held_out import predicted_classes
@@ -41,6 +41,8 @@ class Validation:
 
     def __init__(self, path: str, dataset: Dataset, lanes: Problem, listener: Listener) -> None:
         self._data: Dataset | str = open_dataset(path) if is_dataset(path) else path
+        if isinstance(self._data, Dataset):
+            self._data.use_cache(dataset.cache)
         self._path, self._lanes, self._listener = path, lanes, listener
         self._model = _without_weights(dataset, lanes)
         # all that is read of a look, but for the weights, which the training has anyway
@@ -117,5 +119,5 @@ def _without_weights(dataset: Dataset, lanes: Problem) -> Model:
         label_kind=dataset.label_kind,
         scaling=dataset.read_scaling(),
         class_names=dataset.class_names,
-        encoding=read_encoding(dataset.path, dataset.manifest.get("encoding")),
+        encoding=encoding_of(dataset),
     )

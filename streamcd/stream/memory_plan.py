@@ -6,7 +6,7 @@ the size of an item and the decoding of chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -16,7 +16,6 @@ from ..core.memory_budget import RESERVED_BYTES, format_size, require
 from ..core.metadata import Count, Positive
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
-from .shard_slots import slot_size
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
 _ORDER_BYTES = 8  # of an item's number in the order of visits
@@ -46,6 +45,7 @@ class Table(Protocol):
 
     @property
     def client_bytes(self) -> int: ...  # of reading from a URL
+    def open_parts(self, chunks: Iterable[int]) -> None: ...
     def expect(self, chunk: int) -> None: ...
     def another(self) -> Self: ...
     def read_directly(self, ahead_bytes: int) -> None: ...
@@ -245,3 +245,17 @@ def _reading_bytes(table: Table) -> int:
     """Estimate the memory of the first reader, with the footers and the client of a URL."""
     footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
     return _reader_bytes(table, AHEAD_BYTES) + footers + table.client_bytes
+
+
+def shard_bounds(table: Table) -> np.ndarray:
+    """Return the first chunk of every shard, and the number of chunks; int64, shape (shards + 1,)."""
+    return np.searchsorted(table.chunk_part, np.arange(table.n_shards + 1))
+
+
+def slot_size(table: Table) -> tuple[int, int]:
+    """Count the items and entries of a place for any shard."""
+    bounds = shard_bounds(table)
+    items, entries = (
+        np.diff(start[bounds]).max(initial=0) for start in (table.item_start, table.entry_start)
+    )
+    return int(items) + 1, int(entries)

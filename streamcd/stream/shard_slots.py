@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from .memory_plan import Table
+from .memory_plan import Table, shard_bounds, slot_size
 
 
 class ShardSlots:
@@ -53,17 +50,3 @@ class ShardSlots:
                 place[chunks] = start[:-1][chunks] - start[chunks.start] + slot * size
         self._in_slot[free] = arriving
         return np.flatnonzero(np.isin(self._shard, leaving[leaving >= 0]))
-
-
-def shard_bounds(table: Table) -> np.ndarray:
-    """Return the first chunk of every shard, and the number of chunks; int64, shape (shards + 1,)."""
-    return np.searchsorted(table.chunk_part, np.arange(table.n_shards + 1))
-
-
-def slot_size(table: Table) -> tuple[int, int]:
-    """Count the items and entries of a place for any shard."""
-    bounds = shard_bounds(table)
-    items, entries = (
-        np.diff(start[bounds]).max(initial=0) for start in (table.item_start, table.entry_start)
-    )
-    return int(items) + 1, int(entries)

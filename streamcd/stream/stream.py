@@ -310,6 +310,7 @@ class _Reader:
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
         """Announce chunks that will be loaded, in this order."""
+        self._table.open_parts(map(int, chunks))
         for chunk in chunks:
             if not (self._active and self._active.has(chunk)):
                 self._table.expect(int(chunk))
