@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
@@ -172,7 +173,8 @@ def test_damage_is_named(tmp_path: Path, direct: list[bool], damage: str) -> Non
     elif damage == "truncated":
         victim.write_bytes(data[: len(data) // 3])
     else:
-        data[len(data) // 3] ^= 1
+        column = pyarrow.parquet.read_metadata(victim).row_group(0).column(2)
+        data[column.data_page_offset + column.total_compressed_size - 1] ^= 1  # a value
         victim.write_bytes(data)
     with pytest.raises(DatasetError, match="part-00001"):
         contents(path, 4, reads=2)

@@ -144,12 +144,12 @@ def convert(
     Raises
     ------
     UsageError
-        If options are invalid or contradict each other, `dest` exists, or the memory is too small.
+        If options are invalid or contradict each other, `dest` exists (in a bucket it is looked for at the end, too), or the
+        memory is too small.
     DataError
         If the source cannot be used; the message names file and line.
     EnvironmentFailure
-        If the disk is full, or another conversion writes the same dataset; in a bucket, the one that ends later finds
-        the other's dataset there, which is a `UsageError`.
+        If the disk is full, or another conversion writes the same dataset.
 
     Examples
     --------

@@ -128,6 +128,8 @@ class Stream:
         `keep_active` since rows last returned. `keeps` tells whether it will be called in this read.
         """
         if self._active is not None:
+            if self._ahead is not None:
+                wait(self._ahead[2])  # its chunks come from where the read before has them
             loaded = self._ahead and (self._arenas.index(self._ahead[1].arena), self._ahead[1].n_entries)
             self._turns = self._active.begin_read(self._windows(read), loaded, all_rows, rows_return, keeps)
             self._turn = self._turns.index(loaded[0]) + 1 if loaded else 0
