@@ -30,7 +30,7 @@ ROUNDING = 1e-11
 class Certificates:
     """Trial k trains loss and method k modulo their number on rows of one feature, of a drawn magnitude."""
 
-    default_count = 400
+    default_count = 200
 
     def prepare(self, place: Path) -> None:
         load_kernels()

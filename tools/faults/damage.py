@@ -48,7 +48,7 @@ USES = (
 class Damage:
     """Trial k damages a drawn file of use k modulo their number; the use must fail in a line or give the same bits."""
 
-    default_count = 1000
+    default_count = 500
 
     def prepare(self, place: Path) -> None:
         self.workspace = make_workspace(place)

@@ -50,7 +50,7 @@ _FORMS = ("{}", "sha256:{}")
 class Metadata:
     """Trial k changes a drawn key of file k modulo their number, and runs all commands that read the file."""
 
-    default_count = 600
+    default_count = 400
 
     def prepare(self, place: Path) -> None:
         self.workspace = make_workspace(place)

@@ -37,7 +37,7 @@ TOKENS = (
 class Tables:
     """Trial k mutates the text, or damages the file, of source k modulo their number, converts it and predicts it."""
 
-    default_count = 600
+    default_count = 400
 
     def prepare(self, place: Path) -> None:
         self.sources = place / "sources"
