@@ -34,6 +34,7 @@ LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
 
 _RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
 
+_LANES_AT_A_TIME = 64
 _FIRST_SHARE, _MOST_FIRST_KAPPA = 0.1, 3.0  # of the mean of C_i q_i; where the alpha in use are not known yet
 _COUPLING = 0.3  # rows that disturb each other (S large) want a smaller kappa: f = min(1, this/S)
 _LOW, _HIGH = 0.5, 2.0  # bounds of kappa, as multiples of theta f A
@@ -181,11 +182,16 @@ def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool
 
 def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float) -> np.ndarray:
     """Compute kappa of the first pass from the mean of C_i q_i over a lane's rows; weights of rows are unknown."""
-    cost = problem.cost
-    if problem.loss == "twin":
-        cost = np.where(problem.sign < 0, 0.5 * cost, cost)
-    counts = np.where(problem.cost > 0, class_counts[:, None], 0)
-    mean_cost = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
+    # by blocks: an array of classes and lanes has the square of the classes' number, which may be thousands
+    n_blocks = -(-problem.n_lanes // _LANES_AT_A_TIME)
+    mean_cost = np.empty(problem.n_lanes)
+    for block in np.array_split(np.arange(problem.n_lanes), n_blocks):
+        lanes = slice(block[0], block[-1] + 1)
+        cost = problem.cost[:, lanes]
+        if problem.loss == "twin":
+            cost = np.where(problem.sign[:, lanes] < 0, 0.5 * cost, cost)
+        counts = np.where(cost > 0, class_counts[:, None], 0)
+        mean_cost[lanes] = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
     share = _FIRST_SHARE / 8 if problem.loss == "log_loss" else _FIRST_SHARE
     return np.clip(share * mean_cost * (mean_square + problem.bias**2), LEAST_KAPPA, _MOST_FIRST_KAPPA)
 

@@ -50,6 +50,7 @@ SHAPES = (
     ),
     Shape("tall", 200_000, 30, 2, 330, (CONVERT, TRAIN, PREDICT)),
     Shape("many classes", 3000, 500, 1000, 400, (CONVERT, TRAIN)),
+    Shape("a class a row", 6000, 300, 6000, 400, (CONVERT, TRAIN)),
     Shape(
         "probabilities",
         5000,
