@@ -299,12 +299,12 @@ def write_a_class_a_row(path: Path, n_classes: int) -> Path:
 
 def test_many_classes_stay_within_the_budget_until_the_model_is_saved(tmp_path: Path) -> None:
     """Signs, costs and the code matrix were classes × lanes, many times, and the model's JSON came after the report."""
-    budget = RESERVED_BYTES + 40_000_000
-    dataset = write_a_class_a_row(tmp_path / "data", 3000)
+    budget = RESERVED_BYTES + 60_000_000
+    dataset = write_a_class_a_row(tmp_path / "data", 5000)
     streamcd.train(
         dataset, tmp_path / "compiled", memory="1GB", max_passes=1
     )  # compiling takes more than these classes
     peak, result = peak_of_training(dataset, tmp_path / "run", memory=budget, max_passes=1)
     assert_within(peak, budget)
     assert result["peak_memory_bytes"] >= peak - 4_000_000
-    assert (tmp_path / "run" / "model" / "model.json").stat().st_size < 3000 * 100
+    assert (tmp_path / "run" / "model" / "model.json").stat().st_size < 5000 * 100
