@@ -18,7 +18,6 @@ from ..core.metadata import Positive
 from ..core.progress import Listener
 from ..core.range_cache import Cache, asked_cache
 from ..core.storage import is_url
-from ..core.threads import available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
@@ -361,9 +360,6 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     return run
 
 
-_BLAS_THREADS = "blas_threads"
-
-
 def versions() -> dict[str, str]:
     """Return versions and processor, on which the last digits depend."""
     import llvmlite
@@ -380,7 +376,6 @@ def versions() -> dict[str, str]:
         "llvmlite": llvmlite.__version__,
         "pyarrow": pyarrow.__version__,
         "processor": llvmlite.binding.get_host_cpu_name(),
-        _BLAS_THREADS: _blas_threads(),
     }
 
 
@@ -413,18 +408,9 @@ def _same_training(found: RunConfig, config: RunConfig) -> bool:
 
 
 def differs(config: RunConfig) -> bool:
-    """Return whether a run was begun with other versions, or, if it computes an inverse, with other threads of BLAS."""
-    begun, now = dict(config.versions), versions()
-    if config.options.method != "sor" or _BLAS_THREADS not in begun:  # not in older runs
-        begun.pop(_BLAS_THREADS, None)
-        now.pop(_BLAS_THREADS)
-    return begun != now
-
-
-def _blas_threads() -> str:
-    """Return the number of threads of OpenBLAS, on which the last digits of an inverse depend."""
-    given = (os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
-    return next((number for number in given if number), str(available_cores()))
+    """Return whether a run was begun with other versions, or on another kind of processor."""
+    now = versions()
+    return {name: config.versions.get(name) for name in now} != now
 
 
 def absolute_path(data: str | Path) -> str:

@@ -38,7 +38,6 @@ _NAMES = {
     "auc": "area under ROC curve",
     "log_loss": "mean log loss",
     "brier_score": "Brier score",
-    "blas_threads": "BLAS threads",
 }
 _PAGE = rb"<!doctype html>"
 _IMAGES = {"png": rb"\x89PNG", "svg": rb"<\?xml", "pdf": rb"%PDF"}

@@ -99,7 +99,7 @@ class TwinSorSolver(RowSolver):
         state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
 
     def _invert(self, matrix: np.ndarray) -> None:
-        """Replace a Gram matrix G by ``(I + G)⁻¹``, in place; the digits of LAPACK's depend on the threads of BLAS."""
+        """Replace a Gram matrix G by ``(I + G)⁻¹``, in place, with digits that no number of threads changes."""
         matrix[np.diag_indices_from(matrix)] += 1.0
         panel, scaled = np.empty((2, BLOCK, self.size))
         blocks = [(start, min(start + BLOCK, self.size)) for start in range(0, self.size, BLOCK)]
