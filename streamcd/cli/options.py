@@ -505,8 +505,8 @@ worker_options = together(
     click.option(
         "--scheduler",
         metavar="ADDRESS",
-        help="Train on the workers of this dask scheduler, such as tcp://host:8786. They must see RUN, and a DATASET that is no URL, "
-        "under the same paths; --memory then bounds each of them.",
+        help="Train on the workers of this dask scheduler, such as tcp://host:8786. They must see RUN, and "
+        "a DATASET that is no URL, under the same paths; --memory then bounds each of them.",
     ),
 )
 
