@@ -590,6 +590,15 @@ def test_a_table_that_is_let_go_makes_room_in_a_cache(
         assert [path.parent.name[0] for path in (tmp_path / "cache").glob("*/data-*")] == [digit]
 
 
+def test_what_a_cache_cannot_read_is_read_from_its_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Url, "read", lambda _, offset, n_bytes: bytes(n_bytes))
+    ranges, url = Cache(str(tmp_path / "cache"), 1000).open("1" * 32), Url("s3://bucket/data/part-0")
+    (tmp_path / "cache" / ("1" * 32) / "data-part-0-0-80").mkdir()  # in place of a disk that fails
+    assert ranges.read(url, 0, 80) == bytes(80)
+
+
 def test_a_copy_of_a_process_made_while_a_range_is_stored_does_not_hold_the_cache(tmp_path: Path) -> None:
     with _counted(tmp_path / "cache"):
         end, kept = os.pipe()

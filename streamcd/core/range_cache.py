@@ -132,7 +132,7 @@ class CachedRanges(Ranges):
     def _load(self, path: Path, n_bytes: int) -> bytes | None:
         try:
             content = path.read_bytes()
-        except FileNotFoundError:
+        except OSError:  # not there, or on a disk that fails
             return None
         found, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
         if len(found) == n_bytes and zlib.crc32(found).to_bytes(_CRC_BYTES, "little") == crc:
