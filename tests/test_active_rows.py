@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
+from streamcd.stream.active_rows import ActiveRows
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
@@ -117,6 +119,30 @@ def test_windows_from_copies_hold_what_the_dataset_holds(
         assert min(n_bytes) < 0.5 * whole
         assert sum(n_bytes) < 60 * whole
     assert not list(tmp_path.glob("tmp*")), "a file with a name"
+
+
+def test_a_disk_that_fills_up_leaves_the_window_in_use_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read with one arena for windows, the other being full of copies, gives up all copies, and has still one arena."""
+    dataset = write_dataset(tmp_path / "data", random_rows(260, 15, seed=8), n_chunks=16, n_shards=3)
+    with Stream(open_dataset(dataset.path), plan_of(dataset, 5), LAYOUT, 1, folder=tmp_path) as stream:
+        reads = ShrinkingReads(dataset, stream, seed=3)
+        for number in range(4):
+            all_rows = number % 2 == 1
+            stream.begin_read(number, all_rows=all_rows, rows_return=False, keeps=True)
+            arenas, refusals = set(), []
+            for window in stream.windows(number):
+                if stream._ahead is not None:
+                    wait(stream._ahead[2])
+                arenas.add(id(window.arena))
+                reads.check(window, all_rows)
+                reads.shrink(window, 0.5)
+                if number == 3:
+                    monkeypatch.setattr(ActiveRows, "keep", full_disk)
+                refusals.append(stream.keep_active(window, np.array([True])))
+        assert len(arenas) == 1 < len(refusals)
+        assert all(refusals)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from streamcd.cli.commands import cli
 from streamcd.conversion.byte_sources import LEAST_RANGE_BYTES, share_out
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
-from streamcd.core.locks import release_lock
-from streamcd.core.range_cache import Cache
+from streamcd.core.locks import release_lock, take_lock
+from streamcd.core.range_cache import Cache, _counted
 from streamcd.core.storage import Url, location, open_bytes
 from streamcd.dataset.dataset import Dataset, open_dataset
 
@@ -580,6 +580,43 @@ def test_a_damaged_range_of_a_cache_is_asked_for_again(
         streamcd.train(local, tmp_path / "third", cache=tmp_path / "cache")
 
 
+def test_a_table_that_is_let_go_makes_room_in_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Url, "read", lambda _, offset, n_bytes: bytes(n_bytes))
+    cache = Cache(str(tmp_path / "cache"), 1000)
+    for digit in "123":
+        cache.open(digit * 32).read(Url("s3://bucket/data/part-0"), 0, 800)
+        assert [path.parent.name[0] for path in (tmp_path / "cache").glob("*/data-*")] == [digit]
+
+
+def test_what_a_cache_cannot_read_is_read_from_its_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Url, "read", lambda _, offset, n_bytes: bytes(n_bytes))
+    ranges, url = Cache(str(tmp_path / "cache"), 1000).open("1" * 32), Url("s3://bucket/data/part-0")
+    (tmp_path / "cache" / ("1" * 32) / "data-part-0-0-80").mkdir()  # in place of a disk that fails
+    assert ranges.read(url, 0, 80) == bytes(80)
+
+
+def test_a_copy_of_a_process_made_while_a_range_is_stored_does_not_hold_the_cache(tmp_path: Path) -> None:
+    with _counted(tmp_path / "cache"):
+        end, kept = os.pipe()
+        copy = os.fork()
+        if copy == 0:
+            os.close(kept)
+            os.read(end, 1)
+            os._exit(0)
+    try:
+        lock = take_lock(tmp_path / "cache" / "streamcd-cache")
+        assert lock is not None
+        release_lock(lock)
+    finally:
+        os.close(kept)
+        os.waitpid(copy, 0)
+        os.close(end)
+
+
 def test_datasets_share_a_cache_and_those_not_read_make_room(server: Server, tmp_path: Path) -> None:
     """What a killed process was writing is not read, and is removed when nobody reads the dataset."""
     content = np.random.default_rng(4).bytes(10_000)
@@ -588,13 +625,13 @@ def test_datasets_share_a_cache_and_those_not_read_make_room(server: Server, tmp
     first, second = cache.open("1" * 32), cache.open("2" * 32)
     assert first.read(url, 0, 8000) == second.read(url, 0, 8000) == content[:8000]
     assert len(list((tmp_path / "cache").glob("2*/ranges-*"))) == 0  # the first is being read
-    release_lock(first._lock)
+    first.close()
     third = cache.open("3" * 32)
     assert third.read(url, 10, 8000) == content[10:8010]
     held = sorted(path.parent.name[0] for path in (tmp_path / "cache").glob("*/ranges-*"))
     assert held == ["3"]
     (tmp_path / "cache" / ("3" * 32) / "ranges-part-0-9.partial").write_bytes(b"killed")
-    release_lock(third._lock)
+    third.close()
     server.requests.clear()
     again = cache.open("3" * 32)
     assert again.read(url, 10, 8000) == content[10:8010]

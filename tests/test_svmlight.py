@@ -24,6 +24,7 @@ from streamcd.conversion.byte_sources import ByteRange, check_rows, expand_sourc
 from streamcd.conversion.libsvm import LibsvmFormat, iterate_batches, write_rows
 from streamcd.conversion.rows import Counts
 from streamcd.core.errors import DataError, UsageError
+from streamcd.core.threads import AHEAD
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -537,3 +538,18 @@ def test_written_rows_come_back_bit_for_bit(dtype: type, tmp_path: Path) -> None
     assert [entry for row in parsed.rows for entry in row] == list(
         zip((feature + 1).tolist(), value.tolist(), strict=True)
     )
+
+
+def test_batches_stay_while_the_next_are_parsed_though_texts_between_them_have_no_rows(
+    tmp_path: Path,
+) -> None:
+    """A thread parses ahead of the one that uses a batch: a text without rows takes no set of buffers."""
+    paths = [tmp_path / f"{number}.svm" for number in range(8)]
+    for number, path in enumerate(paths):
+        path.write_text("# none\n\n" if number % 3 == 2 else f"{number} {number + 1}:{number}.5\n")
+    found: list[tuple[int, Any]] = []
+    batches = iterate_batches([ByteRange(str(path)) for path in paths], LibsvmFormat())
+    for number, batch in zip([0, 1, 3, 4, 6, 7], batches, strict=True):
+        found.append((number, batch.rows))
+        for earlier, rows in found[-1 - AHEAD :]:
+            assert (rows.label[0], rows.index[0], rows.value[0]) == (earlier, earlier + 1, earlier + 0.5)

@@ -346,7 +346,6 @@ class _Parser:
         status = _FULL
         while status == _FULL:
             state[_ROWS], state[_ENTRIES] = 0, 0
-            self._rooms.append(self._rooms.pop(0))
             status = self._parse(block, text, state)
             if status not in (_END, _FULL):
                 self._refuse(status, block, state)
@@ -354,6 +353,7 @@ class _Parser:
             self._count(state, block.name)
             if n_rows:
                 yield RowBatch(self._rows(n_rows, n_entries), block.bytes_read, self._counts)
+                self._rooms.append(self._rooms.pop(0))  # a text without rows takes none
 
     def _rows(self, n_rows: int, n_entries: int) -> Rows:
         end, (label, indptr, index, value) = self._first_row + self._counts.n_rows, self._rooms[0]

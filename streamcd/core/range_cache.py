@@ -15,6 +15,7 @@ import fcntl
 import os
 import re
 import shutil
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -76,6 +77,7 @@ def _counted(directory: Path) -> Iterator[int]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # for a copy of this process too, which has the file open
         os.close(descriptor)
 
 
@@ -87,8 +89,14 @@ def _folder_bytes(folder: Path) -> int:
     return n_bytes
 
 
+def _release(lock: int, owner: int) -> None:
+    """Release a table's lock in the process that took it; its copies have let go of theirs."""
+    if os.getpid() == owner:
+        release_lock(lock)
+
+
 class CachedRanges(Ranges):
-    """Ranges of the files of one table; may be used by several threads."""
+    """Ranges of the files of one table, in use until `close` or until it is let go; may be used by several threads."""
 
     def __init__(self, cache: Cache, fingerprint: str) -> None:
         self._cache, self._fingerprint = cache, fingerprint
@@ -98,7 +106,8 @@ class CachedRanges(Ranges):
         with _counted(self._directory) as count:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._remove_unfinished()
-            self._lock = share_lock(self._folder / "lock")
+            lock = share_lock(self._folder / "lock")
+            self.close = weakref.finalize(self, _release, lock, os.getpid())
             os.utime(self._folder / "lock")
             self._set(count, sum(map(_folder_bytes, self._folders())))
 
@@ -123,7 +132,7 @@ class CachedRanges(Ranges):
     def _load(self, path: Path, n_bytes: int) -> bytes | None:
         try:
             content = path.read_bytes()
-        except FileNotFoundError:
+        except OSError:  # not there, or on a disk that fails
             return None
         found, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
         if len(found) == n_bytes and zlib.crc32(found).to_bytes(_CRC_BYTES, "little") == crc:

@@ -115,10 +115,11 @@ class Stream:
         count = self.n_windows(read)
         for number in range(first, count):
             window = self._take(read, number)
-            if number + 1 < count and len(self._turns) == len(self._arenas):
-                self._request(read, number + 1)
-            elif number + 1 == count and not (self._active and self._active.may_be_read_next):
-                self._request(read + 1, 0)
+            if len(self._turns) == len(self._arenas):  # else the only arena is the caller's
+                if number + 1 < count:
+                    self._request(read, number + 1)
+                elif not (self._active and self._active.may_be_read_next):
+                    self._request(read + 1, 0)
             yield window
 
     def begin_read(self, read: int, *, all_rows: bool, rows_return: bool, keeps: bool) -> None:
