@@ -14,6 +14,7 @@ from test_tables import make_table, write_table
 
 import streamcd
 from streamcd.core.errors import StreamcdError
+from streamcd.core.metadata import content_digest
 from streamcd.core.progress import Listener
 
 COLUMN = 4  # of the labels
@@ -198,3 +199,22 @@ def test_a_damaged_encoding_is_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(StreamcdError, match=r"categories\.parquet: checksum differs"):
         streamcd.load_model(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "model.json").read_text())["class_names"] == ["no", "yes"]
+
+
+def test_categories_that_are_not_as_many_as_recorded_and_classes_of_one_name_are_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "t.csv").write_text("c,y\na,yes\nb,no\na,yes\n")
+    streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
+    streamcd.train(tmp_path / "data", tmp_path / "run", max_passes=2)
+    model = tmp_path / "run" / "model" / "model.json"
+    whole = json.loads(model.read_bytes())
+    for change, message in (
+        ({"encoding": {**whole["encoding"], "columns": [{**whole["encoding"]["columns"][0], "n_categories": 2**31}]}},
+         "expected 2,147,483,648 categories, found 2"),
+        ({"class_names": ["yes", "yes"]}, "two classes of one name"),
+    ):  # fmt: skip
+        changed = {**whole, **change}
+        model.write_text(json.dumps({**changed, "digest": content_digest(changed, "digest")}))
+        with pytest.raises(StreamcdError, match=message):
+            streamcd.load_model(tmp_path / "run")

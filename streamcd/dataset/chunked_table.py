@@ -101,6 +101,8 @@ class DatasetManifest(Structure):
             raise ValueError("`classes` and `class_counts` differ in length")
         if not np.isfinite(self.classes or []).all():
             raise ValueError("a class that is not finite")
+        if len(set(self.class_names or ())) < len(self.class_names or ()):
+            raise ValueError("two classes of one name")
 
 
 class ColumnPart(Structure):

@@ -204,7 +204,13 @@ def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, An
         record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
     encoding = Encoding.from_record(record, no_strings())
     if encoding.has_categories:
-        encoding = replace(encoding, categories=read_strings(categories, "category"))
+        found = read_strings(categories, "category")
+        counted = sum(column.n_categories for column in encoding.columns)
+        if counted != found.size:
+            raise DataError(
+                f"{categories}: expected {counted:,} categories, found {found.size:,}; convert the data again"
+            )
+        encoding = replace(encoding, categories=found)
     return encoding
 
 

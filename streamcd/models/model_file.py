@@ -50,6 +50,8 @@ class ModelFile(Structure, kw_only=True):
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
             raise ValueError("a number that is not finite")
+        if len(set(self.class_names or ())) < len(self.class_names or ()):
+            raise ValueError("two classes of one name")
 
 
 STORED_FIELDS = [
