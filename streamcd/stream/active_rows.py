@@ -99,7 +99,7 @@ class ActiveRows:
 
     @property
     def may_be_read_next(self) -> bool:
-        """Whether the next read may be of copies."""
+        """Check if the next read may be of copies."""
         return bool(self._holes) or bool((self._copies["offset"] >= 0).any())
 
     def has(self, chunk: int) -> bool:
