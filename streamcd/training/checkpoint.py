@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import replacing, sync
+from ..core.atomic_files import replacing
 from ..core.errors import CheckpointError, LockError, file_named
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Kind, content_digest, read_metadata, write_metadata
@@ -57,6 +57,7 @@ class Run:
         if locked and self._lock is None:
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = 0
+        self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
         for name in _PARTIAL:  # of a process that was killed
             (path / name).unlink(missing_ok=True)
 
@@ -72,11 +73,15 @@ class Run:
             own["identity_adopted"] = True
         write_metadata(self.config_path, RUN, {**config, **own})
 
-    def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace ``state.npz``, atomically; it records the length of the log."""
+    def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
+        """Replace ``state.npz``, atomically; it records the length of the log, and refers to `files`.
+
+        The log is written from the first state on: without a state there must not be one, see `read_state`.
+        """
+        self._write_early_lines()
         if self._log_bytes:
-            sync(self.log_path)
-        with replacing(self.state_path) as partial, open(partial, "wb") as file:
+            files = [*files, self.log_path]
+        with replacing(self.state_path, files) as partial, open(partial, "wb") as file:
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
             own = {"log_bytes": np.int64(self._log_bytes), "identity": identity}
             np.savez(file, **{**arrays, **own})  # type: ignore[arg-type]
@@ -88,7 +93,6 @@ class Run:
         """
         arrays = read_arrays(self.state_path, identity=self.identity, room=room + _HEADERS_BYTES)
         if arrays is None:
-            # the first state is written before the first line of the log
             if self.log_path.exists() and self.log_path.stat().st_size:
                 raise CheckpointError(
                     f"{self.state_path}: missing, though the run's log tells of passes; restore it from a copy, or train "
@@ -101,15 +105,17 @@ class Run:
         with _damage_named(self.state_path):
             log_bytes = int(arrays.pop("log_bytes"))
         self._cut_log(log_bytes)
+        self._early_lines = None
         return arrays
 
     def append_log(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``log.jsonl``."""
-        first = {} if self._log_bytes else {"identity": self.identity.name}
+        first = {} if self._log_bytes or self._early_lines else {"identity": self.identity.name}
         line = (json.dumps({**first, **record}) + "\n").encode()
-        with file_named(self.log_path), open(self.log_path, "ab") as file:
-            file.write(line)
-        self._log_bytes += len(line)
+        if self._early_lines is not None:
+            self._early_lines.append(line)
+        else:
+            self._add_to_log(line)
 
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
         """Open the slots of a dataset's chunks, or use `pages` in their place, as files of this run."""
@@ -133,6 +139,16 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _write_early_lines(self) -> None:
+        if self._early_lines:
+            self._add_to_log(b"".join(self._early_lines))
+        self._early_lines = None
+
+    def _add_to_log(self, lines: bytes) -> None:
+        with file_named(self.log_path), open(self.log_path, "ab") as file:
+            file.write(lines)
+        self._log_bytes += len(lines)
+
     def _cut_log(self, n_bytes: int) -> None:
         if n_bytes and self.log_path.exists():
             self.identity.check(log_identity(self.log_path), self.log_path)
@@ -155,7 +171,7 @@ class MemoryRun(Run):
         """Return the part of that name; with "" the run itself."""
         return self._parts.setdefault(name, MemoryRun()) if name else self
 
-    def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
         """Keep the arrays, not copied."""
         self._arrays = arrays
 
