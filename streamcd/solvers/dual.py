@@ -123,7 +123,27 @@ class RowSolver:
         training = state.phase(TRAIN)
         if training.size:
             self.begin_pass(state, training)
-            self.train(window, state, shuffled_active_rows(window, training, order, key), training)
+            rows = shuffled_active_rows(window, training, order, key)
+            *first, rest = self._stretches(window, state, rows, training)
+            for stretch in first:
+                gap = state.totals[:, GAP].copy()
+                self.train(window, state, stretch, training)
+                whole = rows.size * window.count / stretch.size
+                gap = whole * (state.totals[:, GAP] - gap)
+                self.acceleration.end_stretch(state, training, gap, self.threads)  # type: ignore[union-attr]
+            self.train(window, state, rest, training)
+
+    def _stretches(
+        self, window: Window, state: State, rows: np.ndarray, lanes: np.ndarray
+    ) -> list[np.ndarray]:
+        """Divide the rows of a visit into stretches, after all of which but the last kappa and centre are set anew.
+
+        It is a single one but for the first window of the first pass. Workers, whose state has no centre, leave it alone.
+        """
+        if not (self.acceleration and "companion" in state.matrices and window.number == 0):
+            return [rows]
+        n_entries = window.n_entries * window.count
+        return np.split(rows, self.acceleration.first_stretches(state, lanes, rows.size, n_entries))
 
     def begin_pass(self, state: State, lanes: np.ndarray) -> None:
         """Move the centres of accelerated lanes, before the first window of a training read."""
