@@ -252,7 +252,7 @@ class _Demo:
         with self._process("train", *self._train_arguments(run.name)) as process:
             while process.poll() is None:
                 time.sleep(_POLL_SECONDS)
-                if not (run / "state.npz").exists():
+                if not (run / "log.jsonl").exists():  # it begins with the first checkpoint
                     continue
                 n_done = (run / "log.jsonl").read_text().count('"kind": "train"')
                 if n_done >= max(1, n_passes // 2):

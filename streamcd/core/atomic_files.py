@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial as bind
 from pathlib import Path
 
 from .errors import UsageError, file_named
-from .threads import Threads
 
 _SYNCED_TOGETHER = 8
 
@@ -27,11 +26,12 @@ def sync(path: Path) -> None:
 
 def sync_together(paths: Sequence[Path]) -> None:
     """Make several files or directories durable at a time, for which a file system writes its journal once or twice."""
-    threads = Threads(min(max(len(paths), 1), _SYNCED_TOGETHER))
-    try:
-        threads.run([bind(sync, path) for path in paths])
-    finally:
-        threads.close()
+    if len(paths) == 1:
+        sync(paths[0])
+        return
+    with ThreadPoolExecutor(_SYNCED_TOGETHER, thread_name_prefix="streamcd-sync") as pool:
+        for done in [pool.submit(sync, path) for path in paths]:
+            done.result()
 
 
 @contextmanager

@@ -55,6 +55,7 @@ _BLOCKS_TOGETHER = 2  # per thread, between synchronisations
 _BLOCK_ENTRIES = 1 << 16  # summed at a time: a chunk of the usual 1 MB, or several small ones
 _SAMPLE = 1 << 12  # entries
 _NEW_VALUES = 1 << 17  # dual variables initialised at a time
+_LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 NEGLIGIBLE = 1e-8
 """Relative rounding of a gap below which it is ignored."""
 
@@ -259,14 +260,14 @@ class DualSolver(RowSolver):
         self._scratch: list[Lanes] = []
 
     def new_state(self) -> State:
-        """Return the state before the first read; the logistic loss starts from alpha > 0, whose w the first read sums."""
+        """Return the state before the first read: w = 0."""
         n_lanes = self.problem.n_lanes
         lanes = {"inner_tolerance": np.full(n_lanes, 1e-2)}
         lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
-        return self.start_state(lanes, START if self._logistic else TRAIN)
+        return self.start_state(lanes, TRAIN)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Set alpha = 0, or a small positive number for the logistic loss."""
+        """Set alpha = 0; for the logistic loss, whose alpha is positive, so small that w(alpha) = 0 up to rounding."""
         super().new_rows(arena, start, stop)
         if not self._logistic:
             return
@@ -275,7 +276,7 @@ class DualSolver(RowSolver):
         for first in range(start, stop, step):
             rows = slice(first, min(first + step, stop))
             cost = self.problem.row_costs(arena.code[rows], arena.weight[rows], arena.fold[rows])
-            alpha = np.minimum(1e-3 * cost, 1e-8)
+            alpha = _LEAST_ALPHA * cost
             arena.alpha[rows, :n_lanes] = alpha
             arena.alpha[rows, n_lanes : 2 * n_lanes] = cost - alpha
 

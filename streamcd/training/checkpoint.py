@@ -40,7 +40,7 @@ RUN = Kind(
 _OWN_KEYS = ("format", "format_version", "checksum", "identity", "identity_adopted")  # of config.json
 _HEADERS_BYTES = 1 << 20  # of the arrays of a state, and other small values
 LINE_BYTES = 1 << 20  # largest line of a log
-_PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial")
+_PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial", "log.jsonl.partial")
 
 
 class Run:
@@ -58,6 +58,9 @@ class Run:
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = 0
         self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
+        self._early_log = path / "log.jsonl.partial"
+        if self.state_path.exists() and not self.log_path.exists() and self._early_log.exists():
+            os.replace(self._early_log, self.log_path)  # by a process that was killed between the two
         for name in _PARTIAL:  # of a process that was killed
             (path / name).unlink(missing_ok=True)
 
@@ -76,15 +79,21 @@ class Run:
     def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
         """Replace ``state.npz``, atomically; it records the length of the log, and refers to `files`.
 
-        The log is written from the first state on: without a state there must not be one, see `read_state`.
+        The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
         """
-        self._write_early_lines()
+        if self._early_lines:
+            with file_named(self._early_log):
+                self._early_log.write_bytes(b"".join(self._early_lines))
+            self._log_bytes = self._early_log.stat().st_size
         if self._log_bytes:
-            files = [*files, self.log_path]
+            files = [*files, self._early_log if self._early_lines else self.log_path]
         with replacing(self.state_path, files) as partial, open(partial, "wb") as file:
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
             own = {"log_bytes": np.int64(self._log_bytes), "identity": identity}
             np.savez(file, **{**arrays, **own})  # type: ignore[arg-type]
+        if self._early_lines:
+            os.replace(self._early_log, self.log_path)
+        self._early_lines = None
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
@@ -139,11 +148,6 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_early_lines(self) -> None:
-        if self._early_lines:
-            self._add_to_log(b"".join(self._early_lines))
-        self._early_lines = None
-
     def _add_to_log(self, lines: bytes) -> None:
         with file_named(self.log_path), open(self.log_path, "ab") as file:
             file.write(lines)
@@ -152,6 +156,8 @@ class Run:
     def _cut_log(self, n_bytes: int) -> None:
         if n_bytes and self.log_path.exists():
             self.identity.check(log_identity(self.log_path), self.log_path)
+        if not (n_bytes or self.log_path.exists()):
+            return
         with file_named(self.log_path), open(self.log_path, "ab") as file:
             self._log_bytes = min(n_bytes, file.tell())
             file.truncate(self._log_bytes)
