@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -476,6 +477,43 @@ def test_a_worker_that_comes_late_is_used_and_one_that_leaves_is_not_missed(
     assert {1, 2, 3} == set(used)
     result = streamcd.resume(run, client=client, tol=1e-3)
     assert result.converged
+
+
+class _Answer:
+    """A future that ends between the first and the second look at it."""
+
+    def __init__(self) -> None:
+        self.looks = iter(["pending"])
+
+    @property
+    def status(self) -> str:
+        return next(self.looks, "finished")
+
+    def result(self) -> str:
+        return ""
+
+
+class _OneWorker:
+    """A client of a scheduler with one worker."""
+
+    status, asynchronous, scheduler = "running", False, SimpleNamespace(ncores=None)
+
+    def subscribe_topic(self, topic: str, handler: Any) -> None: ...
+
+    def sync(self, *_: Any, **__: Any) -> dict[str, int]:
+        return {"worker": 1}
+
+    def submit(self, *_: Any, **__: Any) -> _Answer:
+        return _Answer()
+
+
+def test_a_worker_that_has_imported_streamcd_is_not_refused_before_it_is_asked() -> None:
+    from streamcd.cluster.dask_engine import DaskEngine
+
+    spec: Any = SimpleNamespace(folder="run/dual", seed=0)
+    engine = DaskEngine(_OneWorker(), spec, np.ones(2), Listener(), 1.0, "run")
+    looks = [engine._admitted() for _ in range(3)]
+    assert looks == [([], ["worker"]), ([], ["worker"]), (["worker"], [])]
 
 
 def test_errors_of_workers_are_told_in_one_line(client: Any, tmp_path: Path) -> None:

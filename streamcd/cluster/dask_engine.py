@@ -307,8 +307,8 @@ class DaskEngine:
                 continue
             if name in self._accepted:
                 admitted.append(name)
-            elif future.status == "pending":
-                pending.append(name)
+            elif future.status == "pending" or (name not in self._asked and future.status == "finished"):
+                pending.append(name)  # its import may have ended since newcomers were asked: no answer yet
             elif self._accept(name, future):
                 admitted.append(name)
         return admitted, pending
