@@ -546,6 +546,24 @@ def test_workers_train_from_a_bucket_to_the_bits_of_the_disk_and_the_optimum(
     assert not any(b"secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
+def test_workers_of_a_scheduler_train_from_a_bucket_to_the_bits_of_the_disk(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    """Processes of a dask cluster, by its address; stopped after some rounds and resumed."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None
+    ) as cluster:
+        options: dict[str, Any] = {"scheduler": cluster.scheduler_address, "memory": "1GB", "tol": 1e-6}
+        for name, data in (("near", local.path), ("far", remote)):
+            streamcd.train(data, tmp_path / name, max_passes=12, **options)
+            assert streamcd.resume(
+                tmp_path / name, scheduler=cluster.scheduler_address, max_passes=1000
+            ).converged
+    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Cache
 

@@ -205,8 +205,10 @@ def _points(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
 
 
 def _label_passes(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlabel("passes")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
 
 
 def _scale(axes: Axes) -> None:
