@@ -505,7 +505,7 @@ def test_a_search_in_a_bucket_gives_the_bits_of_the_disk(
     server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
     for name, data in (("near", local.path), ("far", remote)):
-        streamcd.tune(data, tmp_path / name, C=[0.1, 1], cv=3, max_passes=4)
+        streamcd.tune(data, tmp_path / name, C=[0.1, 1], cv=2, max_passes=2)
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
 
 
