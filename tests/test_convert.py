@@ -542,7 +542,7 @@ add = RangeStatistics.add
 def slow(*arguments):
     add(*arguments)
     print("at work", flush=True)
-    time.sleep(60)
+    time.sleep(20)
 RangeStatistics.add = slow
 convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True)
 """
