@@ -371,6 +371,58 @@ def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:
         streamcd.convert(path, tmp_path / "out", label="y", memory="340MB")
 
 
+@pytest.mark.parametrize("n_rows", [3, 50_000])  # one row has nearly all elements, of few or of many rows
+def test_lists_that_explode_are_refused(tmp_path: Path, n_rows: int) -> None:
+    # 400 bytes became 960 MB: dictionary pages of runs are as small decompressed
+    elements, path = 4_000_000, tmp_path / "bomb.parquet"
+    ends = np.concatenate([[0], np.arange(elements, elements + n_rows)]).astype(np.int32)
+    index, value = (pa.array(np.ones(ends[-1], kind)) for kind in (np.int32, np.float32))
+    lists = {"i": pa.ListArray.from_arrays(ends, index), "v": pa.ListArray.from_arrays(ends, value)}
+    pa.parquet.write_table(pa.table({"y": np.arange(n_rows) % 2, **lists}), path, compression="zstd")
+    with pytest.raises(
+        StreamcdError, match=r"'i.list.element' and 'v.list.element': expected at most .* that become 6"
+    ):
+        streamcd.convert(path, tmp_path / "out", label="y", features="i:v", memory="340MB")
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_strings_of_newer_encodings_are_read(tmp_path: Path, encoding: str) -> None:
+    # pyarrow cannot read these as dictionaries: the files were called damaged
+    table = pa.table({"c": [f"category {k % 50}" for k in range(1000)], "y": np.arange(1000) % 2})
+    write_table(table, tmp_path / "usual.parquet")
+    encodings = {"c": encoding, "y": "PLAIN"}
+    pa.parquet.write_table(table, tmp_path / "new.parquet", use_dictionary=False, column_encoding=encodings)
+    made = [
+        streamcd.convert(tmp_path / f"{name}.parquet", tmp_path / name, label="y")
+        for name in ("usual", "new")
+    ]
+    assert made[0].fingerprint == made[1].fingerprint
+
+
+def test_long_strings_of_one_prefix_are_refused(tmp_path: Path) -> None:
+    n, path = 100, tmp_path / "bomb.parquet"
+    table = pa.table({"c": [f"{'x' * 500_000}{k}" for k in range(n)], "y": np.arange(n) % 2})
+    encodings = {"c": "DELTA_BYTE_ARRAY", "y": "PLAIN"}
+    pa.parquet.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encodings)
+    assert path.stat().st_size < 2_000_000
+    with pytest.raises(
+        StreamcdError, match=r"expected rows that fit in .*, found some of 500 kB each, decoded"
+    ):
+        streamcd.convert(path, tmp_path / "out", label="y", memory="340MB")
+
+
+def test_the_open_pages_of_many_columns_are_counted(tmp_path: Path) -> None:
+    # 200 columns took 736 MB of 400: a page of each is open, compressed and not, beside its dictionary
+    n, path = 100_000, tmp_path / "wide.parquet"
+    columns = {f"c{k}": np.random.default_rng(k).random(n) for k in range(50)}
+    pa.parquet.write_table(pa.table({**columns, "y": np.arange(n) % 2}), path)
+    with pytest.raises(StreamcdError, match=r"\+ 118 MB columns being read = 44. MB needed"):
+        streamcd.convert(path, tmp_path / "out", label="y", memory="400MB")
+    data = streamcd.convert(path, tmp_path / "out", label="y", features="c0,c1", memory="400MB")
+    run = streamcd.train(data, tmp_path / "run", memory="400MB", tol=0.1)
+    assert streamcd.predict(path, run.model, tmp_path / "p.parquet", memory="400MB")["n_rows"] == n
+
+
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 @pytest.mark.parametrize("what", ["record batch 1", "dictionar"])
 @pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])

@@ -53,6 +53,9 @@ class FrameReader(_InMemory):
 
     first_types: dict[str, str] = field(default_factory=dict)
 
+    def held_bytes(self, types: dict[str, str]) -> int:
+        return 0
+
     def types(self) -> dict[str, str]:
         return self.first_types
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -41,6 +42,9 @@ class TableReader(Reader, Protocol):
 
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         """Estimate the decoded bytes of some pieces."""
+
+    def held_bytes(self, types: dict[str, str]) -> int:
+        """Estimate the bytes that reading the columns of `types` holds all the time, besides batches."""
 
     def types(self) -> dict[str, str]:
         """Return the columns with their types (`arrow_columns.type_name`)."""
@@ -194,8 +198,8 @@ def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def distinct_names(names: Sequence[str], where: str) -> list[str]:
     """Refuse duplicate names of columns."""
-    for name in names:
-        if list(names).count(name) > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise DataError(f"{where}: expected every column's name once, found {name!r} twice; rename one")
     return list(names)
 
@@ -242,6 +246,10 @@ class TableSource(ReaderSource):
     @property
     def of_indices(self) -> bool:
         return self.encoding.sparse is not None and len(self.encoding.columns) == 1
+
+    @property
+    def held_bytes(self) -> int:
+        return self.reader.held_bytes(self.table_types)
 
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         return self.reader.expected_bytes(pieces)

@@ -205,7 +205,7 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
     for p in range(order.size):
-        fetch_ahead(order, p, rows, variables.w, columns.n_columns)
+        fetch_ahead(order, p, rows, variables.w, columns.n_columns, 0, columns.n_columns)
         i = order[p]
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:
@@ -258,7 +258,7 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
     for p in range(order.size):
-        fetch_ahead(order, p, rows, variables.w, columns.n_columns)
+        fetch_ahead(order, p, rows, variables.w, columns.n_columns, 0, columns.n_columns)
         i = order[p]
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:

@@ -452,7 +452,13 @@ def renumber(indptr, index, source_row, first_rows, starts, features, sparse_sta
         Filled in place.
     """
     for row in range(source_row.size):
-        task = np.searchsorted(first_rows, source_row[row], side="right") - 1
+        task, end = 0, first_rows.size
+        while end - task > 1:
+            middle = (task + end) >> 1
+            if source_row[row] < first_rows[middle]:
+                end = middle
+            else:
+                task = middle
         for entry in range(indptr[row], indptr[row + 1]):
             code = np.int64(index[entry])
             if code >= SPARSE_CODES:

@@ -151,7 +151,8 @@ class TableEncoder:
         self.state[kernels.MAX_INDEX] = -1
         self.collisions = Collisions(encoding.bits) if encoding.bits and self._grows else None
         n_cells = max(len(self._layout.columns), 1)
-        self._block_rows = max(BLOCK_CELLS // n_cells, 1)
+        # of wide tables a few rows more, since each block calls Python once a column
+        self._block_rows = max(BLOCK_CELLS // n_cells, min(64, 8 * BLOCK_CELLS // n_cells), 1)
 
     def _enter_categories(self, categories: Strings) -> None:
         ends = np.cumsum([0, *(column.n_categories for column in self.encoding.columns)]).tolist()

@@ -273,19 +273,19 @@ class DualSolver(RowSolver):
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         steering = steering_of(state, state.lanes["inner_tolerance"])
-        rows = (order, rows_of(window), self.costs, variables_of(window, state), steering, state.totals)
+        rows = (order, rows_of(window), self.costs, variables_of(window, state), steering)
         if self.problem.n_lanes == 1:
-            dual_kernels.dual_visit(*rows)
+            dual_kernels.dual_visit(*rows, state.totals)
         else:
-            self._divide_lanes(window, dual_kernels.dual_visit_lanes, rows, lanes)
+            self._divide_lanes(window, state, dual_kernels.dual_visit_lanes, rows, lanes)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
         if self.problem.n_lanes == 1:
             self._certify_blocks(window, rows, state)
         else:
-            sums = (state.w_alpha.reshape(-1), state.totals)
-            self._divide_lanes(window, dual_kernels.dual_certify_lanes, (*rows, *sums), lanes)
+            arguments = (*rows, state.w_alpha.reshape(-1))
+            self._divide_lanes(window, state, dual_kernels.dual_certify_lanes, arguments, lanes)
 
     def _certify_blocks(self, window: Window, rows: tuple[Any, ...], state: State) -> None:
         """Certify the only lane: threads take blocks of rows for the sums, then ranges of features for ``w(alpha)``."""
@@ -313,18 +313,27 @@ class DualSolver(RowSolver):
             join_totals(state.totals, sums)
 
     def _divide_lanes(
-        self, window: Window, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray
+        self, window: Window, state: State, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray
     ) -> None:
-        """Divide lanes among threads; each lane has its own columns or rows of variables, weights and sums."""
+        """Divide lanes among threads; each lane has its own columns or rows of variables, weights and sums.
+
+        Every thread has a copy of the sums: they change with every row, and no two threads may share a cache line of them.
+        """
         n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), lanes.size // _MIN_LANES), 1)
+        parts = np.array_split(lanes, n_parts)
+        totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
         while len(self._scratch) < n_parts:
             n_lanes = self.problem.n_lanes
             scratch = np.zeros(n_lanes), np.zeros(n_lanes, dtype=np.int64), np.zeros(n_lanes)
             self._scratch.append(Lanes(lanes, *scratch))
-        parts = zip(np.array_split(lanes, n_parts), self._scratch, strict=False)
         self.threads.run(
-            [partial(visit, *arguments, scratch._replace(chosen=part)) for part, scratch in parts]
+            [
+                partial(visit, *arguments, sums, scratch._replace(chosen=part))
+                for part, sums, scratch in zip(parts, totals, self._scratch, strict=False)
+            ]
         )
+        for part, sums in zip(parts[1:], totals[1:], strict=True):
+            state.totals[part] = sums[part]
 
 
 def _blocks_of_chunks(window: Window, order: np.ndarray) -> list[np.ndarray]:
