@@ -91,7 +91,8 @@ class CsvReader(TextReader):
             return dict.fromkeys(names, "nothing")
         buffer = pa.py_buffer(text[start : end or len(text)])
         table = self._read(buffer, names, _convert_options(), _at_lines(display_name(self.paths[0]), 1))
-        return column_types(table.schema, "")
+        types = column_types(table.schema, "")
+        return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
     def _header(self, path: str) -> tuple[list[str], int]:
         """Return the names in the first line, and its end."""
