@@ -253,6 +253,16 @@ def test_list_views_are_lists() -> None:
     assert elements.to_pylist() == [1, 2, 3]
 
 
+def test_labels_that_are_measurements_are_no_classes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pa.table({"x": rng.random(70_000), "y": rng.random(70_000)})
+    data = streamcd.convert(write_table(table, tmp_path / "t.parquet"), tmp_path / "out", label="y")
+    with pytest.raises(
+        StreamcdError, match="at most 65,536 classes, found labels of more values; measurements"
+    ):
+        streamcd.train(data, tmp_path / "run")
+
+
 def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,yes\n2,yes\n")
     dataset = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
@@ -357,7 +367,8 @@ def test_strings_that_are_no_utf_8_are_refused_in_a_parquet_file(tmp_path: Path)
 
 @pytest.mark.usefixtures("lend")
 def test_a_wrong_type_far_down_is_named_with_its_line(tmp_path: Path) -> None:
-    lines = ["x,y", *(f"{k},{k % 2}" for k in range(300_000)), "abc,1"]
+    # the label comes first: it was called the wrong column, since it is the last of those that are read
+    lines = ["y,x", *(f"{k % 2},{k}" for k in range(300_000)), "1,abc"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     for workers in (1, 2):
         with pytest.raises(StreamcdError, match=r"t\.csv:300002: column 'x': expected a number.*found 'abc'"):
