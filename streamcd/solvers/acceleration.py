@@ -47,6 +47,10 @@ _LEAST_THETA, _MOST_THETA = 0.02, 10.0
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
 _FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is no reason to raise theta
 
+_RAMPING = ("squared_hinge", "log_loss")  # hinge took as many passes to 1e-3, and on a9a more to 1e-4
+_FIRST_STRETCHES, _LEAST_STRETCH = 8, 50  # of the first pass, and the rows of the first one
+_ENTRIES_PER_WEIGHT = 8  # visited for each weight in a sweep over w
+
 _REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
 
 
@@ -86,7 +90,7 @@ class Acceleration:
     def __init__(
         self, problem: Problem, asked: float | str, class_counts: np.ndarray, mean_square: float | None
     ) -> None:
-        self._width = problem.lane_vectors
+        self._width, self._ramps = problem.lane_vectors, problem.loss in _RAMPING
         self._adapts = asked == "auto"
         n_lanes = problem.n_lanes
         if self._adapts:
@@ -116,10 +120,10 @@ class Acceleration:
 
     def load_kernels(self, state: State) -> None:
         """Compile kernels, or load them from the cache; no lane is changed."""
-        none, sums = np.zeros(0, dtype=np.int64), np.zeros((0, 2))
+        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((2, 0))
         arguments = (state.w[:0], state.matrices["companion"][:0], self._width, none, state.lanes["kappa"])
         acceleration_kernels.begin_pass(*arguments)
-        acceleration_kernels.end_pass(*arguments, sums, state.matrices["movement"][:0])
+        acceleration_kernels.end_pass(*arguments, numbers, numbers, numbers[0])
 
     def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
         """Move the centres of lanes that begin a training read."""
@@ -138,28 +142,53 @@ class Acceleration:
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        sums, sketch = np.zeros((n_lanes, 2)), np.zeros((n_lanes, N_BUCKETS))
+        sums, sketch = np.zeros((2, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
         weights, rest = (state.w, state.matrices["companion"], self._width), (kept["kappa"], sums, sketch)
         end = acceleration_kernels.end_pass
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
         )  # a lane has sums of its own
-        threads.run([partial(end, *weights, part, *rest) for part in parts])
+        threads.run([partial(end, *weights, part, *rest, np.empty(n_lanes)) for part in parts])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
+        for first in range(0, trained.size, _LANES_AT_A_TIME):
+            lanes = trained[first : first + _LANES_AT_A_TIME]
+            movement = np.ascontiguousarray(sketch[:, lanes].T)
+            kept["cosine"][lanes] = _cosines(movement, previous[lanes])
+            previous[lanes] = movement
         with np.errstate(all="ignore"):  # the loop reports sums that are not finite
-            norms = np.sqrt(_row_products(sketch, sketch) * _row_products(previous, previous))
-            products = _row_products(sketch, previous)
-            cosine = np.divide(products, norms, out=np.zeros(n_lanes), where=norms > 0)
-            distance = 0.5 * kept["kappa"] ** 2 * sums[:, MOVED]
-        kept["cosine"][trained] = cosine[trained]
-        kept["distance"][trained] = distance[trained]
-        kept["w_alpha_square"][trained] = sums[trained, ALPHA_NORM]
-        previous[trained] = sketch[trained]
+            kept["distance"][trained] = (0.5 * kept["kappa"] ** 2 * sums[MOVED])[trained]
+        kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
         scale = 1.0 + kept["kappa"]  # kernels count with q/mu
         kept["alpha_sum"] += state.totals[:, ALPHA]
         kept["alpha_curvature"] += state.totals[:, ALPHA_CURVATURE] * scale
         kept["alpha_square"] += state.totals[:, ALPHA_SQUARE] * scale
+
+    def first_stretches(self, state: State, lanes: np.ndarray, n_rows: int, n_entries: int) -> np.ndarray:
+        """Return where stretches of the first window of the first pass end, after which kappa is set anew; else nothing.
+
+        Their lengths grow, as kappa has to by a factor of 10 to 100 from its first value: without them it took four passes,
+        and squared hinge and logistic loss one or two passes more to 1e-3 on a9a, ijcnn1, letter, kdd99 and short-rows.
+        There are none after a warm start, or where sweeps over the weights would take long beside the `n_entries` of a pass.
+        """
+        sweeps, begun = n_entries // (_ENTRIES_PER_WEIGHT * state.w.size), state.lanes["moves"][lanes].any()
+        if not (self._adapts and self._ramps) or begun or sweeps < _FIRST_STRETCHES or state.w.any():
+            return np.zeros(0, dtype=np.int64)
+        shares = np.arange(1, _FIRST_STRETCHES) / _FIRST_STRETCHES
+        ends = (n_rows * shares**3).astype(np.int64)
+        return ends[ends >= _LEAST_STRETCH]
+
+    def end_stretch(self, state: State, lanes: np.ndarray, gap: np.ndarray, threads: Threads) -> None:
+        """Set kappa anew and move the centre, within the first pass; `gap` is the estimate from the stretch's rows."""
+        kept = state.lanes
+        self.end_pass(state, lanes, threads)
+        state.totals[:, [ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]] = 0.0
+        for lane in lanes.tolist():
+            _update_kappa(kept, lane, max(float(gap[lane]), 0.0))
+        # the pass goes on
+        for name in ("moves", "progress", "previous_estimate"):
+            kept[name][lanes] = 0
+        self.begin_pass(state, lanes, threads)
 
     def update_kappa(self, state: State, trained: np.ndarray) -> None:
         """Set kappa of the next pass."""
@@ -232,10 +261,12 @@ def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float
     return float(lanes["progress"][lane])
 
 
-def _row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the inner products of corresponding rows, without a temporary array: there may be many lanes."""
-    products: np.ndarray = np.einsum("ij,ij->i", a, b)
-    return products
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the cosines of the angles between corresponding rows; 0 where one of them is 0."""
+    with np.errstate(all="ignore"):  # the loop reports sums that are not finite
+        squares, others, products = (np.einsum("ij,ij->i", u, v) for u, v in ((a, a), (b, b), (a, b)))
+        norms = np.sqrt(squares * others)
+        return np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
 
 
 def _clip(number: float, low: float, high: float) -> float:
