@@ -516,7 +516,7 @@ round_options = together(
         type=int,
         metavar="N",
         help="With workers: passes of each over its own rows in a round, without communication.  [default: 3; 1 with "
-        "more features than rows]",
+        "more features than rows, or 34 M entries or more]",
     ),
     click.option(
         "--worker-timeout",

@@ -158,8 +158,8 @@ def train(
         A client of such a scheduler, in place of its address. With `workers` its workers, of that number, are on this
         machine and share `memory`.
     local_passes : int, optional
-        Passes of every worker over its own shards in a round; 3 by default, 1 if there are more features than rows. With
-        workers only.
+        Passes of every worker over its own shards in a round; 3 by default, 1 if there are more features than rows, or
+        34 M entries or more. With workers only.
     worker_timeout : float, optional
         Seconds without a response of a worker, after which others take over its shards; with workers only.
     threads : int, optional
