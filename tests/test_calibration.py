@@ -94,6 +94,7 @@ def test_what_cannot_be_calibrated_is_refused_by_name(tmp_path: Path, options):
         ("letter.scale", "squared_hinge"),
         ("a9a", "hinge"),
         ("ijcnn1", "hinge"),
+        ("letter.scale", "hinge"),
     ],
 )
 def test_probabilities_are_as_good_as_scikit_learns(
@@ -106,8 +107,10 @@ def test_probabilities_are_as_good_as_scikit_learns(
     found = evaluate(test_path, tmp_path / "run")["brier_score"]
     (x, y), (x_test, y_test) = (_libsvm_rows(path) for path in (train_path, test_path))
     x_test.resize(x_test.shape[0], x.shape[1])
+    # the optimum of many classes of letter by hinge is 0: what an unfinished training makes of them has a score of its own
+    tol = 1e-8 if (name, loss) == ("letter.scale", "hinge") else 1e-4
     peer = calibration.CalibratedClassifierCV(
-        svm.LinearSVC(loss=loss, dual=True, max_iter=20_000), method="sigmoid", cv=5
+        svm.LinearSVC(loss=loss, dual=True, max_iter=20_000, tol=tol), method="sigmoid", cv=5
     )
     probabilities = peer.fit(x, y).predict_proba(x_test)
     expected = np.eye(peer.classes_.size)[np.searchsorted(peer.classes_, y_test)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from streamcd.cluster.block_steps import (
     newton_step,
     quadratic_step,
 )
+from streamcd.cluster.dask_engine import open_client
 from streamcd.cluster.engines import SerialEngine, Simulation, WorkersLost
 from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.core.progress import Listener
@@ -478,6 +481,43 @@ def test_a_worker_that_comes_late_is_used_and_one_that_leaves_is_not_missed(
     assert result.converged
 
 
+class _Answer:
+    """A future that ends between the first and the second look at it."""
+
+    def __init__(self) -> None:
+        self.looks = iter(["pending"])
+
+    @property
+    def status(self) -> str:
+        return next(self.looks, "finished")
+
+    def result(self) -> str:
+        return ""
+
+
+class _OneWorker:
+    """A client of a scheduler with one worker."""
+
+    status, asynchronous, scheduler = "running", False, SimpleNamespace(ncores=None)
+
+    def subscribe_topic(self, topic: str, handler: Any) -> None: ...
+
+    def sync(self, *_: Any, **__: Any) -> dict[str, int]:
+        return {"worker": 1}
+
+    def submit(self, *_: Any, **__: Any) -> _Answer:
+        return _Answer()
+
+
+def test_a_worker_that_has_imported_streamcd_is_not_refused_before_it_is_asked() -> None:
+    from streamcd.cluster.dask_engine import DaskEngine
+
+    spec: Any = SimpleNamespace(folder="run/dual", seed=0)
+    engine = DaskEngine(_OneWorker(), spec, np.ones(2), Listener(), 1.0, "run")
+    looks = [engine._admitted() for _ in range(3)]
+    assert looks == [([], ["worker"]), ([], ["worker"]), (["worker"], [])]
+
+
 def test_errors_of_workers_are_told_in_one_line(client: Any, tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "data", random_rows(), n_chunks=6, n_shards=3)
     entries = dataset.path / dataset.manifest["parts"][1]["entries"]
@@ -642,8 +682,6 @@ def test_local_workers_are_reached_from_this_machine_only_and_answer_no_browser(
 
     import psutil
 
-    from streamcd.cluster.dask_engine import open_client
-
     def listening() -> set[Any]:
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
         found = [each for process in processes for each in process.net_connections("inet")]
@@ -716,8 +754,6 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Path) -> None:
     """One of three processes is killed at a random moment of a round; dask starts another."""
-    from streamcd.cluster.dask_engine import open_client
-
     text = str(real_data("imdb.bigram.tfidf"))
     data = streamcd.convert(text, tmp_path / "imdb", shard_size="4.5MB", chunk_size="250KB")
     calm = streamcd.train(data, tmp_path / "calm", loss="log_loss", tol=1e-4, client=Simulation(3))
@@ -745,8 +781,6 @@ def test_a_killed_worker_changes_nothing(seed: int, real_data: Any, tmp_path: Pa
 @pytest.mark.slow
 def test_five_kills_in_one_run_change_nothing(tmp_path: Path) -> None:
     """One of three processes is killed at a random moment, five times; dask starts others."""
-    from streamcd.cluster.dask_engine import open_client
-
     data = write_dataset(tmp_path / "data", random_rows(3000, 40, seed=5), n_chunks=48, n_shards=12)
     # without acceleration, where a dual that falls would show a round that was applied wrongly
     options: dict[str, Any] = {"loss": "hinge", "tol": 1e-3, "max_passes": 30_000, "acceleration": "none"}
@@ -783,8 +817,6 @@ def test_workers_without_streamcd_or_with_another_are_told_and_not_used(
     commands: _Commands, data: Dataset, tmp_path: Path
 ) -> None:
     """One without it used to end as soon as it was asked, and the training waited for workers for minutes."""
-    from streamcd.cluster.dask_engine import open_client
-
     none, other = tmp_path / "none" / "streamcd", tmp_path / "other" / "streamcd"
     none.mkdir(parents=True)
     (none / "__init__.py").write_text("raise ImportError('no streamcd here')\n")
@@ -824,7 +856,7 @@ class _Commands:
 
     def start_scheduler(self) -> tuple[subprocess.Popen[bytes], str]:
         file = self.folder / f"scheduler-{len(self.processes)}.json"
-        process = self._start(
+        process = self.start(
             "scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", file, "--no-dashboard"
         )
         deadline = time.monotonic() + 60
@@ -834,9 +866,9 @@ class _Commands:
 
     def start_worker(self, address: str, package: Path = ROOT) -> subprocess.Popen[bytes]:
         options = "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"
-        return self._start("worker", address, *options, package=package)
+        return self.start("worker", address, *options, package=package)
 
-    def _start(self, *arguments: Any, package: Path = ROOT) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: Any, package: Path = ROOT) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", "dask", *map(str, arguments)],
             stdout=subprocess.DEVNULL,
@@ -861,6 +893,41 @@ def commands(tmp_path: Path) -> Iterator[_Commands]:
     made.stop()
 
 
+@pytest.mark.slow
+def test_the_examples_of_the_documentation_run_on_three_workers(
+    commands: _Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/shared` is a folder here, and what is trained there is what the first example has made."""
+    from test_docs import examples
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shared").mkdir()
+    used = []
+    for _, text in examples("cluster.md"):
+        text = text.replace("tcp://127.0.0.1:8786", commands.address).replace(
+            "tcp://HOST:8786", commands.address
+        )
+        for line in text.replace("/shared", "shared").splitlines():
+            program, *arguments = shlex.split(line, comments=True)
+            if arguments[0] == "worker" and not used:
+                for _ in range(3):
+                    commands.start(*arguments, "--no-nanny", "--no-dashboard")
+                with open_client(commands.address, 0) as client:
+                    client.wait_for_workers(3)
+            elif program == "streamcd":
+                process = _train_command(*arguments)
+                _, errors = process.communicate(timeout=120)
+                assert process.returncode == 0, (line, errors)
+                used += [record["workers"] for run in ("run", "shared/run") for record in _log_or_none(run)]
+        if not (tmp_path / "shared" / "data").exists():
+            shutil.copytree("data", "shared/data")
+    assert set(used) == {3}
+
+
+def _log_or_none(run: str) -> list[dict[str, Any]]:
+    return log(Path(run)) if Path(run, "log.jsonl").exists() else []
+
+
 def _train_command(*arguments: Any) -> Forked:
     return Forked(["-m", "streamcd", *arguments], stdout=PIPE, stderr=PIPE)
 
@@ -882,7 +949,6 @@ def test_a_worker_stays_within_its_memory_on_data_that_it_has_to_stream(
 ) -> None:
     """Four times as many entries for each as its windows hold."""
     from streamcd.cli.synthetic import write_text_like
-    from streamcd.cluster.dask_engine import open_client
     from streamcd.core.memory_budget import peak_memory_bytes
 
     write_text_like(tmp_path / "text", n_rows=250_000, n_features=50_000, entries_per_row=90, seed=0)

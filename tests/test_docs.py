@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 NOT_HERE = {"cluster.md", "remote.md"}
-"""Pages whose commands need other machines; those of `remote.md` are run by `test_remote`, which has a server."""
+"""Pages whose commands need more processes; `test_cluster` runs them with a scheduler, `test_remote` with a server."""
 
 PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 

@@ -306,7 +306,7 @@ def test_only_the_command_line_prints() -> None:
     assert not printing, "\n".join(printing)
 
 
-def test_training_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
+def test_conversion_and_training_load_none_of_the_heavy_libraries(tmp_path: Path) -> None:
     """Each takes tens of megabytes of the user's budget; pyarrow's `to_numpy` loads pandas where it is installed."""
     heavy = ["sklearn", "dask", "distributed", "pandas", "matplotlib", "rich", "click"]
     for name in heavy:  # stands before what may be installed; is seen by whoever tries it
@@ -315,8 +315,11 @@ def test_training_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
             f"print('loaded {name}')\nraise ImportError('a decoy')\n"
         )
     dataset = write_dataset(tmp_path / "data", random_rows())
+    (tmp_path / "text").write_text("1 1:1\n0 2:1\n")
     code = (
         "import sys, streamcd\n"
+        f"streamcd.convert({str(tmp_path / 'text')!r}, {str(tmp_path / 'converted')!r})\n"
+        "assert 'scipy.linalg' not in sys.modules\n"  # numba loads it for some of numpy's functions in a kernel: 0.3 s
         f"streamcd.train({str(dataset.path)!r}, {str(tmp_path / 'run')!r}, max_passes=2)\n"
         "print('done', *sorted(name for name in sys.modules if name.startswith('scipy.')))\n"
     )

@@ -35,9 +35,12 @@ from streamcd.conversion.byte_sources import LEAST_RANGE_BYTES, share_out
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
 from streamcd.core.locks import release_lock, take_lock
+from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.range_cache import Cache, _counted
 from streamcd.core.storage import Url, location, open_bytes
 from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.stream.arenas import RowLayout
+from streamcd.stream.memory_plan import make_plan, plan_shards
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto")
@@ -464,6 +467,7 @@ def test_a_killed_training_from_a_bucket_resumes_to_the_bits_of_a_local_run(
 
 
 @pytest.mark.usefixtures("lend")
+@pytest.mark.usefixtures("lend")
 def test_predictions_and_evaluations_of_a_bucket_are_those_of_the_disk(
     server: Server, local: Dataset, remote: str, text: bytes, tmp_path: Path
 ) -> None:
@@ -504,23 +508,61 @@ def test_a_search_in_a_bucket_gives_the_bits_of_the_disk(
     server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
     for name, data in (("near", local.path), ("far", remote)):
-        streamcd.tune(data, tmp_path / name, C=[0.1, 1], cv=3, max_passes=4)
+        streamcd.tune(data, tmp_path / name, C=[0.1, 1], cv=2, max_passes=2)
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
 
 
+def test_windows_from_a_bucket_are_those_of_the_disk_with_the_memory_of_reading_urls_added(
+    local: Dataset, remote: str
+) -> None:
+    """Windows decide about the bits of a result; the plans of a process and of a worker's shards alike."""
+    far, seen = open_dataset(remote), set()
+
+    def plans(dataset: Dataset, budget: int) -> list[Any]:
+        found: list[Any] = [plan_shards(dataset, budget, RowLayout(2, 1), {}, 2)]
+        with contextlib.suppress(UsageError):
+            found.append(make_plan(dataset, budget, RowLayout(2, 1), {}))
+        return found
+
+    for budget in range(RESERVED_BYTES, RESERVED_BYTES + 4_000_000, 20_000):
+        near = plans(local, budget)
+        assert plans(far, budget + storage.DATASET_BYTES) == near
+        seen |= {type(near[0]), *(plan.resident for plan in near[1:])}
+    assert len(seen) == 4  # shards kept and not, all data kept and not
+
+
 @pytest.mark.slow
-def test_workers_train_from_a_bucket_to_the_optimum_of_the_disk(
+def test_workers_train_from_a_bucket_to_the_bits_of_the_disk_and_the_optimum(
     server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
     """They share a cache, and take the credentials from the environment: no file of a run holds them."""
-    near = streamcd.train(local, tmp_path / "near", tol=1e-5)
-    far = streamcd.train(
-        remote, tmp_path / "far", tol=1e-5, workers=2, memory="2GB", cache=tmp_path / "cache"
-    )
+    alone = streamcd.train(local, tmp_path / "alone", tol=1e-5)
+    options: dict[str, Any] = {"tol": 1e-5, "workers": 2, "memory": "2GB"}
+    streamcd.train(local, tmp_path / "near", **options)
+    far = streamcd.train(remote, tmp_path / "far", cache=tmp_path / "cache", **options)
+    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
     assert far.converged
-    assert far.primal_objective == pytest.approx(near.primal_objective, rel=2e-5)
+    assert far.primal_objective == pytest.approx(alone.primal_objective, rel=2e-5)
     assert list((tmp_path / "cache").glob("*/entries-part-*"))
     assert not any(b"secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_workers_of_a_scheduler_train_from_a_bucket_to_the_bits_of_the_disk(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    """Processes of a dask cluster, by its address; stopped after some rounds and resumed."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None
+    ) as cluster:
+        options: dict[str, Any] = {"scheduler": cluster.scheduler_address, "memory": "1GB", "tol": 1e-6}
+        for name, data in (("near", local.path), ("far", remote)):
+            streamcd.train(data, tmp_path / name, max_passes=12, **options)
+            assert streamcd.resume(
+                tmp_path / name, scheduler=cluster.scheduler_address, max_passes=1000
+            ).converged
+    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -648,16 +690,17 @@ def names(server: Server, folder: str) -> set[str]:
     return {entry["Key"].removeprefix(f"{folder}/") for entry in found}
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize(
     ("workers", "options"), [(1, {}), (2, {"memory": "3GB"}), (1, {"scale": "standard", "columns": True})]
 )
 def test_a_conversion_to_a_bucket_gives_the_dataset_of_the_disk(
     server: Server, text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, options: Any
 ) -> None:
-    (tmp_path / "text").write_bytes(text)
+    (tmp_path / "text").write_bytes(b"".join(text.splitlines(keepends=True)[:1200]))
     with_columns = options.pop("columns", False)
-    options = {"shard_size": "500kB", "chunk_size": "100kB", "workers": workers, "memory": "2GB", **options}
-    monkeypatch.setattr(storage, "_UPLOAD_BYTES", 1 << 17)  # so that files come in several blocks
+    options = {"shard_size": "200kB", "chunk_size": "40kB", "workers": workers, "memory": "2GB", **options}
+    monkeypatch.setattr(storage, "_UPLOAD_BYTES", 1 << 16)  # so that files come in several blocks
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     made = {}
     for name in ("near", f"{BUCKET}/made-{workers}-{len(options)}"):

@@ -77,9 +77,16 @@ def test_a_validation_set_is_drawn_and_evaluated(run: Path, tmp_path: Path) -> N
 
 def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(80, 8, seed=1))
-    tune(data, tmp_path / "run", C=[0.1, 1.0], cv=2, max_passes=30)
-    write_report(tmp_path / "run", tmp_path / "r.html")
-    assert "Largest weights" in (tmp_path / "r.html").read_text()
+    found = tune(data, tmp_path / "run", C=[0.1, 1.0], cv=2, max_passes=30)
+    write_report(tmp_path / "run", tmp_path / "r.html", images=tmp_path / "png")
+    page = (tmp_path / "r.html").read_text()
+    assert "Largest weights" in page
+    for C, scores in found.scores.items():
+        assert f"<td>{C}</td><td>{scores['mean']:.4f}</td>" in page
+    assert (tmp_path / "png" / "search.png").exists()
+    (tmp_path / "run" / "scores.json").write_text('{"scores": [0.1]}')
+    with pytest.raises(StreamcdError, match=r"scores\.json: damaged"):
+        write_report(tmp_path / "run", tmp_path / "r.html", force=True)
 
 
 def test_text_of_others_is_escaped() -> None:

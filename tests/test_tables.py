@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ import streamcd
 from streamcd.cli.output import describe_dataset
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
-from streamcd.dataset.arrow_columns import arrow_strings, strings_of
+from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
 from streamcd.dataset.diagnostics import advice
 from streamcd.kernels.tables import count_records, last_record_end
 from streamcd.models.table_encoder import StringTable
@@ -243,6 +244,25 @@ def test_lists_are_sparse_rows(tmp_path: Path) -> None:
     assert (made.index_base, made.n_features, made.manifest["n_explicit_zeros"]) == (1, 3, 1)
 
 
+def test_list_views_are_lists() -> None:
+    lists = pa.array([[9], [1, 2], [], [3]], pa.list_view(pa.int32()))[
+        1:
+    ]  # pyarrow casts the empty one to nonsense
+    starts, elements = lists_of(lists, "i")
+    assert starts.tolist() == [0, 2, 2, 3]
+    assert elements.to_pylist() == [1, 2, 3]
+
+
+def test_labels_that_are_measurements_are_no_classes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pa.table({"x": rng.random(70_000), "y": rng.random(70_000)})
+    data = streamcd.convert(write_table(table, tmp_path / "t.parquet"), tmp_path / "out", label="y")
+    with pytest.raises(
+        StreamcdError, match="at most 65,536 classes, found labels of more values; measurements"
+    ):
+        streamcd.train(data, tmp_path / "run")
+
+
 def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,yes\n2,yes\n")
     dataset = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
@@ -280,6 +300,7 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
         ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected as label, weight or feature alone"),
         ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected as label, weight or feature"),
         ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column 'w': expected as label, wei"),
+        ("a,y\n\xe9,1\n", {"label": "y"}, r"found 'a' \(text not in UTF-8\); write the file in UTF-8; or leave"),
         ("1,0.5,2\n0,1,2\n", {"label": "y"}, r"t\.csv:1: expected the names of the columns, found numbers"),
         ("a,y\n1,\n", {"label": "y"}, r"t\.csv:2: column 'y': expected a label, found None; correct"),
         ("a,y\ninf,1\n", {"label": "y"}, "column 'a': expected a finite value, found inf"),
@@ -293,7 +314,7 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
 def test_a_hostile_table_gets_one_clear_line(
     tmp_path: Path, text: str, options: dict[str, Any], message: str
 ) -> None:
-    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.csv").write_text(text, "latin-1")
     with pytest.raises(StreamcdError, match=message) as raised:
         streamcd.convert(tmp_path / "t.csv", tmp_path / "out", **options)
     assert "\n" not in str(raised.value)
@@ -346,7 +367,8 @@ def test_strings_that_are_no_utf_8_are_refused_in_a_parquet_file(tmp_path: Path)
 
 @pytest.mark.usefixtures("lend")
 def test_a_wrong_type_far_down_is_named_with_its_line(tmp_path: Path) -> None:
-    lines = ["x,y", *(f"{k},{k % 2}" for k in range(300_000)), "abc,1"]
+    # the label comes first: it was called the wrong column, since it is the last of those that are read
+    lines = ["y,x", *(f"{k % 2},{k}" for k in range(300_000)), "1,abc"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     for workers in (1, 2):
         with pytest.raises(StreamcdError, match=r"t\.csv:300002: column 'x': expected a number.*found 'abc'"):
@@ -369,6 +391,58 @@ def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:
     pa.parquet.write_table(table, path, use_dictionary=False, compression="zstd", row_group_size=n)
     with pytest.raises(StreamcdError, match=r"column 'x': expected at most .* to decompress at a time"):
         streamcd.convert(path, tmp_path / "out", label="y", memory="340MB")
+
+
+@pytest.mark.parametrize("n_rows", [3, 50_000])  # one row has nearly all elements, of few or of many rows
+def test_lists_that_explode_are_refused(tmp_path: Path, n_rows: int) -> None:
+    # 400 bytes became 960 MB: dictionary pages of runs are as small decompressed
+    elements, path = 4_000_000, tmp_path / "bomb.parquet"
+    ends = np.concatenate([[0], np.arange(elements, elements + n_rows)]).astype(np.int32)
+    index, value = (pa.array(np.ones(ends[-1], kind)) for kind in (np.int32, np.float32))
+    lists = {"i": pa.ListArray.from_arrays(ends, index), "v": pa.ListArray.from_arrays(ends, value)}
+    pa.parquet.write_table(pa.table({"y": np.arange(n_rows) % 2, **lists}), path, compression="zstd")
+    with pytest.raises(
+        StreamcdError, match=r"'i.list.element' and 'v.list.element': expected at most .* that become 6"
+    ):
+        streamcd.convert(path, tmp_path / "out", label="y", features="i:v", memory="340MB")
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_strings_of_newer_encodings_are_read(tmp_path: Path, encoding: str) -> None:
+    # pyarrow cannot read these as dictionaries: the files were called damaged
+    table = pa.table({"c": [f"category {k % 50}" for k in range(1000)], "y": np.arange(1000) % 2})
+    write_table(table, tmp_path / "usual.parquet")
+    encodings = {"c": encoding, "y": "PLAIN"}
+    pa.parquet.write_table(table, tmp_path / "new.parquet", use_dictionary=False, column_encoding=encodings)
+    made = [
+        streamcd.convert(tmp_path / f"{name}.parquet", tmp_path / name, label="y")
+        for name in ("usual", "new")
+    ]
+    assert made[0].fingerprint == made[1].fingerprint
+
+
+def test_long_strings_of_one_prefix_are_refused(tmp_path: Path) -> None:
+    n, path = 100, tmp_path / "bomb.parquet"
+    table = pa.table({"c": [f"{'x' * 500_000}{k}" for k in range(n)], "y": np.arange(n) % 2})
+    encodings = {"c": "DELTA_BYTE_ARRAY", "y": "PLAIN"}
+    pa.parquet.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encodings)
+    assert path.stat().st_size < 2_000_000
+    with pytest.raises(
+        StreamcdError, match=r"expected rows that fit in .*, found some of 500 kB each, decoded"
+    ):
+        streamcd.convert(path, tmp_path / "out", label="y", memory="340MB")
+
+
+def test_the_open_pages_of_many_columns_are_counted(tmp_path: Path) -> None:
+    # 200 columns took 736 MB of 400: a page of each is open, compressed and not, beside its dictionary
+    n, path = 100_000, tmp_path / "wide.parquet"
+    columns = {f"c{k}": np.random.default_rng(k).random(n) for k in range(50)}
+    pa.parquet.write_table(pa.table({**columns, "y": np.arange(n) % 2}), path)
+    with pytest.raises(StreamcdError, match=r"\+ 118 MB columns being read = 44. MB needed"):
+        streamcd.convert(path, tmp_path / "out", label="y", memory="400MB")
+    data = streamcd.convert(path, tmp_path / "out", label="y", features="c0,c1", memory="400MB")
+    run = streamcd.train(data, tmp_path / "run", memory="400MB", tol=0.1)
+    assert streamcd.predict(path, run.model, tmp_path / "p.parquet", memory="400MB")["n_rows"] == n
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
@@ -475,13 +549,36 @@ def test_null_strings_stay_null() -> None:
     assert len(arrow_strings([])) == 0
 
 
-def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
-    (tmp_path / "t.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-    with pytest.raises(StreamcdError, match=r"found HDF5; write it as one of these"):
-        streamcd.convert(tmp_path / "t.h5", tmp_path / "out")
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5"),
+        (pickle.dumps([1, 2]), "a pickle"),
+        ("a,y\n1,2\n".encode("utf-16"), "text in UTF-16"),
+        (b'[{"a": 1, "y": 2}]', "JSON"),
+        (b'{"a": 1, "y": 2}\n', "JSON"),
+        (b"@RELATION r\n@ATTRIBUTE a NUMERIC\n@DATA\n1,2\n", "ARFF"),
+        (b"<!doctype html><table>", "HTML or XML"),
+        (
+            b"PK\x03\x04" + bytes(22) + b"\x0f\0\0\0xl/workbook.xml" + bytes(99),
+            "a ZIP archive, as Excel's workbooks are",
+        ),
+    ],
+)
+def test_formats_that_are_not_read_are_named(tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / "data").write_bytes(content)
+    with pytest.raises(StreamcdError, match=rf"found {name}; write it as one of these"):
+        streamcd.convert(tmp_path / "data", tmp_path / "out", label="y")
+
+
+def test_damaged_and_compressed_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(50))
     with pytest.raises(StreamcdError, match="expected a whole file of its format, found a damaged one"):
         streamcd.convert(tmp_path / "t.parquet", tmp_path / "out", label="y")
+
+    (tmp_path / "t.parquet.gz").write_bytes(gzip.compress(b"PAR1" + bytes(50)))
+    with pytest.raises(StreamcdError, match=r"expected a plain parquet file .* decompress"):
+        streamcd.convert(tmp_path / "t.parquet.gz", tmp_path / "out", label="y")
 
 
 def test_a_file_in_place_of_a_dataset_is_told_its_conversion(tmp_path: Path) -> None:

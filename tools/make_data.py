@@ -1,13 +1,13 @@
 """Make data of any size, by name and seed, as libsvm text or straight as a dataset.
 
-    python tools/make_data.py text --rows 1000000 --features 300000 --entries 100 big.dataset
-    python tools/make_data.py text --rows 100000 --features 50000 --entries 60 small.txt --as text
-    python tools/make_data.py clicks --rows 1000000 --fields 30 --values 5000000 clicks.dataset
+    python -m tools.make_data text --rows 1000000 --features 300000 --entries 100 big.dataset
+    python -m tools.make_data text --rows 100000 --features 50000 --entries 60 small.txt --as text
+    python -m tools.make_data clicks --rows 1000000 --fields 30 --values 5000000 clicks.dataset
 
 A preset is a kind of data with default sizes: text-65m, classes-105 and short-rows stand in for sets that cannot be
 redistributed; clicks-400k is the set of the acceleration suite.
 
-    python tools/make_data.py clicks-400k clicks.dataset
+    python -m tools.make_data clicks-400k clicks.dataset
 
 Rows are made block by block, so memory does not grow with their number.
 """

@@ -36,6 +36,8 @@ class Hardware:
         Of the data set.
     disk : float
         Bytes a second that a worker reads, alone (not shared by all).
+    entry_bytes : float
+        Bytes of an entry in the files: 8 where they do not compress, 3 to 4 for categories.
     rate : float
         Entries a second that a worker trains on, once they are in memory.
     memory : float
@@ -49,6 +51,7 @@ class Hardware:
     n_entries: float = 1e10
     n_features: float = 1e7
     disk: float = 5e8
+    entry_bytes: float = 8.0
     rate: float = 1.5e8
     memory: float = 1.6e10
     bandwidth: float = 1.25e9
@@ -58,7 +61,7 @@ class Hardware:
 def round_seconds(hardware: Hardware, n_workers: int, passes: float, arriving: float) -> tuple[float, float]:
     """Seconds of work, and of overhead, of a round with `passes` local passes; `arriving` is the share of new shards."""
     entries = hardware.n_entries / n_workers
-    train_seconds, read_seconds = entries / hardware.rate, 8 * entries / hardware.disk
+    train_seconds, read_seconds = entries / hardware.rate, hardware.entry_bytes * entries / hardware.disk
     reads = arriving if 8 * entries <= hardware.memory else passes
     # reading and training overlap
     work = reads * max(train_seconds, read_seconds) + (passes - reads) * train_seconds
@@ -189,6 +192,12 @@ def draw(hardware: Hardware, measured: list[dict[str, Any]], path: str) -> None:
 @click.option("--local-passes", help="One or several, separated by commas; by default as in 'train'.")
 @click.option("--tol", type=float, default=1e-2, show_default=True)
 @click.option("--max-passes", type=int, default=1000, show_default=True)
+@click.option("--entries", default=Hardware.n_entries, show_default=True, help="Of the data set modelled.")
+@click.option("--features", default=Hardware.n_features, show_default=True, help="Of the data set modelled.")
+@click.option(
+    "--entry-bytes", default=Hardware.entry_bytes, show_default=True, help="Of an entry in the files."
+)
+@click.option("--rate", default=Hardware.rate, show_default=True, help="Entries/s that a worker trains on.")
 @click.option("-o", "out", help="JSON file for the measurements, which can be a source later.")
 @click.option("--plot", help="File for the plot.")
 def main(
@@ -198,6 +207,10 @@ def main(
     local_passes: str | None,
     tol: float,
     max_passes: int,
+    entries: float,
+    features: float,
+    entry_bytes: float,
+    rate: float,
     out: str | None,
     plot: str | None,
 ) -> None:
@@ -218,9 +231,10 @@ def main(
                 measured += measure(source, loss, numbers, passes, tol, max_passes)
     if out:
         Path(out).write_text(json.dumps(measured, indent=1) + "\n")
-    click.echo(table(Hardware(), measured))
+    hardware = Hardware(n_entries=entries, n_features=features, entry_bytes=entry_bytes, rate=rate)
+    click.echo(table(hardware, measured))
     if plot:
-        draw(Hardware(), measured, plot)
+        draw(hardware, measured, plot)
 
 
 if __name__ == "__main__":

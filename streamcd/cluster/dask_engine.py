@@ -42,6 +42,9 @@ _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between queries of the scheduler's list of workers
 _ANSWER_SECONDS = 30.0  # for the scheduler to answer
 _DASHBOARD_SECONDS = 5.0  # for its web page to answer
+_MORE_SHARDS = (
+    "'streamcd convert' with a smaller --shard-size makes more, as many as there are chunks (--chunk-size)"
+)
 
 
 class DaskEngine:
@@ -285,15 +288,12 @@ class DaskEngine:
         shards = f"{n_shards:,} shard{'s' * (n_shards != 1)} on {n_owners} worker{'s' * (n_owners != 1)}"
         idle = n_workers - len(self._owners)
         if idle:
-            self.listener.warning(
-                f"{shards}: nothing to do for {idle} more; 'streamcd convert' with a smaller --shard-size makes more shards"
-            )
+            self.listener.warning(f"{shards}: nothing to do for {idle} more; {_MORE_SHARDS}")
         else:
             self.listener.message(shards)
         if len(self._owners) > 1 and self.n_shards < 2 * len(self._owners):
             self.listener.warning(
-                f"{shards}: with fewer than two for each they cannot be reassigned, and rounds are many; "
-                "'streamcd convert' with a smaller --shard-size makes more"
+                f"{shards}: with fewer than two for each they cannot be reassigned, and rounds are many; {_MORE_SHARDS}"
             )
 
     def _admitted(self) -> tuple[list[str], list[str]]:
@@ -305,8 +305,8 @@ class DaskEngine:
                 continue
             if name in self._accepted:
                 admitted.append(name)
-            elif future.status == "pending":
-                pending.append(name)
+            elif future.status == "pending" or (name not in self._asked and future.status == "finished"):
+                pending.append(name)  # its import may have ended since newcomers were asked: no answer yet
             elif self._accept(name, future):
                 admitted.append(name)
         return admitted, pending

@@ -188,13 +188,20 @@ def convert(
             "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
         )
         options = replace(options, workers=1)
-    plan = _plan(options, any(map(is_url, paths)))
-    reading = _reading(options, plan)
-    if from_files:
-        source = open_source(paths, roots, format, reading, options.columns)
-    else:
-        source = open_data(sources, reading, options.columns)
+    urls = any(map(is_url, paths))
+    plan = _plan(options, urls)
+
+    def opened(plan: Plan) -> Source:
+        reading = _reading(options, plan)
+        if from_files:
+            return open_source(paths, roots, format, reading, options.columns)
+        return open_data(sources, reading, options.columns)
+
+    source = opened(plan)
     _check_source(options, source)
+    if source.held_bytes:
+        plan = _plan(options, urls, source.held_bytes)
+        source = opened(plan)
     with (
         _workplace(options) as (work, publication),
         open_pool(options.workers, listener, Conversion.__module__) as pool,
@@ -347,7 +354,7 @@ def _has_content(path: Path) -> bool:
     return not path.is_dir() or any(path.iterdir())
 
 
-def _plan(options: Options, reads_urls: bool) -> Plan:
+def _plan(options: Options, reads_urls: bool, held_bytes: int = 0) -> Plan:
     """Divide the memory: each share is a fraction of what is left after the interpreter and the writer."""
     uploads = isinstance(options.dest, Url)
     client = {
@@ -359,6 +366,7 @@ def _plan(options: Options, reads_urls: bool) -> Plan:
         "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
         "chunks being made": 3 * options.chunk_bytes,  # while others are written
         "blocks being read": _LEAST_BYTES,
+        "columns being read": held_bytes,
         **client,
         "scales of the features": 2 * _scales_in_memory(options.like),  # as stored, and as used
     }

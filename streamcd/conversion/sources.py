@@ -122,6 +122,10 @@ class Source(Reader, Protocol):
     def of_indices(self) -> bool:
         """True where features are numbered by indices in the data."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that reading holds all the time, besides blocks and batches."""
+
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         """Estimate the bytes of some pieces as text; None if unknown."""
 
@@ -176,6 +180,10 @@ class ReaderSource:
     reader: Any
 
     @property
+    def held_bytes(self) -> int:
+        return 0
+
+    @property
     def paths(self) -> list[str]:
         return self.reader.paths
 
@@ -204,6 +212,7 @@ class LibsvmSource(TextReader):
     form: Any  # a `libsvm.LibsvmFormat`
 
     what = "rows of libsvm text"
+    held_bytes = 0
     encoding = None
     grows = False
     names_labels = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -41,6 +42,9 @@ class TableReader(Reader, Protocol):
 
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         """Estimate the decoded bytes of some pieces."""
+
+    def held_bytes(self, types: dict[str, str]) -> int:
+        """Estimate the bytes that reading the columns of `types` holds all the time, besides batches."""
 
     def types(self) -> dict[str, str]:
         """Return the columns with their types (`arrow_columns.type_name`)."""
@@ -148,6 +152,7 @@ def _column(feature: str, types: dict[str, str], options: TableOptions, name: st
 _ADVICE = {
     "boolean": "make a boolean 0 and 1, or a string",
     "time": "make numbers of a time, such as days or seconds",
+    "text not in UTF-8": "write the file in UTF-8",
     "list": "name a column of indices and one of values with --features INDICES:VALUES",
 }
 
@@ -194,8 +199,8 @@ def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def distinct_names(names: Sequence[str], where: str) -> list[str]:
     """Refuse duplicate names of columns."""
-    for name in names:
-        if list(names).count(name) > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise DataError(f"{where}: expected every column's name once, found {name!r} twice; rename one")
     return list(names)
 
@@ -242,6 +247,10 @@ class TableSource(ReaderSource):
     @property
     def of_indices(self) -> bool:
         return self.encoding.sparse is not None and len(self.encoding.columns) == 1
+
+    @property
+    def held_bytes(self) -> int:
+        return self.reader.held_bytes(self.table_types)
 
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         return self.reader.expected_bytes(pieces)
@@ -346,8 +355,8 @@ class _Labels:
             raise DataError(
                 f"{batch.message(0)}: column {self._name!r}: expected numbers as labels, as elsewhere, found {array.type}"
             )
-        bad = np.isinf(label) | (np.isnan(label) & self._source.needs_label)
-        if bad.any():
+        good = np.isfinite(label)
+        if not good.all() and (bad := ~good & (np.isinf(label) | self._source.needs_label)).any():
             row = int(np.flatnonzero(bad)[0])
             raise DataError(
                 f"{batch.message(row)}: column {self._name!r}: expected a label, found {array[row].as_py()}; "
@@ -364,7 +373,9 @@ class _Labels:
         values, places = found
         if self._dictionary is None or not self._dictionary[0].equals(values):
             self._dictionary = values, np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
-        return self._dictionary[1][places]
+        label = np.empty(len(places))
+        kernels.take_codes(self._dictionary[1], places, label)
+        return label
 
     def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
         codes = self._table.number(0, strings, valid, adds, self._name)

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import numpy as np
@@ -33,6 +33,7 @@ from .byte_sources import (
     read_blocks,
     read_head,
 )
+from .delimited import PlainColumns
 from .sources import Counted, FilePart, FileReader, TextReader, locator
 from .table_rows import TableBatch, column_types, distinct_names
 
@@ -43,6 +44,8 @@ _QUOTE = ord('"')
 _NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 _LEAST_BATCH_ROWS, _MOST_BATCH_ROWS = 1 << 8, 1 << 16
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
+_PAGE_BYTES = 1 << 20  # of writers' pages, by default
+_PREFIXED_ROWS = 64  # at a time of strings that share prefixes: no figure of the file tells how long they are
 _MOST_EXPANSION = 100  # of a column chunk of Parquet that is larger than the memory for it
 _CELL_BYTES = 8  # of text, about, that a cell of a table would be
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -76,6 +79,9 @@ class CsvReader(TextReader):
                 n_rows, n_lines, quoted = n_rows + rows, n_lines + lines, quoted or odd
         return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
 
+    def held_bytes(self, types: dict[str, str]) -> int:
+        return 0
+
     def types(self) -> dict[str, str]:
         sample, text = read_head(self.all_of(self.paths[0]), SAMPLE_BYTES, self.decoder_bytes)
         is_cut = max(len(sample), len(text)) >= SAMPLE_BYTES
@@ -85,7 +91,8 @@ class CsvReader(TextReader):
             return dict.fromkeys(names, "nothing")
         buffer = pa.py_buffer(text[start : end or len(text)])
         table = self._read(buffer, names, _convert_options(), _at_lines(display_name(self.paths[0]), 1))
-        return column_types(table.schema, "")
+        types = column_types(table.schema, "")
+        return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
     def _header(self, path: str) -> tuple[list[str], int]:
         """Return the names in the first line, and its end."""
@@ -131,6 +138,7 @@ class CsvReader(TextReader):
             wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
             chosen = [name for name in wanted if name in names]
             options = _convert_options(column_types=wanted, include_columns=chosen)
+            plain = PlainColumns(names, {name: wanted[name] for name in chosen}, _NULLS, self.delimiter)
             line = first_line if piece is pieces[0] else 0
             blocks = read_blocks(
                 [piece], self.block_bytes, self.max_line_bytes, self.decoder_bytes, _last_record_end
@@ -140,11 +148,12 @@ class CsvReader(TextReader):
                     start = max(header_end, block.start) if block.first else block.start
                     skipped = block.first and 1
                     message = _at_lines(block.name, line + skipped)
-                    if table := self._block(block, start, names, options, message):
+                    n_lines = int(np.count_nonzero(block.as_array()[block.start : block.stop] == 0x0A))
+                    table = plain.read(block.as_array(), start, block.stop, n_lines)
+                    if table := table or self._block(block, start, names, options, message):
                         for batch in table.to_batches(max_chunksize=_MOST_BATCH_ROWS):
                             yield TableBatch(batch, read_before + block.bytes_read, message)
                             message = _at_lines(block.name, line + skipped + batch.num_rows)
-                    n_lines = int(np.count_nonzero(block.as_array()[block.start : block.stop] == 0x0A))
                     line += n_lines
             read_before += piece.n_bytes if piece.path != "-" else 0
 
@@ -165,7 +174,7 @@ class CsvReader(TextReader):
         except pa.ArrowInvalid as error:
             if self.threaded:  # Arrow's threads do not tell the row
                 return replace(self, threaded=False)._read(buffer, names, options, message)
-            raise DataError(_csv_complaint(str(error), options, message)) from None
+            raise DataError(_csv_complaint(str(error), names, message)) from None
 
 
 def _convert_options(**more: Any) -> Any:
@@ -178,7 +187,7 @@ def _at_lines(name: str, line: int) -> Any:
     return lambda row: f"{name}:{line + row + 1}"
 
 
-def _csv_complaint(error: str, options: Any, message: Any) -> str:
+def _csv_complaint(error: str, names: list[str], message: Any) -> str:
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
     if ragged:
         row, expected, found, text = ragged.groups()
@@ -187,7 +196,6 @@ def _csv_complaint(error: str, options: Any, message: Any) -> str:
     if not bad:
         return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
     column, row, type_, what = bad.groups()
-    names = list(options.include_columns or options.column_types)
     name = names[int(column)] if int(column) < len(names) else column
     expected = "a number, as in its first rows" if type_ == "double" else "text in UTF-8"
     value = what.removeprefix("invalid value ").strip("'")[:40]
@@ -202,7 +210,13 @@ def _csv_complaint(error: str, options: Any, message: Any) -> str:
 
 
 def _rows_at_a_time(memory_bytes: int, row_bytes: float) -> int:
-    return int(min(max(memory_bytes / 8 / row_bytes, _LEAST_BATCH_ROWS), _MOST_BATCH_ROWS))
+    least = min(_LEAST_BATCH_ROWS, max(memory_bytes / row_bytes, 1))
+    return int(min(max(memory_bytes / 8 / row_bytes, least), _MOST_BATCH_ROWS))
+
+
+def _decoded_bytes(chunk: Any) -> int:
+    """Bytes of a column chunk of Parquet when decoded: runs and dictionaries may take next to none in the file."""
+    return int(max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values))
 
 
 class _Refusing:
@@ -279,6 +293,16 @@ class ParquetReader(_WholeFiles):
         n_rows = sum(self._metadata[piece.path].row_group(group).num_rows for group in self._groups(piece))
         return Counted(n_rows, n_rows)
 
+    def held_bytes(self, types: dict[str, str]) -> int:
+        """Bytes of the pages that are open at a time: of every column one, compressed and not, and its dictionary."""
+        most = 0
+        for metadata in self._metadata.values():
+            groups = map(metadata.row_group, range(metadata.num_row_groups))
+            largest = max(groups, key=lambda group: group.total_byte_size, default=None)
+            sizes = [chunk.total_uncompressed_size for chunk in _chunks(largest, types)] if largest else []
+            most = max(most, sum(3 * min(size, 3 * _PAGE_BYTES // 4) for size in sizes))  # as measured
+        return most
+
     def types(self) -> dict[str, str]:
         path = self.paths[0]
         with _Refusing(path):
@@ -308,10 +332,10 @@ class ParquetReader(_WholeFiles):
         metadata = self._metadata[path]
         with _Refusing(path):
             schema = parquet_file(location(path)).schema_arrow
-        distinct_names(schema.names, path)
-        names = [name for name in types if name in schema.names]
-        texts = [name for name in names if types[name] == "string"]
-        batch_rows = self._batch_rows(path, metadata, groups, names)
+        present = set(distinct_names(schema.names, path))
+        names = [name for name in types if name in present]
+        batch_rows = self._batch_rows(path, metadata, groups, types)
+        texts = _dictionary_encoded(metadata, groups, {name for name in names if types[name] == "string"})
         with (
             _Refusing(path),
             parquet_file(
@@ -321,32 +345,46 @@ class ParquetReader(_WholeFiles):
             for batch in file.iter_batches(
                 batch_size=batch_rows, row_groups=list(groups), columns=names, use_threads=False
             ):
+                if batch.nbytes > self.memory_bytes:
+                    self._refuse_rows(path, batch.nbytes / batch.num_rows)
                 batch.validate(full=True)
                 yield batch
 
-    def _batch_rows(self, path: str, metadata: Any, groups: range, names: list[str]) -> int:
-        """Rows to read at a time; refuses column chunks that would be decompressed beyond the memory."""
-        row_bytes = 16.0 * max(len(names), 1)
+    def _refuse_rows(self, path: str, row_bytes: float) -> NoReturn:
+        raise DataError(
+            f"{path}: expected rows that fit in {format_size(self.memory_bytes)} under this memory budget, found some of "
+            f"{format_size(row_bytes)} each, decoded; give a larger --memory"
+        )
+
+    def _batch_rows(self, path: str, metadata: Any, groups: range, types: dict[str, str]) -> int:
+        """Rows to read at a time; refuses row groups that would be decompressed beyond the memory."""
+        row_bytes, prefixed = 16.0, False
         for group in groups:
             found = metadata.row_group(group)
-            wanted = [
-                found.column(k)
-                for k in range(found.num_columns)
-                if found.column(k).path_in_schema.split(".")[0] in names
-            ]
-            for chunk in wanted:
-                large = chunk.total_uncompressed_size > self.memory_bytes
-                if large and chunk.total_uncompressed_size > _MOST_EXPANSION * chunk.total_compressed_size:
-                    raise DataError(
-                        f"{path}, row group {group}: column {chunk.path_in_schema!r}: expected at most "
-                        f"{format_size(self.memory_bytes)} to decompress at a time under this memory budget, found "
-                        f"{format_size(chunk.total_compressed_size)} that become "
-                        f"{format_size(chunk.total_uncompressed_size)}; write it with smaller row groups, or give a larger "
-                        "--memory"
-                    )
-            n_bytes = sum(chunk.total_uncompressed_size for chunk in wanted)
-            row_bytes = max(row_bytes, 2 * n_bytes / max(found.num_rows, 1))
-        return _rows_at_a_time(self.memory_bytes, row_bytes)
+            chunks = _chunks(found, types)
+            lists = [chunk for chunk in chunks if chunk.path_in_schema not in types]
+            for chunk in chunks:
+                self._check_expansion(path, group, [chunk], chunk.total_uncompressed_size)
+            # all elements may be those of one row
+            self._check_expansion(path, group, lists, sum(map(_decoded_bytes, lists)))
+            decoded = sum(map(_decoded_bytes, chunks))
+            row_bytes = max(row_bytes, 2 * decoded / max(found.num_rows, 1))
+            prefixed |= any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks)
+        if row_bytes > self.memory_bytes:
+            self._refuse_rows(path, row_bytes / 2)
+        rows = _rows_at_a_time(self.memory_bytes, row_bytes)
+        return min(rows, _PREFIXED_ROWS) if prefixed else rows
+
+    def _check_expansion(self, path: str, group: int, chunks: list[Any], size: int) -> None:
+        """Refuse chunks that expand beyond the memory, to `size` bytes, from much less."""
+        compressed = sum(chunk.total_compressed_size for chunk in chunks)
+        if size > max(self.memory_bytes, _MOST_EXPANSION * compressed):
+            names = " and ".join(repr(chunk.path_in_schema) for chunk in chunks)
+            raise DataError(
+                f"{path}, row group {group}: column {names}: expected at most {format_size(self.memory_bytes)} to "
+                f"decompress at a time under this memory budget, found {format_size(compressed)} that become "
+                f"{format_size(size)}; write it with smaller row groups, or give a larger --memory"
+            )
 
     def _with_partitions(self, path: str, batch: Any, types: dict[str, str]) -> Any:
         for key, value in self.partitions.get(path, {}).items():
@@ -358,6 +396,26 @@ class ParquetReader(_WholeFiles):
                 )
                 batch = batch.append_column(key, pa.repeat(scalar, batch.num_rows))
         return batch
+
+
+def _chunks(group: Any, types: dict[str, str]) -> list[Any]:
+    """Return the column chunks of a row group that belong to the columns of `types`."""
+    chunks = map(group.column, range(group.num_columns))
+    return [chunk for chunk in chunks if not types.keys().isdisjoint(_prefixes(chunk.path_in_schema))]
+
+
+def _prefixes(path: str) -> list[str]:
+    """Return the paths above a leaf, itself included; names may have dots."""
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def _dictionary_encoded(metadata: Any, groups: range, names: set[str]) -> list[str]:
+    """Return the columns that pyarrow can read as dictionaries: not those that have pages of prefixes or lengths."""
+    types = dict.fromkeys(names, "string")
+    chunks = [chunk for group in groups for chunk in _chunks(metadata.row_group(group), types)]
+    delta = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
+    return sorted(names - {chunk.path_in_schema for chunk in chunks if delta.intersection(chunk.encodings)})
 
 
 def _is_number(text: str | None) -> bool:
@@ -383,6 +441,9 @@ def partitions_of(path: str, root: str) -> dict[str, str | None]:
 @dataclass(frozen=True)
 class ArrowReader(_WholeFiles):
     """Files of Arrow's IPC formats (Feather is one), mapped into memory; what was read is given back to the system."""
+
+    def held_bytes(self, types: dict[str, str]) -> int:
+        return 0  # pages of a mapped file are given back
 
     def expected_bytes(self, pieces: Sequence[FilePart]) -> int | None:
         return 2 * sum(piece.n_bytes for piece in pieces)

@@ -35,8 +35,14 @@ from .primitives import (
     VIOLATION_MIN,
     W_ALPHA,
     add_row,
+    add_to_8,
+    add_to_16,
+    choose_fetched,
+    dot_of_8,
+    dot_of_16,
     falling,
     fetch_ahead,
+    fetch_variables_ahead,
     log_dual,
     log_terms,
     rounding_terms,
@@ -243,7 +249,7 @@ def dual_visit(order, rows, costs, variables, steering, totals):
     w, bias, inverse_mu = variables.w, costs.bias, steering.inverse_mu[0]
     last = w.size - 1
     for p in range(order.size):
-        fetch_ahead(order, p, rows, w, 1)
+        fetch_ahead(order, p, rows, w, 1, range(1))
         i = order[p]
         c = row_cost(i, 0, rows, costs)
         if c <= 0.0:
@@ -268,9 +274,10 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
     """
     w, bias, n_lanes = variables.w, costs.bias, totals.shape[0]
     live, dots, steps = lanes.live, lanes.dots, lanes.steps
-    last = w.size - n_lanes
+    last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
     for p in range(order.size):
-        fetch_ahead(order, p, rows, w, n_lanes)
+        fetch_ahead(order, p, rows, w, n_lanes, fetched)
+        fetch_variables_ahead(order, p, variables, fetched)
         i = order[p]
         n_live = 0
         for lane in lanes.chosen:
@@ -299,68 +306,64 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
 
 @inlined
 def _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live):
-    """Write x·w of a row in the first `n_live` live lanes to `dots`, each at its lane.
+    """Write x·w of a row in the first `n_live` live lanes to `dots`, each at its lane; other lanes' may be written too.
 
-    Where most are live, all lanes from the first to the last are taken at once, which are neighbours in `w`; else four lanes
-    a sweep. Every lane's terms are added up in the same order either way.
+    Lanes are neighbours in `w`, and eight in a row take one sweep over the entries by vector operations. So a row costs
+    what the groups of eight take in which it is live.
     """
-    if n_live == 0:
-        return
     feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
-    low, high = np.uint64(live[0]), np.uint64(live[n_live - 1] + 1)
-    if 2 * n_live > live[n_live - 1] - live[0]:
-        for lane in range(low, high):
-            dots[lane] = 0.0
-        for k in range(start, stop):
-            v, first = np.float64(value[k]), np.uint64(feature[k]) * np.uint64(n_lanes)
-            for lane in range(low, high):
-                dots[lane] += w[first + lane] * v
-        return
     position = 0
-    while position + 4 <= n_live:
-        a, b, c, d = live[position], live[position + 1], live[position + 2], live[position + 3]
-        dot_a = dot_b = dot_c = dot_d = 0.0
-        for k in range(start, stop):
-            v = np.float64(value[k])
-            first = feature[k] * n_lanes
-            dot_a += w[first + a] * v
-            dot_b += w[first + b] * v
-            dot_c += w[first + c] * v
-            dot_d += w[first + d] * v
-        dots[a], dots[b], dots[c], dots[d] = dot_a, dot_b, dot_c, dot_d
-        position += 4
+    while position < n_live and n_lanes >= 8:
+        low = min(live[position], n_lanes - 8)
+        position = _beyond(live, position, n_live, low + 8)
+        if position < n_live and live[position] < low + 16 and low + 16 <= n_lanes:
+            dot_of_16(feature, value, start, stop, w, n_lanes, low, dots)
+            position = _beyond(live, position, n_live, low + 16)
+        else:
+            dot_of_8(feature, value, start, stop, w, n_lanes, low, dots)
     while position < n_live:
         lane = live[position]
-        dot_a = 0.0
+        dot = 0.0
         for k in range(start, stop):
-            dot_a += w[feature[k] * n_lanes + lane] * np.float64(value[k])
-        dots[lane] = dot_a
+            dot += w[feature[k] * n_lanes + lane] * np.float64(value[k])
+        dots[lane] = dot
         position += 1
+
+
+@inlined
+def _beyond(live, position, n_live, stop):
+    """Return the position, from the given one on, of the first live lane not below `stop`."""
+    while position < n_live and live[position] < stop:
+        position += 1
+    return position
 
 
 @inlined
 def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
     """Add ``steps[lane]`` times the row to each of the first `n` live lanes, and leave zeros there.
 
-    Where these are most of the lanes between, the others take part, with their steps of 0.
+    Eight neighbours take part at once, as in `_lane_dots`, those without a step with 0: but no lane beyond the chosen ones,
+    on which another thread may be at work.
     """
-    if n == 0:
-        return
     feature, value, live, steps = rows.feature, rows.value, lanes.live, lanes.steps
-    low, high = np.uint64(live[0]), np.uint64(live[n - 1] + 1)
-    if 2 * n > live[n - 1] - live[0]:
+    first, end = lanes.chosen[0], lanes.chosen[-1] + 1
+    position = 0
+    while position < n and end - first >= 8:
+        low, done = min(live[position], end - 8), position
+        position = _beyond(live, position, n, low + 8)
+        if position < n and live[position] < low + 16 and low + 16 <= end:
+            add_to_16(feature, value, start, stop, w, n_lanes, low, steps)
+            position = _beyond(live, position, n, low + 16)
+        else:
+            add_to_8(feature, value, start, stop, w, n_lanes, low, steps)
+        for taken in range(done, position):
+            steps[live[taken]] = 0.0
+    while position < n:
+        lane = live[position]
         for k in range(start, stop):
-            v, first = np.float64(value[k]), np.uint64(feature[k]) * np.uint64(n_lanes)
-            for lane in range(low, high):
-                w[first + lane] += steps[lane] * v
-    else:
-        for k in range(start, stop):
-            v = np.float64(value[k])
-            first = feature[k] * n_lanes
-            for position in range(n):
-                w[first + live[position]] += steps[live[position]] * v
-    for position in range(n):
-        steps[live[position]] = 0.0
+            w[feature[k] * n_lanes + lane] += steps[lane] * np.float64(value[k])
+        steps[lane] = 0.0
+        position += 1
 
 
 @inlined
@@ -427,7 +430,7 @@ def dual_certify(order, rows, costs, variables, totals):
     last = w.size - 1
     sums = sums_of(0, totals)
     for p in range(order.size):
-        fetch_ahead(order, p, rows, w, 1)
+        fetch_ahead(order, p, rows, w, 1, range(1))
         i = order[p]
         c = row_cost(i, 0, rows, costs)
         if c <= 0.0:
@@ -483,9 +486,10 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
     """As `dual_certify` and `add_alpha_rows` for the given lanes at once; `w_alpha` has the shape of `w`."""
     w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
     live, dots, steps = lanes.live, lanes.dots, lanes.steps
-    last = w.size - n_lanes
+    last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
     for p in range(order.size):
-        fetch_ahead(order, p, rows, w, n_lanes)
+        fetch_ahead(order, p, rows, w, n_lanes, fetched)
+        fetch_variables_ahead(order, p, variables, fetched)
         i = order[p]
         n_live = 0
         for lane in lanes.chosen:

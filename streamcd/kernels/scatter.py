@@ -32,8 +32,12 @@ def sort_keys(keys, starts, order):
     """
     if not keys.size:
         return
-    least, shift = keys.min(), np.uint64(0)
-    while (keys.max() - least) >> shift >= np.uint64(starts.size - 1):
+    least, greatest, shift = keys[0], keys[0], np.uint64(0)
+    for (
+        key
+    ) in keys:  # numpy's functions in a kernel would load a part of numba that imports scipy.linalg: 0.3 s
+        least, greatest = min(least, key), max(greatest, key)
+    while (greatest - least) >> shift >= np.uint64(starts.size - 1):
         shift += np.uint64(1)
     starts[:] = 0
     for k in range(keys.size):

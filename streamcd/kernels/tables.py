@@ -209,6 +209,14 @@ def mark_collisions(hashes, bits, seen, collided):
 
 
 @kernel
+def take_codes(codes, places, out):
+    """Write the codes at `places` to `out`; the last one for a place of -1."""
+    for k in range(places.size):
+        place = np.int64(places[k])
+        out[k] = codes[place if place >= 0 else codes.size - 1]
+
+
+@kernel
 def table_rows(n_rows, values, codes, kinds, lines, features, indicators, bits, indptr, index, value, state):
     """Join columns to rows of entries, ascending by code within a row; zeros are no entries.
 
@@ -452,7 +460,13 @@ def renumber(indptr, index, source_row, first_rows, starts, features, sparse_sta
         Filled in place.
     """
     for row in range(source_row.size):
-        task = np.searchsorted(first_rows, source_row[row], side="right") - 1
+        task, end = 0, first_rows.size
+        while end - task > 1:
+            middle = (task + end) >> 1
+            if source_row[row] < first_rows[middle]:
+                end = middle
+            else:
+                task = middle
         for entry in range(indptr[row], indptr[row + 1]):
             code = np.int64(index[entry])
             if code >= SPARSE_CODES:

@@ -111,7 +111,9 @@ class Decisions:
             self._scaling = model.scaling if model.scaling.changes_values else None
             needs["the client of the URL"] = REMOTE_BYTES if any(map(is_url, self._paths)) else 0
             needs["text"] = _TEXT_BLOCKS_HELD << 16
-            needs["decompression"] = 0 if self._is_plain_text() else _LEAST_DECODER_BYTES
+            is_plain = self._is_plain_text()
+            needs["decompression"] = 0 if is_plain else _LEAST_DECODER_BYTES
+            needs["columns being read"] = self._source(1 << 16, 0).held_bytes if is_plain else 0
         needs["decisions"] = _LEAST_ROWS * row_bytes
         self.left = require(budget, needs)
         least_rows = self._rows_of_a_group(needs, row_bytes, FOOTER_BYTES * n_columns)

@@ -28,6 +28,7 @@ COLORS = (
     "#8a63b0",
     "#6b7d2a",
 )
+_WIDTH = 10.5  # inches
 FORMATS = ("png", "svg", "pdf")
 
 _STYLE: Any = {
@@ -63,11 +64,14 @@ def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
     return styled_draw
 
 
-def new_figure(columns: int = 1, height: float = 3.2, width: float = 5.0) -> tuple[Figure, Any]:
-    """Make a figure of panels side by side, `width` × `height` inches each; return it and its axes, an array if several."""
+def new_figure(columns: int = 1, height: float = 3.2, width: float = _WIDTH) -> tuple[Figure, Any]:
+    """Make a figure of panels side by side, `width` × `height` inches in all; return it and its axes, an array if several.
+
+    Figures of a page have the same width, so that their letters have the same size.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(1, columns)
 
 

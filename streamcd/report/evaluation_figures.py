@@ -38,9 +38,10 @@ class Reliability(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """Shares of the rows of a class, and of all others, between edges of decision values."""
+    """Shares of the rows of each of two classes between edges of decision values."""
 
     label: str
+    other_label: str
     edges: np.ndarray
     others: np.ndarray
     own: np.ndarray
@@ -56,7 +57,7 @@ def evaluation_figure(
 ) -> Figure:
     """Draw confusion and ROC, and calibration if there are probabilities, otherwise decisions by class."""
     third = reliability is not None or decisions is not None
-    figure, panels = new_figure(columns=3 if third else 2, height=4.0)
+    figure, panels = new_figure(columns=3 if third else 2, height=3.6)
     _draw_confusion(panels[0], labels, confusion)
     _draw_roc(panels[1], curves)
     if reliability is not None:
@@ -131,7 +132,7 @@ def _draw_reliability(axes: Axes, reliability: Reliability) -> None:
 def _draw_decisions(axes: Axes, decisions: Decisions) -> None:
     axes.set_title("Decision values by class")
     for color, values, label in (
-        (COLORS[1], decisions.others, "others"),
+        (COLORS[1], decisions.others, decisions.other_label),
         (COLORS[0], decisions.own, decisions.label),
     ):
         axes.stairs(values, decisions.edges, color=color, fill=True, alpha=0.5, label=label)

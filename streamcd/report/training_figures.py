@@ -18,6 +18,20 @@ Records = Sequence[Mapping[str, Any]]
 Histories = Mapping[str, Records]
 """Records of logs, oldest first, by the name of the log (see `training.history.read_history`)."""
 
+_WIDE_RANGE = (
+    30.0  # from here on an axis is logarithmic; on a narrower one powers of ten would be too few to read off
+)
+_NUMBERS = "{x:,.10g}"
+_STAGES = {
+    "train": "training",
+    "wait": "waiting for data",
+    "state": "dual variables",
+    "validation": "validation set",
+    "line_search": "line search",
+}
+_STRENGTHS = {"kappa": "κ of the outer proximal point", "extrapolation": "β of the extrapolation"}
+_MEANWHILE = "reading ahead,\nmeanwhile"
+
 
 @styled
 def gap_figure(histories: Histories, tol: float | None) -> Figure:
@@ -28,9 +42,11 @@ def gap_figure(histories: Histories, tol: float | None) -> Figure:
             _draw_gaps(axes, records, across, color, name)
         if tol is not None:
             axes.axhline(tol, color="#888888", linestyle="--", linewidth=1, label=f"tolerance {tol:g}")
-        _logarithmic(axes)
+        if any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
+            axes.set_yscale("log")
         axes.set_xlim(left=0)
-        axes.set_xlabel({"passes": "passes", "elapsed": "seconds"}[across])
+    _label_passes(panels[0])
+    panels[1].set_xlabel("seconds")
     panels[0].set_ylabel("relative duality gap")
     panels[0].legend()
     panels[0].set_title("Gap against passes")
@@ -56,8 +72,10 @@ def _draw_gaps(axes: Axes, records: Records, across: str, color: str, name: str)
 
 @styled
 def objective_figure(histories: Histories) -> Figure:
-    """Draw the objective against passes with its certified bounds, and kappa where training was accelerated."""
+    """Draw the objective against passes with its certified bounds, and kappa or beta where training was accelerated."""
     figure, (left, right) = new_figure(columns=2)
+    logged = {name for records in histories.values() for record in records for name in record}
+    strength = "extrapolation" if "extrapolation" in logged else "kappa"
     for color, (name, records) in zip(_colors(histories), histories.items(), strict=True):
         train = [record for record in records if record["kind"] == "train"]
         bounds = [
@@ -74,22 +92,23 @@ def objective_figure(histories: Histories) -> Figure:
             passes, [record["primal"] for record in bounds], "v", color=color, markersize=5, label="primal"
         )
         left.plot(passes, [record["dual"] for record in bounds], "^", color=color, markersize=5, label="dual")
-        _draw_kappa(right, train, color)
-    _logarithmic(left)
-    left.set_title("Objective (sum over lanes)")
-    left.set_xlabel("passes")
+        _draw_range(right, train, strength, color)
+    _scale(left)
+    left.set_title(f"Objective{_summed(histories)}")
+    _label_passes(left)
     left.legend()
-    right.set_title("κ of the outer proximal point")
-    right.set_xlabel("passes")
+    right.set_title(_STRENGTHS[strength])
+    _label_passes(right)
     if right.lines:
-        _logarithmic(right)
+        _scale(right)
     else:
         note(right, "trained without acceleration")
     return figure
 
 
-def _draw_kappa(axes: Axes, train: Records, color: str) -> None:
-    ranges = [(record["passes"], *record["kappa"]) for record in train if record.get("kappa")]
+def _draw_range(axes: Axes, train: Records, name: str, color: str) -> None:
+    """Draw the largest number of a lane as a line, and the range over lanes as a band."""
+    ranges = [(record["passes"], *record[name]) for record in train if record.get(name)]
     if ranges:
         passes, least, most = zip(*ranges, strict=True)
         axes.plot(passes, most, color=color)
@@ -111,7 +130,7 @@ def validation_figure(histories: Histories) -> Figure:
         accuracies.plot(*_points([(passes, found["accuracy"]) for passes, found in seen]), color=color)
     for axes, title in ((losses, "Mean loss, validation set"), (accuracies, "Accuracy, validation set")):
         axes.set_title(title)
-        axes.set_xlabel("passes")
+        _label_passes(axes)
     if len(costs) <= len(COLORS):
         losses.legend()
     return figure
@@ -120,7 +139,7 @@ def validation_figure(histories: Histories) -> Figure:
 @styled
 def work_figure(histories: Histories) -> Figure:
     """Draw active rows and bytes read against passes, and the seconds of every stage."""
-    figure, (rows, read, stages) = new_figure(columns=3, height=3.0)
+    figure, (rows, read, stages) = new_figure(columns=3)
     most = max(sum(record["bytes_read"] for record in records) for records in histories.values())
     size, unit = (1e9, "GB") if most >= 1e9 else (1e6, "MB")
     for color, (name, records) in zip(_colors(histories), histories.items(), strict=True):
@@ -129,28 +148,52 @@ def work_figure(histories: Histories) -> Figure:
         rows.plot(*_points(active), color=color, label=name or None)
         read_so_far = accumulate(record["bytes_read"] / size for record in records)
         read.plot([record["passes"] for record in records], list(read_so_far), color=color)
-    for axes, title in ((rows, "Active rows (sum over lanes)"), (read, f"Read so far, {unit}")):
+    for axes, title in ((rows, f"Active rows{_summed(histories)}"), (read, f"Read so far, {unit}")):
         axes.set_title(title)
-        axes.set_xlabel("passes")
+        _label_passes(axes)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_major_formatter(_NUMBERS)
     _draw_stages(stages, [record for records in histories.values() for record in records])
     return figure
 
 
 def _draw_stages(axes: Axes, records: Records) -> None:
-    """Show the reads' time by stage; reading ahead runs concurrently, so it is not part of the sum."""
+    """Show the reads' time by stage; reading ahead runs at the same time, so it is not part of the sum."""
     totals: dict[str, float] = {}
     for record in records:
         for stage, seconds in record["seconds"].items():
             if isinstance(seconds, int | float):
                 totals[stage] = totals.get(stage, 0.0) + seconds
-    beside = {"reading (beside)": totals.pop("read")} if "read" in totals else {}
+    meanwhile = {_MEANWHILE: totals.pop("read")} if "read" in totals else {}
     rest = totals.pop("total") - sum(totals.values())
-    stages = {**beside, "other": rest, **dict(sorted(totals.items(), key=lambda item: item[1]))}
-    axes.barh(list(stages), list(stages.values()), color=COLORS[0])
+    named = {_STAGES.get(stage, stage): seconds for stage, seconds in totals.items()}
+    stages = {**meanwhile, "other": rest, **dict(sorted(named.items(), key=lambda item: item[1]))}
+    colors = ["#a9c1dd" if stage == _MEANWHILE else COLORS[0] for stage in stages]
+    axes.barh(list(stages), list(stages.values()), color=colors)
     axes.set_title("Seconds by stage")
     axes.grid(visible=False, axis="y")
+
+
+@styled
+def search_figure(scores: Mapping[float, Sequence[float]]) -> Figure:
+    """Draw the accuracy on every fold, and its mean, against C."""
+    figure, axes = new_figure(width=6.5)
+    means = {C: float(np.mean(folds)) for C, folds in sorted(scores.items())}
+    best = max(means, key=lambda C: (means[C], -C))
+    points = [(C, score) for C, folds in scores.items() for score in folds]
+    axes.plot(*_points(points), ".", color="#a9c1dd", label="a fold")
+    axes.plot(list(means), list(means.values()), color=COLORS[0], label="mean")
+    axes.plot(best, means[best], "o", color=COLORS[1], markersize=6, label=f"best, C = {best:g}")
+    axes.set_xscale("log")
+    axes.set_title("Accuracy on rows held out")
+    axes.set_xlabel("C")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def _summed(histories: Histories) -> str:
+    lanes = (record["open_lanes"] for records in histories.values() for record in records)
+    return " (sum over lanes)" if max(lanes, default=0) > 1 else ""
 
 
 def _colors(histories: Histories) -> list[str]:
@@ -161,7 +204,16 @@ def _points(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def _logarithmic(axes: Axes) -> None:
-    """Make the y axis logarithmic if there is a positive number to show."""
-    if any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
+def _label_passes(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("passes")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+
+
+def _scale(axes: Axes) -> None:
+    """Make the y axis logarithmic if its numbers are positive and have a wide range."""
+    if 0.0 < _WIDE_RANGE * axes.dataLim.y0 < axes.dataLim.y1:
         axes.set_yscale("log")
+    else:
+        axes.yaxis.set_major_formatter(_NUMBERS)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, replacing, write_file
-from ..core.errors import StreamcdError
+from ..core.errors import CheckpointError, StreamcdError
 from ..core.memory_budget import format_size
+from ..core.metadata import parse_json
 from ..core.progress import Listener, counted
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
@@ -22,7 +23,14 @@ from ..prediction.evaluate import evaluate_with_curves
 from ..report.drawing import image, image_format
 from ..report.evaluation_figures import Curve, Decisions, Reliability, evaluation_figure, weights_figure
 from ..report.page import Picture, Section, render_page
-from ..report.training_figures import Histories, gap_figure, objective_figure, validation_figure, work_figure
+from ..report.training_figures import (
+    Histories,
+    gap_figure,
+    objective_figure,
+    search_figure,
+    validation_figure,
+    work_figure,
+)
 from ..training.history import read_history
 from .config import RunConfig, read_config
 from .describe import largest_weights, told_options
@@ -89,7 +97,7 @@ def write_report(
     run, page_path = local_path(run, "a run"), local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=force)
     config, histories = read_config(run), _few(read_history(run))
-    sections = [_configuration(config), _training(histories, config)]
+    sections = [_configuration(config), _training(histories, config), *_search(run)]
     model = _model(run, C)
     if model is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))
@@ -207,7 +215,11 @@ def _training(histories: Histories, config: RunConfig) -> Section:
             image(gap_figure(begun, _rule(config).get("tol"))),
             "The certified and estimated duality gap.",
         ),
-        Picture("objective", image(objective_figure(begun)), "The objective between its bounds, and κ."),
+        Picture(
+            "objective",
+            image(objective_figure(begun)),
+            "The objective with its certified bounds, and κ or β, from the smallest to the largest over lanes.",
+        ),
         Picture("work", image(work_figure(begun)), "Active rows, bytes read, and seconds by stage."),
     ]
     if config.validation is not None and any(
@@ -218,6 +230,30 @@ def _training(histories: Histories, config: RunConfig) -> Section:
     return Section("Training", tables=[[("figure", "value"), *rows]], pictures=pictures)
 
 
+def _search(run: Path) -> list[Section]:
+    """Describe the scores of a search over C; none where the run is no search, or its folds have not ended."""
+    path = run / "scores.json"
+    if not path.exists():
+        return []
+    try:
+        found = parse_json(path.read_bytes())["scores"]
+        scores = {float(C): [float(score) for score in of_C["folds"]] for C, of_C in found.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise CheckpointError(f"{path}: damaged; without it, the report leaves the scores out") from None
+    rows = [
+        (f"{C:g}", *(f"{score:.4f}" for score in (np.mean(folds), min(folds), max(folds))))
+        for C, folds in scores.items()
+    ]
+    picture = Picture(
+        "search", image(search_figure(scores)), "Accuracy of the models trained without a fold on its rows."
+    )
+    return [
+        Section(
+            "Search", tables=[[("C", "mean accuracy", "worst fold", "best fold"), *rows]], pictures=[picture]
+        )
+    ]
+
+
 def _lanes(model: Model) -> Section:
     found = model.certificate
     passes = found.get("passes", [])
@@ -225,7 +261,7 @@ def _lanes(model: Model) -> Section:
     if passes:
         rows.append(
             (
-                "passes of the vectors",
+                "passes" if len(passes) == 1 else "passes of each vector",
                 _text(passes[:_MAX_LANES]) + (", …" if len(passes) > _MAX_LANES else ""),
             )
         )
@@ -285,7 +321,8 @@ def _evaluation_figure(model: Model, result: Mapping[str, Any], curves: ScoreCur
         drawn = [Curve(label, *curves.roc(number)) for number, label in enumerate(own)]
         if model.n_classes == 2:
             edges, (others, mine) = curves.histogram(0)
-            decisions = Decisions(own[0], edges, others, mine)
+            other = next(label for label in labels if label != own[0])
+            decisions = Decisions(own[0], other, edges, others, mine)
         if curves.calibration is not None:
             filled = curves.calibration.n_rows > 0
             count, predicted, hits = (total[filled] for total in curves.calibration)

@@ -109,7 +109,7 @@ class RowSolver:
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
-        _squares(state.w[:0], state.w_alpha[:0])
+        _squares(state.w[:0], state.w_alpha[:0], none)
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
             self.acceleration.load_kernels(state)
@@ -153,7 +153,7 @@ class RowSolver:
         gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
         totals = state.totals
-        sums = _squares(state.w, state.w_alpha)
+        sums = _squares(state.w, state.w_alpha, self._columns_of(state.phase(CERTIFY)))
         sums = np.stack([*sums, self.distance_to_kept(state, sums[2])])
         # Crammer–Singer has all its vectors in one lane
         squared, squared_alpha, drift, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
@@ -183,9 +183,7 @@ class RowSolver:
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it as their companion."""
-        columns = (lanes[:, None] * self.problem.lane_vectors + np.arange(self.problem.lane_vectors)).reshape(
-            -1
-        )
+        columns = self._columns_of(lanes)
         target = state.matrices["companion"] if self.acceleration else state.w
         weight_kernels.move_columns(state.w_alpha, target, columns)
 
@@ -194,13 +192,21 @@ class RowSolver:
         if self.acceleration:
             squared = state.lanes["w_alpha_square"]
         else:
-            squared = _squares(state.w, state.w)[0].reshape(-1, self.problem.lane_vectors).sum(axis=1)
+            columns = self._columns_of(state.phase(TRAIN))
+            squared = (
+                _squares(state.w, state.w, columns)[0].reshape(-1, self.problem.lane_vectors).sum(axis=1)
+            )
         return np.asarray(state.lanes["dual_sum"] - 0.5 * squared + estimates)
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""
         width = self.problem.lane_vectors
         return slice(lane * width, (lane + 1) * width)
+
+    def _columns_of(self, lanes: np.ndarray) -> np.ndarray:
+        """Return the weight vectors of some lanes, ascending."""
+        width = self.problem.lane_vectors
+        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
     @property
     def costs(self) -> Costs:
@@ -273,19 +279,19 @@ class DualSolver(RowSolver):
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         steering = steering_of(state, state.lanes["inner_tolerance"])
-        rows = (order, rows_of(window), self.costs, variables_of(window, state), steering, state.totals)
+        rows = (order, rows_of(window), self.costs, variables_of(window, state), steering)
         if self.problem.n_lanes == 1:
-            dual_kernels.dual_visit(*rows)
+            dual_kernels.dual_visit(*rows, state.totals)
         else:
-            self._divide_lanes(window, dual_kernels.dual_visit_lanes, rows, lanes)
+            self._divide_lanes(window, state, dual_kernels.dual_visit_lanes, rows, lanes)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
         if self.problem.n_lanes == 1:
             self._certify_blocks(window, rows, state)
         else:
-            sums = (state.w_alpha.reshape(-1), state.totals)
-            self._divide_lanes(window, dual_kernels.dual_certify_lanes, (*rows, *sums), lanes)
+            arguments = (*rows, state.w_alpha.reshape(-1))
+            self._divide_lanes(window, state, dual_kernels.dual_certify_lanes, arguments, lanes)
 
     def _certify_blocks(self, window: Window, rows: tuple[Any, ...], state: State) -> None:
         """Certify the only lane: threads take blocks of rows for the sums, then ranges of features for ``w(alpha)``."""
@@ -313,18 +319,27 @@ class DualSolver(RowSolver):
             join_totals(state.totals, sums)
 
     def _divide_lanes(
-        self, window: Window, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray
+        self, window: Window, state: State, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray
     ) -> None:
-        """Divide lanes among threads; each lane has its own columns or rows of variables, weights and sums."""
+        """Divide lanes among threads; each lane has its own columns or rows of variables, weights and sums.
+
+        Every thread has a copy of the sums: they change with every row, and no two threads may share a cache line of them.
+        """
         n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), lanes.size // _MIN_LANES), 1)
+        parts = np.array_split(lanes, n_parts)
+        totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
         while len(self._scratch) < n_parts:
             n_lanes = self.problem.n_lanes
-            scratch = np.zeros(n_lanes), np.zeros(n_lanes, dtype=np.int64), np.zeros(n_lanes)
-            self._scratch.append(Lanes(lanes, *scratch))
-        parts = zip(np.array_split(lanes, n_parts), self._scratch, strict=False)
+            fetched, live = (np.zeros(n_lanes + 1, dtype=np.int64) for _ in range(2))
+            self._scratch.append(Lanes(lanes, fetched, np.zeros(n_lanes), live, np.zeros(n_lanes)))
         self.threads.run(
-            [partial(visit, *arguments, scratch._replace(chosen=part)) for part, scratch in parts]
+            [
+                partial(visit, *arguments, sums, scratch._replace(chosen=part))
+                for part, sums, scratch in zip(parts, totals, self._scratch, strict=False)
+            ]
         )
+        for part, sums in zip(parts[1:], totals[1:], strict=True):
+            state.totals[part] = sums[part]
 
 
 def _blocks_of_chunks(window: Window, order: np.ndarray) -> list[np.ndarray]:
@@ -435,10 +450,10 @@ def _primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) ->
         return np.asarray(sums + losses + (norm + 0.5 * moved) * moved)
 
 
-def _squares(w: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return ``‖w‖²``, ``‖other‖²`` and ``‖w - other‖²`` of every vector, shape (3, vectors)."""
+def _squares(w: np.ndarray, other: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return ``‖w‖²``, ``‖other‖²`` and ``‖w - other‖²`` of some vectors, shape (3, all vectors); of others 0."""
     sums = np.zeros((3, w.shape[1]))
-    weight_kernels.add_squares(w, other, sums)
+    weight_kernels.add_squares(w, other, columns, sums)
     return sums
 
 
