@@ -195,7 +195,7 @@ class RoundLoop(TrainingLoop):
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
         sums, k = result.direction, len(result.worker_seconds)
-        # rounded up, Crammer–Singer took more rounds: on badly conditioned rows 41 in place of 35 (2 workers, mean of 3 seeds)
+        # rounded up, Crammer–Singer took more: on badly conditioned rows 41 in place of 35 (2 workers, mean of 3 seeds)
         exceeded = sigma_prime if self.task.problem.loss != "crammer_singer" else np.full(n_lanes, np.inf)
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k, exceeded)[trained]
         # Δw is a difference of two w, each of them rounded
