@@ -402,3 +402,13 @@ def test_after_a_failed_certificate_the_next_waits_for_as_small_an_estimate_as_t
     """A bound of 0.05, on data whose estimates are a fiftieth of the gap, meant a certificate every few passes."""
     lanes = {"caution": np.ones(1), "expected_gap": np.array([0.02]), "gap": np.ones(1)}
     assert stopping._caution_after_failure(lanes, 0) == pytest.approx(0.97 * 0.02)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_kappa_is_found_within_the_first_pass(loss: str, tmp_path: Path) -> None:
+    """It took four passes to grow to this size, a factor of 4 to 8 in each."""
+    data = write_dataset(tmp_path / "data", badly_conditioned(4000))
+    train(data, tmp_path / "run", loss=loss, C=10.0, max_passes=6, tol=0.0)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    kappa = [line["kappa"][0] for line in lines if line["kind"] == "train"]
+    assert 0.5 < kappa[0] / kappa[4] < 2.0
