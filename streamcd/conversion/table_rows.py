@@ -152,6 +152,7 @@ def _column(feature: str, types: dict[str, str], options: TableOptions, name: st
 _ADVICE = {
     "boolean": "make a boolean 0 and 1, or a string",
     "time": "make numbers of a time, such as days or seconds",
+    "text not in UTF-8": "write the file in UTF-8",
     "list": "name a column of indices and one of values with --features INDICES:VALUES",
 }
 
@@ -354,8 +355,8 @@ class _Labels:
             raise DataError(
                 f"{batch.message(0)}: column {self._name!r}: expected numbers as labels, as elsewhere, found {array.type}"
             )
-        bad = np.isinf(label) | (np.isnan(label) & self._source.needs_label)
-        if bad.any():
+        good = np.isfinite(label)
+        if not good.all() and (bad := ~good & (np.isinf(label) | self._source.needs_label)).any():
             row = int(np.flatnonzero(bad)[0])
             raise DataError(
                 f"{batch.message(row)}: column {self._name!r}: expected a label, found {array[row].as_py()}; "
@@ -372,7 +373,9 @@ class _Labels:
         values, places = found
         if self._dictionary is None or not self._dictionary[0].equals(values):
             self._dictionary = values, np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
-        return self._dictionary[1][places]
+        label = np.empty(len(places))
+        kernels.take_codes(self._dictionary[1], places, label)
+        return label
 
     def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
         codes = self._table.number(0, strings, valid, adds, self._name)
