@@ -177,7 +177,7 @@ def test_a_full_disk_is_told_with_the_file_and_how_to_go_on(data, tmp_path, monk
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("streamcd.training.checkpoint._write_archive", fail)
+    monkeypatch.setattr(checkpoint, "_write_archive", fail)
     for line in (["resume", "run", "--max-passes", "9"], ["train", "data", "new"]):
         monkeypatch.chdir(tmp_path)
         found = CliRunner().invoke(cli, line)
