@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import forking
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -15,8 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(module: str, *arguments: object) -> str:
-    command = [sys.executable, "-m", f"tools.{module}", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = forking.run(["-m", f"tools.{module}", *arguments], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

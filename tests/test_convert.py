@@ -403,21 +403,21 @@ def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> 
 def test_feature_statistics_have_the_same_bits_whatever_the_memory(memory_bytes: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     chunks = [
-        (i // 7, rng.integers(0, 2**40, 200) % rng.integers(1, 60, 200), rng.standard_normal(200))
-        for i in range(20)
+        (i // 4, rng.integers(0, 2**40, 100) % rng.integers(1, 20, 100), rng.standard_normal(100))
+        for i in range(11)
     ]
 
     def by_ranges(width: int) -> list[dict[str, np.ndarray]]:
         found = []
-        for start in range(0, 60, width):
-            statistics = RangeStatistics(start, min(start + width, 60))
+        for start in range(0, 20, width):
+            statistics = RangeStatistics(start, min(start + width, 20))
             for entries in chunks:
                 statistics.add(*entries)
             found += statistics.columns(70)
         return list(in_groups(found))
 
     scattered = in_groups(_scattered_statistics(lambda: chunks, 70, memory_bytes, tmp_path / "run"))
-    (expected,) = by_ranges(60)
+    (expected,) = by_ranges(20)
     for (same,) in (by_ranges(max(memory_bytes // STATISTICS_BYTES, 1)), list(scattered)):
         for name, column in expected.items():
             assert np.array_equal(column, same[name]), name
@@ -542,7 +542,7 @@ add = RangeStatistics.add
 def slow(*arguments):
     add(*arguments)
     print("at work", flush=True)
-    time.sleep(60)
+    time.sleep(20)
 RangeStatistics.add = slow
 convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True)
 """

@@ -108,7 +108,7 @@ def test_weights_in_a_table_count_in_evaluations_and_validations(tmp_path: Path)
     options = {"label": "bought", "weight_column": "w", "drop": "id", "missing": "zero", "dtype": "float64"}
     dataset = streamcd.convert(path, tmp_path / "data", **options)
     losses = [
-        streamcd.train(dataset, tmp_path / name, validation=data).validation[0]["loss"]
+        streamcd.train(dataset, tmp_path / name, validation=data, max_passes=30).validation[0]["loss"]
         for name, data in (("run", path), ("other", dataset))
     ]
     assert losses[0] == pytest.approx(losses[1])

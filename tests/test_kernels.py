@@ -82,9 +82,8 @@ class Lanes:
         self.alpha = np.hstack([start, row_cost - start]) if loss == "log_loss" else start.copy()
         self.active = np.ones((self.n_rows, n_lanes), dtype=np.uint8)
         self.w, self.totals = np.ascontiguousarray(w).reshape(-1), new_totals(n_lanes)
-        self.lanes = primitives.Lanes(
-            np.arange(n_lanes), np.empty(n_lanes), np.empty(n_lanes, dtype=np.int64), np.zeros(n_lanes)
-        )
+        fetched, live = (np.empty(n_lanes + 1, dtype=np.int64) for _ in range(2))
+        self.lanes = primitives.Lanes(np.arange(n_lanes), fetched, np.empty(n_lanes), live, np.zeros(n_lanes))
 
     def arguments(self, order: np.ndarray) -> tuple[Any, ...]:
         costs = primitives.Costs(LOSSES[self.loss], self.bias, self.sign, self.cost, self.lane_fold)

@@ -60,6 +60,8 @@ def batches(X: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarr
 SOURCES: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "array": lambda X, y: (X, y),
     "float32": lambda X, y: (X.astype(np.float32), y.astype(np.int8)),
+    "big-endian": lambda X, y: (X.astype(">f8"), y),
+    "long double": lambda X, y: (X.astype(np.longdouble), y),
     "fortran": lambda X, y: (np.asfortranarray(X), y),
     "list": lambda X, y: (X.tolist(), y.tolist()),
     "csr": lambda X, y: (scipy.sparse.csr_matrix(X), y),
@@ -90,6 +92,9 @@ def test_dask_arrays_and_frames_come_block_by_block(tmp_path: Path) -> None:
     expected = digest_of_text(X, y, tmp_path)
     pair = (dask_array.from_array(X, chunks=(80, 5)), dask_array.from_array(y, chunks=50))
     assert streamcd.convert(pair, tmp_path / "of-array").info()["data_digest"] == expected
+    rows = pair[0][pair[0][:, 0] > 0]
+    with pytest.raises(StreamcdError, match=r"blocks of unknown size; call compute_chunk_sizes\(\)"):
+        streamcd.convert((rows, pair[1]), tmp_path / "unknown")
     pytest.importorskip("pandas")
     dask_frame = pytest.importorskip("dask.dataframe")
     frame = make_table().to_pandas()
@@ -170,6 +175,11 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
         ((np.ones(2), np.ones(2)), "expected X with two dimensions, of numbers"),
         ([], "expected at least one source, found none"),
         (3, "found int"),
+        ([{"a": 1.0}], "found dict; make a frame of it"),  # letters of a string are strings: a crash
+        (["data.csv", pd.DataFrame({"a": [1.0]})], "found str; give arrays"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), r"found DataFrame \(Duplicate column names"),
+        (pd.DataFrame({"a": [1j], "label": [0]}), "found DataFrame .*complex128"),
+        ((scipy.sparse.csr_array([[1j]]), [0]), "of numbers, found shape .* of complex128"),
         (pl.LazyFrame({"a": [1.0]}), r"found LazyFrame; collect\(\) it"),
         (pl.Series("a", [1.0]), "expected a frame of named columns of one type each, found Series"),
         (

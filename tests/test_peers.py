@@ -25,7 +25,7 @@ RACE = Race("data", "hinge", 1.0, 1, "1GB", False)
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    shape = Shape("clicks", rows=1000, fields=4, values=50)
+    shape = Shape("clicks", rows=500, fields=4, values=50)
     write_dataset(shape, tmp_path / "data", name="clicks")
     write_dataset(shape, tmp_path / "test", name="clicks", first_row=4096)
     return tmp_path / "data"
@@ -92,7 +92,7 @@ def _distance_from_optimum(name: str, data: Path) -> float:
 def test_arrays_are_the_rows_of_the_dataset(data: Path, tmp_path: Path) -> None:
     write_arrays(data, tmp_path / "arrays")
     rows, label = load_arrays(tmp_path / "arrays")
-    assert rows.shape == (1000, len(set(rows.indices)) + np.sum(rows.getnnz(axis=0) == 0))
+    assert rows.shape == (500, len(set(rows.indices)) + np.sum(rows.getnnz(axis=0) == 0))
     assert np.all(rows.getnnz(axis=1) == 4)
     assert set(label) == {-1.0, 1.0}
 

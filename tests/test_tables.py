@@ -20,7 +20,7 @@ import streamcd
 from streamcd.cli.output import describe_dataset
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
-from streamcd.dataset.arrow_columns import arrow_strings, strings_of
+from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
 from streamcd.dataset.diagnostics import advice
 from streamcd.kernels.tables import count_records, last_record_end
 from streamcd.models.table_encoder import StringTable
@@ -241,6 +241,15 @@ def test_lists_are_sparse_rows(tmp_path: Path) -> None:
     )
     assert made.info()["data_digest"] == text.info()["data_digest"]
     assert (made.index_base, made.n_features, made.manifest["n_explicit_zeros"]) == (1, 3, 1)
+
+
+def test_list_views_are_lists() -> None:
+    lists = pa.array([[9], [1, 2], [], [3]], pa.list_view(pa.int32()))[
+        1:
+    ]  # pyarrow casts the empty one to nonsense
+    starts, elements = lists_of(lists, "i")
+    assert starts.tolist() == [0, 2, 2, 3]
+    assert elements.to_pylist() == [1, 2, 3]
 
 
 def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path) -> None:

@@ -103,11 +103,22 @@ def read_code(path: str) -> list[list[int]]:
     return rows
 
 
+def _costs(text: str) -> list[float]:
+    """Parse values of C; LIBLINEAR's ``-C``, which takes none, is answered with the command that chooses."""
+    try:
+        return [float(cost) for cost in text.split(",")]
+    except ValueError:
+        if not text.startswith("-"):
+            raise
+        raise UsageError(
+            f"-C: expected a number, or several separated by commas, found {text!r}; 'streamcd tune DATASET RUN -C "
+            "0.01,0.1,1,10 --cv 5' chooses C, as LIBLINEAR's -C without a number does"
+        ) from None
+
+
 SECONDS = Parsed("time", "a time such as 60s, 5m or 1h", _seconds)
 BIT = Parsed("bit", "0 or 1", lambda text: bool(["0", "1"].index(text)))
-COSTS = Parsed(
-    "C", "a number, or several separated by commas", lambda text: [float(cost) for cost in text.split(",")]
-)
+COSTS = Parsed("C", "a number, or several separated by commas", _costs)
 _CLASS_WEIGHT = Parsed("weights", "'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", _class_weight)
 _OMEGA = Parsed(
     "omega", "a number above 0 and below 2, or auto", lambda text: text if text == "auto" else float(text)
@@ -420,6 +431,8 @@ training_options = together(
         help="LIBLINEAR's -wLABEL WEIGHT, for each label: --class-weight LABEL=WEIGHT,...",
     ),
     refused_option("-p", "it is for regression, and streamcd trains classifiers"),
+    refused_option("-n", "it is for one-class SVMs, and streamcd trains classifiers"),
+    refused_option("-m", "the number of threads is --threads"),
     click.option(
         "--code",
         type=_CODE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -144,8 +144,10 @@ def _batches(data: Any) -> Iterator[Any]:
         return iter(_of_stream(data))
     if callable(data):
         data = data()
-    if hasattr(data, "__array__") or hasattr(data, "tocsr") or not isinstance(data, Iterable):
+    arrays = hasattr(data, "__array__") or hasattr(data, "tocsr")
+    if arrays or not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping):
         advice = "collect() it" if hasattr(data, "collect") else "give arrays together with their labels"
+        advice = "make a frame of it" if isinstance(data, Mapping) else advice
         raise UsageError(
             f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}; {advice}"
         )
@@ -203,6 +205,10 @@ def _of_dask_arrays(X: Any, y: Any, weight: Any) -> Iterator[Any]:
     """Yield rows of dask arrays, block by block; labels are cut like the matrix."""
     if len(X.chunks[1]) > 1:
         X = X.rechunk({1: -1})
+    if np.isnan(X.chunks[0]).any():
+        raise UsageError(
+            "expected a dask array of known shape, found blocks of unknown size; call compute_chunk_sizes()"
+        )
     ends = np.cumsum([0, *X.chunks[0]]).tolist()
     for number, (start, stop) in enumerate(zip(ends[:-1], ends[1:], strict=True)):  # noqa: RUF007
         parts: list[Any] = [part if part is None else part[start:stop] for part in (y, weight)]
@@ -226,6 +232,6 @@ def _triple(batch: Any) -> tuple[Any, Any, Any]:
         X = X.tocsr()
     else:
         X = np.asarray(X)
-        if X.ndim != 2 or X.dtype.kind not in "biuf":
-            raise DataError(f"expected X with two dimensions, of numbers, found shape {X.shape} of {X.dtype}")
+    if len(X.shape) != 2 or X.dtype.kind not in "biuf":
+        raise DataError(f"expected X with two dimensions, of numbers, found shape {X.shape} of {X.dtype}")
     return X, y, weight

@@ -115,6 +115,14 @@ def _checked(weight: np.ndarray) -> np.ndarray:
     return weight
 
 
+def _native(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers in a type that kernels take: the processor's order of bytes, floats of 4 or 8 bytes."""
+    dtype = numbers.dtype.newbyteorder("=")
+    if dtype.kind == "f" and dtype.itemsize not in (4, 8):
+        dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
+    return numbers.astype(dtype, copy=False)
+
+
 def _cut(block: MatrixBlock) -> Iterator[tuple[int, int]]:
     """Cut the rows of a block into ranges of about `BLOCK_CELLS` entries."""
     start = 0
@@ -151,13 +159,13 @@ class _RowMaker:
             starts = block.indptr[start : stop + 1].astype(np.int64)
             first, last = int(starts[0]), int(starts[-1])
             starts -= first
-            found = sorted_rows(starts, block.indices[first:last], block.value[first:last])
+            found = sorted_rows(starts, _native(block.indices[first:last]), _native(block.value[first:last]))
             index, value = np.empty(last - first, np.int64), np.empty(last - first, source.value_dtype)
             status = kernels.sparse_rows(
                 starts, *found, 0, source.width_end, source.ignore_beyond, indptr, index, value, self._state
             )
         else:
-            values = block.values[start:stop]
+            values = _native(block.values[start:stop])
             found = (np.empty(0), values)
             index, value = np.empty(values.size, np.int64), np.empty(values.size, source.value_dtype)
             status = kernels.dense_rows(

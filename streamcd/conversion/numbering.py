@@ -213,7 +213,7 @@ class Numberer:
             self._maps = {path.stem: np.load(path, mmap_mode="r") for path in paths if path.exists()}
 
     def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
-        """Return rows whose indices are 0-based features, and whose labels are numbers."""
+        """Return rows whose indices are 0-based features, and whose labels are numbers; the given ones are changed."""
         from ..kernels.tables import renumber
 
         numbering = self._numbering
@@ -223,11 +223,12 @@ class Numberer:
             rows = replace(rows, label=places[starts[task] + rows.label.astype(np.int64)].astype(np.float64))
         if numbering.maps_features:
             starts, features = self._maps["starts"], self._maps["map"]
-            index = np.empty(rows.n_entries, index_dtype)
+            index = rows.index if rows.index.dtype == index_dtype else np.empty(rows.n_entries, index_dtype)
             arrays = (self._first_rows, starts, features, numbering.sparse_start)
             renumber(rows.indptr, rows.index, rows.source_row, *arrays, index)
         elif self._original is not None:
             index = np.searchsorted(self._original, rows.index)
         else:
-            index = rows.index - numbering.index_base
+            index = rows.index
+            index -= numbering.index_base
         return replace(rows, index=index.astype(index_dtype, copy=False))

@@ -408,7 +408,7 @@ class Conversion:
             low = int(np.searchsorted(cell_start, row0, side="right")) - 1
             high = int(np.searchsorted(cell_start, row_end, side="left"))
             held = [(int(cell_start[i]), flat[i]) for i in range(low, high)]
-            shards.append(Shard(len(shards), row0, chunk_rows[first:stop], held))
+            shards.append(Shard(len(shards), row0, chunk_rows[first:stop], chunk_entries[first:stop], held))
         return shards
 
     def _sums(self, name: str, shape: Shape, held: HeldRows | None) -> Path | None:

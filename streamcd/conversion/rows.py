@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ..kernels.rows import gather_entries
+from ..kernels.rows import gather_entries, gather_fields
 from ..solvers.problem import LEAST_WEIGHT
 
 _INT32_MAX = 2**31 - 1
@@ -34,15 +34,33 @@ class Rows:
     def n_entries(self) -> int:
         return len(self.index)
 
+    def room(self, n_rows: int, n_entries: int) -> Rows:
+        """Make room for rows like these."""
+        return Rows(
+            np.empty(n_rows, np.int64),
+            np.empty(n_rows),
+            None if self.weight is None else np.empty(n_rows),
+            np.zeros(n_rows + 1, np.int64),
+            np.empty(n_entries, self.index.dtype),
+            np.empty(n_entries, self.value.dtype),
+        )
+
+    def gather(self, rows: np.ndarray, out: Rows, start: int = 0) -> None:
+        """Copy the given rows, in the given order, to rows `start` and following of `out`, after those before it."""
+        stop = start + len(rows)
+        fields = (out.indptr[start : stop + 1], out.source_row[start:stop], out.label[start:stop])
+        gather_fields(rows, self.indptr, self.source_row, self.label, *fields)
+        entries = slice(int(out.indptr[start]), int(out.indptr[stop]))
+        columns = (self.index, self.value, out.index[entries], out.value[entries])
+        gather_entries(rows, self.indptr, *columns)
+        if self.weight is not None and out.weight is not None:
+            out.weight[start:stop] = self.weight[rows]
+
     def take(self, rows: np.ndarray) -> Rows:
         """Copy the given rows, in the given order."""
-        indptr = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(self.indptr[rows + 1] - self.indptr[rows], out=indptr[1:])
-        index = np.empty(indptr[-1], self.index.dtype)
-        value = np.empty(indptr[-1], self.value.dtype)
-        gather_entries(rows, self.indptr, self.index, self.value, index, value)
-        weight = None if self.weight is None else self.weight[rows]
-        return Rows(self.source_row[rows], self.label[rows], weight, indptr, index, value)
+        found = self.room(len(rows), int((self.indptr[rows + 1] - self.indptr[rows]).sum()))
+        self.gather(rows, found)
+        return found
 
 
 def concatenate(batches: list[Rows]) -> Rows:

@@ -23,7 +23,7 @@ from .external_shuffle import Cell, RunReader
 from .feature_statistics import RangeStatistics, save_columns, saved_columns
 from .numbering import Numberer, Numbering
 from .publication import Publication
-from .rows import Rows, concatenate
+from .rows import Rows
 
 _INT32_MAX = 2**31 - 1
 
@@ -47,11 +47,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to write: the rows of its chunks, and the cells that hold them, each with the number of its first row."""
+    """A shard to write: rows and entries of its chunks, and the cells that hold them, each with its first row's number."""
 
     number: int
     row0: int
     chunk_rows: np.ndarray
+    chunk_entries: np.ndarray
     cells: list[tuple[int, Cell]]
 
     @property
@@ -209,9 +210,8 @@ def _stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
     """Yield the chunks of a shard, gathered from its cells, of which a thread reads the next one."""
-    sizes = iter(shard.chunk_rows.tolist())
-    missing = next(sizes)
-    pending: list[Rows] = []
+    sizes = zip(shard.chunk_rows.tolist(), shard.chunk_entries.tolist(), strict=True)
+    chunk, filled = None, 0
     # two in memory: what parsing took is free by now
     loaded = ahead((reader.load(cell) for _, cell in shard.cells), 1)
     for row0, cell in shard.cells:
@@ -219,13 +219,15 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
         end = min(shard.row0 + shard.n_rows - row0, cell.n_rows)
         rows, order = next(loaded)  # zip would keep the last ones until it has the next
         while start < end:
-            stop = min(start + missing, end)
-            pending.append(rows.take(order[start:stop]))
-            missing -= stop - start
+            if chunk is None:
+                chunk, filled = rows.room(*next(sizes)), 0
+            stop = min(start + chunk.n_rows - filled, end)
+            rows.gather(order[start:stop], chunk, filled)
+            filled += stop - start
             start = stop
-            if not missing:
-                yield concatenate(pending)
-                pending, missing = [], next(sizes, 0)
+            if filled == chunk.n_rows:
+                yield chunk
+                chunk = None
         del rows, order  # before the next ones are taken
 
 

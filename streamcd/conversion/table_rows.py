@@ -354,8 +354,8 @@ class _Labels:
             raise DataError(
                 f"{batch.message(0)}: column {self._name!r}: expected numbers as labels, as elsewhere, found {array.type}"
             )
-        bad = np.isinf(label) | (np.isnan(label) & self._source.needs_label)
-        if bad.any():
+        good = np.isfinite(label)
+        if not good.all() and (bad := ~good & (np.isinf(label) | self._source.needs_label)).any():
             row = int(np.flatnonzero(bad)[0])
             raise DataError(
                 f"{batch.message(row)}: column {self._name!r}: expected a label, found {array[row].as_py()}; "
@@ -372,7 +372,9 @@ class _Labels:
         values, places = found
         if self._dictionary is None or not self._dictionary[0].equals(values):
             self._dictionary = values, np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
-        return self._dictionary[1][places]
+        label = np.empty(len(places))
+        kernels.take_codes(self._dictionary[1], places, label)
+        return label
 
     def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
         codes = self._table.number(0, strings, valid, adds, self._name)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -289,7 +290,6 @@ class Workers:
         """
         # dask takes tens of megabytes and most of a second to load: only where there are workers
         with _deferred_signals():
-            import dask
             import dask.multiprocessing
             from dask.callbacks import Callback
 
@@ -305,20 +305,16 @@ class Workers:
 
         # with few tasks some workers end early, and the threads of the others can use their processors
         apart = len(tasks) >= 2 * self.n_workers
-        carry_out = dask.delayed(_carry_out, pure=False, traverse=False)
-        delayed = [
-            carry_out(function, number, arguments, apart, dask_key_name=name)
+        # a graph as dask's own: `dask.delayed` and `compute` would take as long as a small conversion
+        graph = {
+            name: (partial(_carry_out, function, number, arguments, apart),)
             for (name, number), arguments in zip(numbers.items(), tasks, strict=True)
-        ]
+        }
         try:
             with Callback(posttask=tell):
                 # one task at a time per worker: dask's default of six would leave other workers idle
-                results = dask.compute(
-                    *delayed,
-                    scheduler=dask.multiprocessing.get,
-                    pool=self._pool,
-                    chunksize=1,
-                    optimize_graph=False,
+                results = dask.multiprocessing.get(
+                    graph, list(graph), pool=self._pool, chunksize=1, optimize_graph=False
                 )
         except BrokenProcessPool:
             raise EnvironmentFailure(self._describe_worker_exit()) from None

@@ -64,6 +64,7 @@ def type_name(type_: pa.DataType) -> str:
             pa.types.is_large_list,
             pa.types.is_fixed_size_list,
             pa.types.is_list_view,
+            pa.types.is_large_list_view,
         ),
         "nothing": (pa.types.is_null,),
     }
@@ -74,7 +75,7 @@ def frame_reader(frame: Any) -> pa.RecordBatchReader:
     """Open a frame, which is anything with ``__arrow_c_stream__``, to be read in batches; a single column is refused."""
     try:
         return pa.RecordBatchReader.from_stream(frame)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError) as error:
         # pyarrow's arguments name the column of a frame that has several types
         reason = " ".join(map(str, error.args))
         raise DataError(
@@ -146,6 +147,10 @@ def lists_of(array: pa.Array, name: str) -> tuple[np.ndarray, pa.Array]:
     """Return the offsets of lists, shape (lists + 1,), and the array of all their elements; a null list is a ValueError."""
     if array.null_count:
         raise ValueError(f"column {name!r}: expected a list in every row, found a null; give an empty list")
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
+        # pyarrow's cast to lists takes the place of an empty one, which is any, for its end
+        ends = np.cumsum(numbers_of(array.sizes), dtype=np.int64)
+        return np.concatenate([[0], ends]), array.flatten()
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         array = array.cast(pa.large_list(array.type.value_type))
     starts = numbers_of(array.offsets).astype(np.int64)

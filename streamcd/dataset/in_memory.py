@@ -161,13 +161,15 @@ class _InMemoryColumns(Columns):
 
 
 def number_matrix(X: Any) -> Any:
-    """Return a SciPy sparse matrix unchanged, anything else as a two-dimensional array of numbers."""
+    """Return a SciPy sparse matrix unchanged, anything else as a two-dimensional array; its numbers have to be finite."""
     found = X if hasattr(X, "tocsr") else np.asarray(X)
     if found.ndim != 2 or found.dtype.kind not in "biuf":
         raise ModelError(
             f"expected a matrix of numbers, rows by features, found {type(X).__name__} with {found.ndim} dimensions of type "
             f"{found.dtype}"
         )
+    if found.dtype.kind == "f" and not np.isfinite(found.sum(dtype=np.float64)):
+        raise ModelError("expected finite values, found others; fill them in, or leave their rows out")
     return found
 
 

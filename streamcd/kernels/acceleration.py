@@ -15,12 +15,15 @@ N_BUCKETS = 1024
 _BLOCK = 128  # rows processed lane by lane: sums stay in registers, and rows in the cache
 _LAST_BUCKET = np.uint64(N_BUCKETS - 1)
 MOVED, ALPHA_NORM = range(2)
-"""Columns of `sums`: ``‖w - v‖²`` and ``‖w(alpha)‖²``."""
+"""Rows of `sums`: ``‖w - v‖²`` and ``‖w(alpha)‖²``."""
 
 
 @kernel
-def end_pass(w, companion, width, lanes, kappa, sums, sketch):
+def end_pass(w, companion, width, lanes, kappa, sums, sketch, moved):
     """Replace the centre by w(alpha), and measure how far the pass moved from it.
+
+    Neighbouring lanes are processed together, by vector operations, in loops so short that the compiler finds them free of
+    aliases: 105 lanes of 55,000 features took half the processor time.
 
     Parameters
     ----------
@@ -30,28 +33,61 @@ def end_pass(w, companion, width, lanes, kappa, sums, sketch):
         The centre v, replaced by ``w(alpha) = (1 + kappa) w - kappa v``.
     width : int
     lanes : ndarray of int64, shape (k,)
-    kappa : ndarray of float64, shape (all lanes,)
-    sums : ndarray of float64, shape (all lanes, 2)
+    kappa, moved : ndarray of float64, shape (all lanes,)
+        `moved` is scratch.
+    sums : ndarray of float64, shape (2, all lanes)
         Added to.
-    sketch : ndarray of float64, shape (all lanes, N_BUCKETS)
+    sketch : ndarray of float64, shape (N_BUCKETS, all lanes)
         Added to: w - v with its signs changed at random, folded; the angle of two such vectors is about that of theirs.
     """
     if lanes.size == 1 and width == w.shape[1]:
-        _end_pass_of_all(
-            w.reshape(-1), companion.reshape(-1), kappa[lanes[0]], sums[lanes[0]], sketch[lanes[0]]
-        )
+        _end_pass_of_all(w.reshape(-1), companion.reshape(-1), kappa[0], sums.reshape(-1), sketch.reshape(-1))
+        return
+    if width == 1:
+        start = 0
+        while start < lanes.size:
+            stop = _end_of_run(lanes, start)
+            low, high = np.uint64(lanes[start]), np.uint64(lanes[stop - 1] + 1)
+            _end_pass_of_run(w, companion, low, high, kappa, sums, sketch, moved)
+            start = stop
         return
     for j in range(w.shape[0]):
         for lane in lanes:
             for m in range(width):
                 column = lane * width + m
-                moved = w[j, column] - companion[j, column]
-                w_alpha = w[j, column] + kappa[lane] * moved
+                change = w[j, column] - companion[j, column]
+                w_alpha = w[j, column] + kappa[lane] * change
                 companion[j, column] = w_alpha
-                sums[lane, MOVED] += moved * moved
-                sums[lane, ALPHA_NORM] += w_alpha * w_alpha
+                sums[MOVED, lane] += change * change
+                sums[ALPHA_NORM, lane] += w_alpha * w_alpha
                 position = np.uint64(j * width + m)
-                sketch[lane, position & _LAST_BUCKET] += _signed(moved, position)
+                sketch[position & _LAST_BUCKET, lane] += _signed(change, position)
+
+
+@inlined
+def _end_of_run(lanes, start):
+    """Return the position after the lanes from `start` on that are neighbours."""
+    stop = start + 1
+    while stop < lanes.size and lanes[stop] == lanes[stop - 1] + 1:
+        stop += 1
+    return stop
+
+
+@inlined
+def _end_pass_of_run(w, companion, low, high, kappa, sums, sketch, moved):
+    """Do the work of `end_pass` for the lanes ``low:high``, of one column each."""
+    moved_sum, alpha_sum = sums[MOVED], sums[ALPHA_NORM]
+    for j in range(w.shape[0]):
+        point, weights, bucket = w[j], companion[j], sketch[np.uint64(j) & _LAST_BUCKET]
+        sign = _signed(1.0, np.uint64(j))
+        for lane in range(low, high):
+            moved[lane] = point[lane] - weights[lane]
+            weights[lane] = point[lane] + kappa[lane] * moved[lane]
+        for lane in range(low, high):
+            moved_sum[lane] += moved[lane] * moved[lane]
+            bucket[lane] += sign * moved[lane]
+        for lane in range(low, high):
+            alpha_sum[lane] += weights[lane] * weights[lane]
 
 
 @inlined
@@ -81,13 +117,18 @@ def begin_pass(w, companion, width, lanes, kappa):
     if lanes.size == 1 and width == w.shape[1]:
         _begin_pass_of_all(w.reshape(-1), companion.reshape(-1), kappa[lanes[0]])
         return
-    for j in range(w.shape[0]):
-        for lane in lanes:
-            inverse_mu = 1.0 / (1.0 + kappa[lane])
-            for column in range(lane * width, (lane + 1) * width):
-                centre = w[j, column]
-                w[j, column] = (companion[j, column] + kappa[lane] * centre) * inverse_mu
-                companion[j, column] = centre
+    start = 0
+    while start < lanes.size:
+        stop = _end_of_run(lanes, start)
+        low, high = np.uint64(lanes[start] * width), np.uint64((lanes[stop - 1] + 1) * width)
+        for j in range(w.shape[0]):
+            point, weights = w[j], companion[j]
+            for column in range(low, high):
+                centre = point[column]
+                factor = kappa[column] if width == 1 else kappa[column // np.uint64(width)]
+                point[column] = (weights[column] + factor * centre) * (1.0 / (1.0 + factor))
+                weights[column] = centre
+        start = stop
 
 
 @inlined

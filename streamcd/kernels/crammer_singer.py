@@ -202,10 +202,11 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
     """
     lane, n_classes, margin = columns.lane, scratch.margin.size, scratch.margin
     own = slice(columns.first, columns.first + n_classes)
+    fetched = range(columns.first, columns.first + n_classes, 8)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
     for p in range(order.size):
-        fetch_ahead(order, p, rows, variables.w, columns.n_columns, 0, columns.n_columns)
+        fetch_ahead(order, p, rows, variables.w, columns.n_columns, fetched)
         i = order[p]
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:
@@ -255,10 +256,11 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
     """As `dual_certify` for a lane of Crammer–Singer. Changed in place: `w_alpha`, `totals`; `margin` is scratch."""
     lane = columns.lane
     own = slice(columns.first, columns.first + margin.size)
+    fetched = range(columns.first, columns.first + margin.size, 8)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
     for p in range(order.size):
-        fetch_ahead(order, p, rows, variables.w, columns.n_columns, 0, columns.n_columns)
+        fetch_ahead(order, p, rows, variables.w, columns.n_columns, fetched)
         i = order[p]
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:

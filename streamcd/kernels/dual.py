@@ -37,6 +37,7 @@ from .primitives import (
     add_row,
     add_to_8,
     add_to_16,
+    choose_fetched,
     dot_of_8,
     dot_of_16,
     falling,
@@ -248,7 +249,7 @@ def dual_visit(order, rows, costs, variables, steering, totals):
     w, bias, inverse_mu = variables.w, costs.bias, steering.inverse_mu[0]
     last = w.size - 1
     for p in range(order.size):
-        fetch_ahead(order, p, rows, w, 1, 0, 1)
+        fetch_ahead(order, p, rows, w, 1, range(1))
         i = order[p]
         c = row_cost(i, 0, rows, costs)
         if c <= 0.0:
@@ -273,10 +274,10 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
     """
     w, bias, n_lanes = variables.w, costs.bias, totals.shape[0]
     live, dots, steps = lanes.live, lanes.dots, lanes.steps
-    last, (low, high) = w.size - n_lanes, _range_of(lanes.chosen)
+    last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
     for p in range(order.size):
-        fetch_ahead(order, p, rows, w, n_lanes, low, high)
-        fetch_variables_ahead(order, p, variables, low, high)
+        fetch_ahead(order, p, rows, w, n_lanes, fetched)
+        fetch_variables_ahead(order, p, variables, fetched)
         i = order[p]
         n_live = 0
         for lane in lanes.chosen:
@@ -301,12 +302,6 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
                 w[last + lane] += steps[lane] * bias
                 n_changed += 1
         _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n_changed)
-
-
-@inlined
-def _range_of(chosen):
-    """Return the first of the chosen lanes, and the lane after the last."""
-    return (chosen[0], chosen[-1] + 1) if chosen.size else (0, 0)
 
 
 @inlined
@@ -351,7 +346,7 @@ def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
     on which another thread may be at work.
     """
     feature, value, live, steps = rows.feature, rows.value, lanes.live, lanes.steps
-    first, end = _range_of(lanes.chosen)
+    first, end = lanes.chosen[0], lanes.chosen[-1] + 1
     position = 0
     while position < n and end - first >= 8:
         low, done = min(live[position], end - 8), position
@@ -435,7 +430,7 @@ def dual_certify(order, rows, costs, variables, totals):
     last = w.size - 1
     sums = sums_of(0, totals)
     for p in range(order.size):
-        fetch_ahead(order, p, rows, w, 1, 0, 1)
+        fetch_ahead(order, p, rows, w, 1, range(1))
         i = order[p]
         c = row_cost(i, 0, rows, costs)
         if c <= 0.0:
@@ -491,10 +486,10 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
     """As `dual_certify` and `add_alpha_rows` for the given lanes at once; `w_alpha` has the shape of `w`."""
     w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
     live, dots, steps = lanes.live, lanes.dots, lanes.steps
-    last, (low, high) = w.size - n_lanes, _range_of(lanes.chosen)
+    last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
     for p in range(order.size):
-        fetch_ahead(order, p, rows, w, n_lanes, low, high)
-        fetch_variables_ahead(order, p, variables, low, high)
+        fetch_ahead(order, p, rows, w, n_lanes, fetched)
+        fetch_variables_ahead(order, p, variables, fetched)
         i = order[p]
         n_live = 0
         for lane in lanes.chosen:

@@ -112,7 +112,8 @@ class Steering(NamedTuple):
 class Lanes(NamedTuple):
     """Lanes to work on, and scratch arrays for one row."""
 
-    chosen: np.ndarray  # (k,) int64
+    chosen: np.ndarray  # (k,) int64, ascending
+    fetched: np.ndarray  # (lanes + 1,) int64, see `choose_fetched`
     dots: np.ndarray  # (lanes,) float64
     live: np.ndarray  # (lanes,) int64
     steps: np.ndarray  # (lanes,) float64: zeros, before and after
@@ -442,8 +443,8 @@ def add_row(rows, w, start, stop, step):
 
 
 @inlined
-def fetch_ahead(order, p, rows, w, n_columns, low, high):
-    """Prefetch record, entries and weights of rows ahead; `w` is flat, with `n_columns` per feature, ``low:high`` in use."""
+def fetch_ahead(order, p, rows, w, n_columns, fetched):
+    """Prefetch record, entries and weights of rows ahead; `w` is flat, with `n_columns` per feature, of which `fetched`."""
     indptr, feature, value = rows.indptr, rows.feature, rows.value
     last = order.size - 1
     i = order[min(p + _RECORDS_AHEAD, last)]
@@ -456,23 +457,37 @@ def fetch_ahead(order, p, rows, w, n_columns, low, high):
     i = order[min(p + _WEIGHTS_AHEAD, last)]
     for k in range(indptr[i], indptr[i + 1] if w.size > _CACHED_WEIGHTS else 0):
         first = feature[k] * n_columns
-        for column in range(low, high, 8):
+        for column in fetched:
             prefetch(w, first + column)
 
 
 @inlined
-def fetch_variables_ahead(order, p, variables, low, high):
-    """Prefetch the dual variables and flags of a row ahead, in the lanes ``low:high``."""
+def fetch_variables_ahead(order, p, variables, fetched):
+    """Prefetch the dual variables and flags of a row ahead, in the lanes `fetched`."""
     i = order[min(p + _VARIABLES_AHEAD, order.size - 1)]
     alpha, active = variables.alpha.reshape(-1), variables.active.reshape(-1)
     width, n_lanes = variables.alpha.shape[1], variables.active.shape[1]
-    for first in range(i * width, (i + 1) * width, n_lanes):
-        for column in range(low, high, 8):
-            prefetch(alpha, first + column)
-        prefetch(alpha, first + high - 1)
-    for column in range(low, high, 64):
-        prefetch(active, i * n_lanes + column)
-    prefetch(active, i * n_lanes + high - 1)
+    for lane in fetched:
+        for first in range(i * width, (i + 1) * width, n_lanes):
+            prefetch(alpha, first + lane)
+        prefetch(active, i * n_lanes + lane)
+
+
+@inlined
+def choose_fetched(lanes):
+    """Write lanes to the front of `fetched`, of which every chosen lane is one or less than a cache line after one.
+
+    Returns their number.
+    """
+    fetched, n = lanes.fetched, 0
+    for lane in lanes.chosen:
+        if n == 0 or lane >= fetched[n - 1] + 8:
+            fetched[n] = lane
+            n += 1
+    if n and lanes.chosen[-1] > fetched[n - 1]:  # numbers of a line that begins in between
+        fetched[n] = lanes.chosen[-1]
+        n += 1
+    return n
 
 
 @inlined

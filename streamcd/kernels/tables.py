@@ -209,6 +209,14 @@ def mark_collisions(hashes, bits, seen, collided):
 
 
 @kernel
+def take_codes(codes, places, out):
+    """Write the codes at `places` to `out`; the last one for a place of -1."""
+    for k in range(places.size):
+        place = np.int64(places[k])
+        out[k] = codes[place if place >= 0 else codes.size - 1]
+
+
+@kernel
 def table_rows(n_rows, values, codes, kinds, lines, features, indicators, bits, indptr, index, value, state):
     """Join columns to rows of entries, ascending by code within a row; zeros are no entries.
 

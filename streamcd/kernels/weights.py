@@ -8,18 +8,19 @@ _BLOCK = 128  # features summed column by column: with a hundred columns or so t
 
 
 @kernel
-def add_squares(w, other, sums):
-    """Add ``‖w_m‖²``, ``‖other_m‖²`` and ``‖w_m - other_m‖²`` of every column m to `sums`.
+def add_squares(w, other, columns, sums):
+    """Add ``‖w_m‖²``, ``‖other_m‖²`` and ``‖w_m - other_m‖²`` of some columns m to `sums`.
 
     Parameters
     ----------
-    w, other : ndarray of float64, shape (features, columns)
-    sums : ndarray of float64, shape (3, columns)
+    w, other : ndarray of float64, shape (features, all columns)
+    columns : ndarray of int64
+    sums : ndarray of float64, shape (3, all columns)
         Added to, in blocks of features.
     """
     for start in range(0, w.shape[0], _BLOCK):
         stop = min(start + _BLOCK, w.shape[0])
-        for m in range(w.shape[1]):
+        for m in columns:
             of_w = of_other = apart = 0.0
             for j in range(start, stop):
                 u, v = w[j, m], other[j, m]

@@ -231,7 +231,7 @@ class TableEncoder:
             if column.kind == "number":
                 values[line] = numbers_of(self._column(block, column.name, "number"))
             else:
-                codes[line] = self._codes(block, number, column)
+                self._codes(block, number, column, codes[line])
         room = self._room(n_rows, n_rows * len(layout.columns))
         arrays = (layout.kinds, layout.lines, layout.features, layout.indicators)
         status = kernels.table_rows(n_rows, values, codes, *arrays, self.encoding.bits, *room, self.state)
@@ -251,14 +251,14 @@ class TableEncoder:
             )
         return array
 
-    def _codes(self, block: Any, number: int, column: Column) -> np.ndarray:
+    def _codes(self, block: Any, number: int, column: Column, out: np.ndarray) -> None:
+        """Write the codes of a block's strings to `out`."""
         array = self._column(block, column.name, "string")
         found = dictionary_of(array)
         if found is None:
-            return self._string_codes(number, column, *strings_of(array))
-        values, indices = found
-        codes = self._dictionary_codes(number, column, values)
-        return codes[indices]  # -1, of null, takes the last code
+            out[:] = self._string_codes(number, column, *strings_of(array))
+        else:
+            kernels.take_codes(self._dictionary_codes(number, column, found[0]), found[1], out)
 
     def _dictionary_codes(self, number: int, column: Column, values: Any) -> np.ndarray:
         """Return the codes of a dictionary's values and, last, of null; cached while the dictionary stays the same."""

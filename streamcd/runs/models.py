@@ -15,7 +15,7 @@ from ..training import checkpoint
 from ..training.result import Result
 from .config import ResolvedRun, versions
 
-_BLOCK_BYTES = 1 << 23  # of weights at a time, where a model is written
+_BLOCK_BYTES = 1 << 20  # of weights at a time, where a model is written: they stay in the processor's cache
 
 
 def save_models(
@@ -136,11 +136,12 @@ def _weight_rows(
     for group in run.groups:
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
         if mine:
-            columns.append(np.concatenate([np.arange(lane * vectors, (lane + 1) * vectors) for lane in mine]))
+            columns.append(slice(mine[0] * vectors, (mine[-1] + 1) * vectors))
             sources.append(directory.state_rows(group.directory, "w", block_rows))
     start = 0
     for blocks in zip(*sources, strict=True):
-        rows = np.hstack([block[:, chosen] for block, chosen in zip(blocks, columns, strict=True)])
+        parts = [block[:, mine] for block, mine in zip(blocks, columns, strict=True)]
+        rows = parts[0] if len(parts) == 1 else np.hstack(parts)
         start += rows.shape[0]
         if last and start > problem.n_features:
             yield rows

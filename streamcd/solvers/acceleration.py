@@ -116,10 +116,10 @@ class Acceleration:
 
     def load_kernels(self, state: State) -> None:
         """Compile kernels, or load them from the cache; no lane is changed."""
-        none, sums = np.zeros(0, dtype=np.int64), np.zeros((0, 2))
+        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((2, 0))
         arguments = (state.w[:0], state.matrices["companion"][:0], self._width, none, state.lanes["kappa"])
         acceleration_kernels.begin_pass(*arguments)
-        acceleration_kernels.end_pass(*arguments, sums, state.matrices["movement"][:0])
+        acceleration_kernels.end_pass(*arguments, numbers, numbers, numbers[0])
 
     def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
         """Move the centres of lanes that begin a training read."""
@@ -138,24 +138,23 @@ class Acceleration:
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        sums, sketch = np.zeros((n_lanes, 2)), np.zeros((n_lanes, N_BUCKETS))
+        sums, sketch = np.zeros((2, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
         weights, rest = (state.w, state.matrices["companion"], self._width), (kept["kappa"], sums, sketch)
         end = acceleration_kernels.end_pass
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
         )  # a lane has sums of its own
-        threads.run([partial(end, *weights, part, *rest) for part in parts])
+        threads.run([partial(end, *weights, part, *rest, np.empty(n_lanes)) for part in parts])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
+        for first in range(0, trained.size, _LANES_AT_A_TIME):
+            lanes = trained[first : first + _LANES_AT_A_TIME]
+            movement = np.ascontiguousarray(sketch[:, lanes].T)
+            kept["cosine"][lanes] = _cosines(movement, previous[lanes])
+            previous[lanes] = movement
         with np.errstate(all="ignore"):  # the loop reports sums that are not finite
-            norms = np.sqrt(_row_products(sketch, sketch) * _row_products(previous, previous))
-            products = _row_products(sketch, previous)
-            cosine = np.divide(products, norms, out=np.zeros(n_lanes), where=norms > 0)
-            distance = 0.5 * kept["kappa"] ** 2 * sums[:, MOVED]
-        kept["cosine"][trained] = cosine[trained]
-        kept["distance"][trained] = distance[trained]
-        kept["w_alpha_square"][trained] = sums[trained, ALPHA_NORM]
-        previous[trained] = sketch[trained]
+            kept["distance"][trained] = (0.5 * kept["kappa"] ** 2 * sums[MOVED])[trained]
+        kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
         scale = 1.0 + kept["kappa"]  # kernels count with q/mu
         kept["alpha_sum"] += state.totals[:, ALPHA]
         kept["alpha_curvature"] += state.totals[:, ALPHA_CURVATURE] * scale
@@ -232,10 +231,12 @@ def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float
     return float(lanes["progress"][lane])
 
 
-def _row_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the inner products of corresponding rows, without a temporary array: there may be many lanes."""
-    products: np.ndarray = np.einsum("ij,ij->i", a, b)
-    return products
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the cosines of the angles between corresponding rows; 0 where one of them is 0."""
+    with np.errstate(all="ignore"):  # the loop reports sums that are not finite
+        squares, others, products = (np.einsum("ij,ij->i", u, v) for u, v in ((a, a), (b, b), (a, b)))
+        norms = np.sqrt(squares * others)
+        return np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
 
 
 def _clip(number: float, low: float, high: float) -> float:

@@ -109,7 +109,7 @@ class RowSolver:
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
-        _squares(state.w[:0], state.w_alpha[:0])
+        _squares(state.w[:0], state.w_alpha[:0], none)
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
             self.acceleration.load_kernels(state)
@@ -153,7 +153,7 @@ class RowSolver:
         gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
         totals = state.totals
-        sums = _squares(state.w, state.w_alpha)
+        sums = _squares(state.w, state.w_alpha, self._columns_of(state.phase(CERTIFY)))
         sums = np.stack([*sums, self.distance_to_kept(state, sums[2])])
         # Crammer–Singer has all its vectors in one lane
         squared, squared_alpha, drift, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
@@ -183,9 +183,7 @@ class RowSolver:
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it as their companion."""
-        columns = (lanes[:, None] * self.problem.lane_vectors + np.arange(self.problem.lane_vectors)).reshape(
-            -1
-        )
+        columns = self._columns_of(lanes)
         target = state.matrices["companion"] if self.acceleration else state.w
         weight_kernels.move_columns(state.w_alpha, target, columns)
 
@@ -194,13 +192,21 @@ class RowSolver:
         if self.acceleration:
             squared = state.lanes["w_alpha_square"]
         else:
-            squared = _squares(state.w, state.w)[0].reshape(-1, self.problem.lane_vectors).sum(axis=1)
+            columns = self._columns_of(state.phase(TRAIN))
+            squared = (
+                _squares(state.w, state.w, columns)[0].reshape(-1, self.problem.lane_vectors).sum(axis=1)
+            )
         return np.asarray(state.lanes["dual_sum"] - 0.5 * squared + estimates)
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""
         width = self.problem.lane_vectors
         return slice(lane * width, (lane + 1) * width)
+
+    def _columns_of(self, lanes: np.ndarray) -> np.ndarray:
+        """Return the weight vectors of some lanes, ascending."""
+        width = self.problem.lane_vectors
+        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
     @property
     def costs(self) -> Costs:
@@ -324,8 +330,8 @@ class DualSolver(RowSolver):
         totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
         while len(self._scratch) < n_parts:
             n_lanes = self.problem.n_lanes
-            scratch = np.zeros(n_lanes), np.zeros(n_lanes, dtype=np.int64), np.zeros(n_lanes)
-            self._scratch.append(Lanes(lanes, *scratch))
+            fetched, live = (np.zeros(n_lanes + 1, dtype=np.int64) for _ in range(2))
+            self._scratch.append(Lanes(lanes, fetched, np.zeros(n_lanes), live, np.zeros(n_lanes)))
         self.threads.run(
             [
                 partial(visit, *arguments, sums, scratch._replace(chosen=part))
@@ -444,10 +450,10 @@ def _primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) ->
         return np.asarray(sums + losses + (norm + 0.5 * moved) * moved)
 
 
-def _squares(w: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return ``‖w‖²``, ``‖other‖²`` and ``‖w - other‖²`` of every vector, shape (3, vectors)."""
+def _squares(w: np.ndarray, other: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return ``‖w‖²``, ``‖other‖²`` and ``‖w - other‖²`` of some vectors, shape (3, all vectors); of others 0."""
     sums = np.zeros((3, w.shape[1]))
-    weight_kernels.add_squares(w, other, sums)
+    weight_kernels.add_squares(w, other, columns, sums)
     return sums
 
 

@@ -77,12 +77,23 @@ class State:
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
+    def stored_arrays(self) -> dict[str, np.ndarray]:
+        """Return `to_arrays` as a checkpoint needs them: before the first window, without weights that are zeros."""
+        arrays = self.to_arrays()
+        if not (self.read or self.window):
+            weights = [name for name in arrays if name == "w" or name.startswith("matrix_")]
+            for name in (name for name in weights if not arrays[name].any()):
+                del arrays[name]
+        return arrays
+
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Load a state that `to_arrays` returned; raises `KeyError` if an array is missing.
+        """Load a state that `stored_arrays` returned; raises `KeyError` if an array is missing.
 
         Arrays of lanes, rows and matrices are kept, not copied: there may not be memory for two of each.
         """
         arrays = {f"lane_{name}": self.lanes[name] for name in _ADDED if name in self.lanes} | arrays
+        if not arrays["position"].any():
+            arrays = {"w": self.w, **{f"matrix_{name}": own for name, own in self.matrices.items()}} | arrays
         kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
         if missing := kept.difference(arrays):
             raise KeyError(min(missing))

@@ -66,7 +66,9 @@ class Stream:
         n_readers = 1 if self._in_memory else max(min(n_threads, plan.readers, self.table.n_chunks), 1)
         tables = [self.table, *(self.table.another() for _ in range(n_readers - 1))]
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
-        ahead_bytes = AHEAD_BYTES if n_readers == 1 else SHARED_AHEAD_BYTES
+        if not self._in_memory and self._exceeds_page_cache():  # affects speed alone, never results
+            for table in tables:
+                table.read_directly(AHEAD_BYTES if n_readers == 1 else SHARED_AHEAD_BYTES)
         self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
         size = (
             (self._slots.n_items, self._slots.n_entries) if plan.resident else window_size(self.table, plan)
@@ -76,12 +78,20 @@ class Stream:
         if isinstance(layout, RowLayout) and not plan.resident and not self._in_memory:
             self._active = ActiveRows(dataset, self._arenas, folder)
         self._readers = [
-            _Reader(table, layout.decoder(table, seed, n_folds), self._seen, ahead_bytes, self._active)
-            for table in tables
+            _Reader(table, layout.decoder(table, seed, n_folds), self._seen, self._active) for table in tables
         ]
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: tuple[tuple[int, int], Window, list[Future[None]]] | None = None
         self._turns, self._turn = list(range(len(self._arenas))), 0  # the arenas that windows take by turns
+
+    def _exceeds_page_cache(self) -> bool:
+        """Return whether chunks are read past the page cache: it cannot hold them, or they are at a URL.
+
+        If it can, later reads need no disk, and announcing chunks makes reading from a cold disk twice as fast. If not, in
+        passes of 1.1-1.5 s the time waiting for the disk fell from 0.25-0.53 s to 0.06-0.28 s (100 M entries, a cap of 400
+        MB, alternate runs; `read_ahead`).
+        """
+        return self.table.client_bytes > 0 or self.table.bytes_on_disk() > 0.6 * page_cache_room()
 
     @property
     def bytes_read(self) -> int:
@@ -255,26 +265,14 @@ class Stream:
 
 
 class _Reader:
-    """Loader of chunks into an arena, in its own thread, with read-ahead of announced chunks.
+    """Loader of chunks into an arena, in its own thread, with read-ahead of announced chunks."""
 
-    If the page cache can hold the data, chunks are read through it, and later reads need no disk; announcing them makes
-    reading from a cold disk twice as fast. If not, they are read past it (`read_ahead`): in passes of 1.1-1.5 s, the time
-    waiting for the disk fell from 0.25-0.53 s to 0.06-0.28 s (100 M entries, a cap of 400 MB, alternate runs).
-    """
-
-    def __init__(
-        self, table: Table, decode: Decoder, seen: np.ndarray, ahead_bytes: int, active: ActiveRows | None
-    ) -> None:
+    def __init__(self, table: Table, decode: Decoder, seen: np.ndarray, active: ActiveRows | None) -> None:
         self._table, self._decode, self._seen, self._active = table, decode, seen, active
         self._hinted = np.zeros(0, dtype=np.int64)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
         self.bytes_read = 0
         self.seconds = 0.0
-        n_bytes = table.bytes_on_disk()
-        if table.client_bytes or (
-            n_bytes and n_bytes > 0.6 * page_cache_room()
-        ):  # affects speed alone, never results
-            table.read_directly(ahead_bytes)
 
     def submit(self, work: Callable[..., T], *arguments: Any, at_once: bool = False) -> Future[T]:
         """Queue work for the thread, or with `at_once` do it in the calling thread, which is faster for data in memory."""

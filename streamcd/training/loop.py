@@ -153,7 +153,7 @@ class TrainingLoop(ABC):
 
     def _write_state(self) -> None:
         """Replace the state on disk, which also records the length of the log."""
-        arrays = self.state.to_arrays()
+        arrays = self.state.stored_arrays()
         self._add_to_checkpoint(arrays)
         arrays["seconds"] = np.array(self._seconds())
         arrays["bytes_read"] = np.array(self._bytes_read())

@@ -151,8 +151,8 @@ class _LaneSource:
         own = [matrix[list(lanes)] for matrix in matrices]
         self._matrix, self._mean = (np.kron(matrix, np.eye(problem.lane_vectors)) for matrix in own)
         self._lane_mean = own[1]
-        arrays = checkpoint.read_arrays(path / "state.npz", ("slots",), identity)
-        if arrays is None:
+        arrays = checkpoint.read_arrays(path / "state.npz", ("slots", "position"), identity)
+        if arrays is None or not arrays["position"].any():
             raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume' the run first")
         self._current = arrays["slots"]
         self._slots: SlotStore | None = None
