@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -58,9 +58,6 @@ from .output import (
     print_result,
     warn_unconverged,
 )
-
-if TYPE_CHECKING:
-    from ..dataset.dataset import Dataset
 from .program import Program
 from .verification import find_problems, print_problems
 
@@ -347,14 +344,6 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 # Models
 
 
-def _cached(data: str, cache: str | None, cache_size: str | None) -> Dataset | str:
-    """Open a dataset with a cache, where one is asked for."""
-    from ..dataset.dataset import open_dataset
-
-    asked = cache is not None or cache_size is not None
-    return open_dataset(data, cache=cache, cache_size=cache_size) if asked else data
-
-
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
@@ -370,15 +359,7 @@ def _cached(data: str, cache: str | None, cache_size: str | None) -> Dataset | s
 @force_option("picture")
 @output_options
 def evaluate(
-    data: str,
-    model: str,
-    plot: str | None,
-    force: bool,
-    quiet: bool,
-    as_json: bool,
-    cache: str | None,
-    cache_size: str | None,
-    **options: Any,
+    data: str, model: str, plot: str | None, force: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Compare a model's predictions with the labels of a dataset, of a table or of libsvm text.
 
@@ -391,12 +372,11 @@ def evaluate(
         if plot is None:
             from ..prediction.evaluate import evaluate as evaluate_model
 
-            result = evaluate_model(_cached(data, cache, cache_size), model, listener=listener, **options)
+            result = evaluate_model(data, model, listener=listener, **options)
         else:
             from ..runs.report import plot_evaluation
 
-            found = _cached(data, cache, cache_size)
-            result = plot_evaluation(found, model, plot, force=force, listener=listener, **options)
+            result = plot_evaluation(data, model, plot, force=force, listener=listener, **options)
     console.show(result, as_json, print_evaluation, f"{model} on {data}", result)
 
 
@@ -462,8 +442,6 @@ def predict(
     out: str,
     proba: bool,
     liblinear_proba: bool | None,
-    cache: str | None,
-    cache_size: str | None,
     **options: Any,
 ) -> None:
     """Predict the rows of a dataset, of a table or of libsvm text, in the order of the source.
@@ -483,8 +461,7 @@ def predict(
     with console.Console(quiet) as listener:
         target = sys.stdout if out == "-" else out
         proba = proba or bool(liblinear_proba)
-        found = _cached(data, cache, cache_size)
-        result = predict_rows(found, model, target, proba=proba, listener=listener, **options)
+        result = predict_rows(data, model, target, proba=proba, listener=listener, **options)
     if as_json:
         console.print_json({**result, "out": out})
     elif out != "-":

@@ -119,9 +119,10 @@ def publishing(folder: Url, table: type[ChunkedTable], *, force: bool) -> Iterat
     version = (folder / _MANIFEST).version()
     found = Publication(folder, table, os.urandom(8).hex(), version, force)
     scratch = Path(tempfile.gettempdir())
+    room = "three times" if table is Columns else "twice (three times with --scale)"
     disk_full = (
-        f"{scratch}: the disk is full, nothing was written to {folder}; make room (about three times the size of the "
-        "decoded entries, four with --scale), or name another directory in TMPDIR"
+        f"{scratch}: the disk is full, nothing was written to {folder}; make room (about {room} the size of the "
+        "decoded entries), or name another directory in TMPDIR"
     )
     with disk_full_means(disk_full), scratch_directory(scratch, "upload") as work:
         try:

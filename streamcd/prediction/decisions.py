@@ -36,7 +36,7 @@ from ..core.progress import Listener, Progress, counted
 from ..core.range_cache import Cache
 from ..core.storage import REMOTE_BYTES, Location, Url, is_url, location
 from ..core.threads import Threads, make_threads
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.read_ahead import AHEAD_BYTES
 from ..dataset.scaling import Scaling
@@ -411,6 +411,13 @@ def _decide_share(
             records[:, 1], records[:, 2], records[:, 3:] = block.label, block.weight, block.decisions
             records.tofile(file)
     return decisions.n_ignored, decisions.n_unseen
+
+
+def cached(
+    data: Dataset | str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_size: int | str | None
+) -> Dataset | str | os.PathLike[str]:
+    """Open a dataset with a cache, if one is asked for; other data stay as they are."""
+    return data if cache is None and cache_size is None else open_cached(data, cache, cache_size)
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
