@@ -235,8 +235,8 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
     return intrinsic(typed)
 
 
-dot_of_8, dot_of_16 = _of_vectors(1, adds=False), _of_vectors(2, adds=False)
-add_to_8, add_to_16 = _of_vectors(1, adds=True), _of_vectors(2, adds=True)
+dot_of_8, dot_of_16, dot_of_32 = (_of_vectors(n_vectors, adds=False) for n_vectors in (1, 2, 4))
+add_to_8, add_to_16, add_to_32 = (_of_vectors(n_vectors, adds=True) for n_vectors in (1, 2, 4))
 
 
 def unsigned(index):
@@ -359,13 +359,6 @@ def log_terms(t, cost, alpha, rest):
     log_p, log_q = math.log(p) if p > 0.0 else 0.0, math.log(q) if q > 0.0 else 0.0
     phi = _divergence(p, log_p, falls, -other) + _divergence(q, log_q, rises, -loss)
     return cost * phi, cost * loss, -cost * (p * log_p + q * log_q)
-
-
-@inlined
-def log_dual(cost, alpha, rest):
-    """Return a row's term of the dual objective for the logistic loss, as `log_terms` does."""
-    p, q = alpha / cost, rest / cost
-    return -cost * (p * (math.log(p) if p > 0.0 else 0.0) + q * (math.log(q) if q > 0.0 else 0.0))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
