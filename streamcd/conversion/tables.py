@@ -108,12 +108,13 @@ class CsvReader(TextReader):
             raise DataError(
                 f"{name}: expected a line of column names, found none; check that this is the file meant"
             )
+        n_names = text.count(self.delimiter.encode(), first, end) + 1  # at most: quotes may hold some
         try:
             names = csv.read_csv(
                 io.BytesIO(text[first:end] + b"\n"),
                 csv.ReadOptions(use_threads=False, autogenerate_column_names=True),
                 csv.ParseOptions(delimiter=self.delimiter),
-                csv.ConvertOptions(column_types={f"f{k}": pa.string() for k in range(1 << 12)}),
+                csv.ConvertOptions(column_types={f"f{k}": pa.string() for k in range(n_names)}),
             )
         except pa.ArrowInvalid:
             raise DataError(
