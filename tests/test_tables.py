@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -252,6 +253,16 @@ def test_list_views_are_lists() -> None:
     assert elements.to_pylist() == [1, 2, 3]
 
 
+def test_labels_that_are_measurements_are_no_classes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pa.table({"x": rng.random(70_000), "y": rng.random(70_000)})
+    data = streamcd.convert(write_table(table, tmp_path / "t.parquet"), tmp_path / "out", label="y")
+    with pytest.raises(
+        StreamcdError, match="at most 65,536 classes, found labels of more values; measurements"
+    ):
+        streamcd.train(data, tmp_path / "run")
+
+
 def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,yes\n2,yes\n")
     dataset = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
@@ -289,6 +300,7 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
         ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected as label, weight or feature alone"),
         ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected as label, weight or feature"),
         ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column 'w': expected as label, wei"),
+        ("a,y\n\xe9,1\n", {"label": "y"}, r"found 'a' \(text not in UTF-8\); write the file in UTF-8; or leave"),
         ("1,0.5,2\n0,1,2\n", {"label": "y"}, r"t\.csv:1: expected the names of the columns, found numbers"),
         ("a,y\n1,\n", {"label": "y"}, r"t\.csv:2: column 'y': expected a label, found None; correct"),
         ("a,y\ninf,1\n", {"label": "y"}, "column 'a': expected a finite value, found inf"),
@@ -302,7 +314,7 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
 def test_a_hostile_table_gets_one_clear_line(
     tmp_path: Path, text: str, options: dict[str, Any], message: str
 ) -> None:
-    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.csv").write_text(text, "latin-1")
     with pytest.raises(StreamcdError, match=message) as raised:
         streamcd.convert(tmp_path / "t.csv", tmp_path / "out", **options)
     assert "\n" not in str(raised.value)
@@ -355,7 +367,8 @@ def test_strings_that_are_no_utf_8_are_refused_in_a_parquet_file(tmp_path: Path)
 
 @pytest.mark.usefixtures("lend")
 def test_a_wrong_type_far_down_is_named_with_its_line(tmp_path: Path) -> None:
-    lines = ["x,y", *(f"{k},{k % 2}" for k in range(300_000)), "abc,1"]
+    # the label comes first: it was called the wrong column, since it is the last of those that are read
+    lines = ["y,x", *(f"{k % 2},{k}" for k in range(300_000)), "1,abc"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     for workers in (1, 2):
         with pytest.raises(StreamcdError, match=r"t\.csv:300002: column 'x': expected a number.*found 'abc'"):
@@ -536,13 +549,36 @@ def test_null_strings_stay_null() -> None:
     assert len(arrow_strings([])) == 0
 
 
-def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
-    (tmp_path / "t.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-    with pytest.raises(StreamcdError, match=r"found HDF5; write it as one of these"):
-        streamcd.convert(tmp_path / "t.h5", tmp_path / "out")
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5"),
+        (pickle.dumps([1, 2]), "a pickle"),
+        ("a,y\n1,2\n".encode("utf-16"), "text in UTF-16"),
+        (b'[{"a": 1, "y": 2}]', "JSON"),
+        (b'{"a": 1, "y": 2}\n', "JSON"),
+        (b"@RELATION r\n@ATTRIBUTE a NUMERIC\n@DATA\n1,2\n", "ARFF"),
+        (b"<!doctype html><table>", "HTML or XML"),
+        (
+            b"PK\x03\x04" + bytes(22) + b"\x0f\0\0\0xl/workbook.xml" + bytes(99),
+            "a ZIP archive, as Excel's workbooks are",
+        ),
+    ],
+)
+def test_formats_that_are_not_read_are_named(tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / "data").write_bytes(content)
+    with pytest.raises(StreamcdError, match=rf"found {name}; write it as one of these"):
+        streamcd.convert(tmp_path / "data", tmp_path / "out", label="y")
+
+
+def test_damaged_and_compressed_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(50))
     with pytest.raises(StreamcdError, match="expected a whole file of its format, found a damaged one"):
         streamcd.convert(tmp_path / "t.parquet", tmp_path / "out", label="y")
+
+    (tmp_path / "t.parquet.gz").write_bytes(gzip.compress(b"PAR1" + bytes(50)))
+    with pytest.raises(StreamcdError, match=r"expected a plain parquet file .* decompress"):
+        streamcd.convert(tmp_path / "t.parquet.gz", tmp_path / "out", label="y")
 
 
 def test_a_file_in_place_of_a_dataset_is_told_its_conversion(tmp_path: Path) -> None:

@@ -40,6 +40,17 @@ _FOREIGN = (
     (b"ORC", "ORC"),
     (b"Obj\x01", "Avro"),
     (b"%PDF", "PDF"),
+    (b"FEA1", "Feather's version 1"),
+    (b"\x89PNG", "PNG"),
+    (b"\x80\x03", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"\x80\x05", "a pickle"),
+    (b"\xff\xfe", "text in UTF-16"),
+    (b"\xfe\xff", "text in UTF-16"),
+    (b'{"', "JSON"),
+    (b"[{", "JSON"),
+    (b"@relation", "ARFF"),
+    (b"<", "HTML or XML"),
 )
 _HEAD_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
@@ -81,16 +92,23 @@ def recognise(path: str) -> tuple[str, bytes]:
         return "libsvm", b""
     head, text = read_head(ByteRange(path), _HEAD_BYTES)
     kept = head if path == STANDARD_INPUT else b""
-    for magic, name in _FOREIGN:
-        if head.startswith(magic):
-            raise DataError(
-                f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {name}; "
-                "write it as one of these"
-            )
+    foreign = [name for magic, name in _FOREIGN if text.lower().startswith(magic.lower())]
+    if head.startswith(b"PK\x03\x04") and not _first_member(head).endswith(b".npy"):
+        foreign = ["a ZIP archive, as Excel's workbooks are"]
+    if foreign:
+        raise DataError(
+            f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {foreign[0]}; "
+            "write it as one of these"
+        )
     for magic, name in _MAGIC:
-        if head.startswith(magic):
+        if text.startswith(magic):
             return name, kept
     return ("csv" if delimiter_of(text) else "libsvm"), kept
+
+
+def _first_member(head: bytes) -> bytes:
+    """Return the name of the first file of a ZIP archive."""
+    return head[30 : 30 + int.from_bytes(head[26:28], "little")]
 
 
 def delimiter_of(text: bytes) -> str | None:

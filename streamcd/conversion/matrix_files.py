@@ -279,6 +279,11 @@ class NpyReader(_MatrixFiles):
                     f"{self.paths[0]}: expected labels; give --label, the number of a column (-1 is the last) or a .npy"
                 )
             return None
+        if not os.path.isfile(self.label):
+            raise UsageError(
+                f"{self.paths[0]}: expected as --label the number of a column (-1 is the last) or a .npy, found "
+                f"{self.label!r}; check the name"
+            )
         with open(self.label, "rb") as file:
             return _header(file, self.label).dtype
 

@@ -152,6 +152,7 @@ def _column(feature: str, types: dict[str, str], options: TableOptions, name: st
 _ADVICE = {
     "boolean": "make a boolean 0 and 1, or a string",
     "time": "make numbers of a time, such as days or seconds",
+    "text not in UTF-8": "write the file in UTF-8",
     "list": "name a column of indices and one of values with --features INDICES:VALUES",
 }
 

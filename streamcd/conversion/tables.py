@@ -91,7 +91,8 @@ class CsvReader(TextReader):
             return dict.fromkeys(names, "nothing")
         buffer = pa.py_buffer(text[start : end or len(text)])
         table = self._read(buffer, names, _convert_options(), _at_lines(display_name(self.paths[0]), 1))
-        return column_types(table.schema, "")
+        types = column_types(table.schema, "")
+        return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
     def _header(self, path: str) -> tuple[list[str], int]:
         """Return the names in the first line, and its end."""
@@ -174,7 +175,7 @@ class CsvReader(TextReader):
         except pa.ArrowInvalid as error:
             if self.threaded:  # Arrow's threads do not tell the row
                 return replace(self, threaded=False)._read(buffer, names, options, message)
-            raise DataError(_csv_complaint(str(error), options, message)) from None
+            raise DataError(_csv_complaint(str(error), names, message)) from None
 
 
 def _convert_options(**more: Any) -> Any:
@@ -187,7 +188,7 @@ def _at_lines(name: str, line: int) -> Any:
     return lambda row: f"{name}:{line + row + 1}"
 
 
-def _csv_complaint(error: str, options: Any, message: Any) -> str:
+def _csv_complaint(error: str, names: list[str], message: Any) -> str:
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
     if ragged:
         row, expected, found, text = ragged.groups()
@@ -196,7 +197,6 @@ def _csv_complaint(error: str, options: Any, message: Any) -> str:
     if not bad:
         return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
     column, row, type_, what = bad.groups()
-    names = list(options.include_columns or options.column_types)
     name = names[int(column)] if int(column) < len(names) else column
     expected = "a number, as in its first rows" if type_ == "double" else "text in UTF-8"
     value = what.removeprefix("invalid value ").strip("'")[:40]

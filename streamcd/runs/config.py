@@ -19,6 +19,7 @@ from ..core.progress import Listener
 from ..core.range_cache import Cache, asked_cache
 from ..core.storage import is_url
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.schema import MAX_CLASSES
 from ..solvers.acceleration import check_acceleration
 from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import Solver
@@ -127,7 +128,8 @@ class ProblemOptions:
         """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
         if dataset.classes is None or dataset.class_counts is None:
             raise UsageError(
-                f"{dataset.path}: the labels take too many values to be classes; nothing to train on"
+                f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; measurements are "
+                "for regression, which is not offered; check which column is the label"
             )
         names = dataset.class_names
         if dataset.classes.size == 1 and names is not None:
