@@ -33,6 +33,7 @@ from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.solvers import extrapolation
 from streamcd.solvers.registry import SOLVERS
+from streamcd.training import stopping
 from streamcd.training.checkpoint import open_run, read_arrays, read_config
 from streamcd.training.result import Result
 
@@ -395,3 +396,9 @@ def test_shrinking_keeps_its_gain(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     active = [line["active_rows"] for line in lines if line["kind"] == "train"]
     assert np.mean(active) < 0.7 * data.n_rows
+
+
+def test_after_a_failed_certificate_the_next_waits_for_as_small_an_estimate_as_the_gap_has_shown() -> None:
+    """A bound of 0.05, on data whose estimates are a fiftieth of the gap, meant a certificate every few passes."""
+    lanes = {"caution": np.ones(1), "expected_gap": np.array([0.02]), "gap": np.ones(1)}
+    assert stopping._caution_after_failure(lanes, 0) == pytest.approx(0.97 * 0.02)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 import re
 import struct
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from csv import Error as RecordError
+from csv import reader as records
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -40,6 +41,7 @@ from .table_rows import TableBatch, column_types, distinct_names
 SAMPLE_BYTES = 1 << 20
 """First bytes of delimited text, from which the columns' types are inferred."""
 
+_COLUMNS_AT_A_TIME = 1000  # of delimited text
 _QUOTE = ord('"')
 _NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 _LEAST_BATCH_ROWS, _MOST_BATCH_ROWS = 1 << 8, 1 << 16
@@ -90,7 +92,7 @@ class CsvReader(TextReader):
         if not text[start : end or len(text)].strip():
             return dict.fromkeys(names, "nothing")
         buffer = pa.py_buffer(text[start : end or len(text)])
-        table = self._read(buffer, names, _convert_options(), _at_lines(display_name(self.paths[0]), 1))
+        table = self._read(buffer, names, names, {}, _at_lines(display_name(self.paths[0]), 1))
         types = column_types(table.schema, "")
         return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
@@ -109,20 +111,14 @@ class CsvReader(TextReader):
             raise DataError(
                 f"{name}: expected a line of column names, found none; check that this is the file meant"
             )
-        n_names = text.count(self.delimiter.encode(), first, end) + 1  # at most: quotes may hold some
         try:
-            names = csv.read_csv(
-                io.BytesIO(text[first:end] + b"\n"),
-                csv.ReadOptions(use_threads=False, autogenerate_column_names=True),
-                csv.ParseOptions(delimiter=self.delimiter),
-                csv.ConvertOptions(column_types={f"f{k}": pa.string() for k in range(n_names)}),
-            )
-        except pa.ArrowInvalid:
+            line = text[first:end].decode().rstrip("\r\n")
+            found = [name.strip() for name in next(records([line], delimiter=self.delimiter, strict=True))]
+        except (UnicodeDecodeError, RecordError):
             raise DataError(
                 f"{name}:1: expected the names of the columns in UTF-8, with closed quotes, found "
                 f"{text[first : min(end, first + 60)]!r}; correct the line"
             ) from None
-        found = [str(value).strip() for column in names.columns for value in column.to_pylist()]
         if all(re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", text) for text in found):
             raise DataError(
                 f"{name}:1: expected the names of the columns, found numbers; add a first line of names"
@@ -137,8 +133,8 @@ class CsvReader(TextReader):
             names, header_end = self._header(piece.path)
             arrow = {"number": pa.float64(), "nothing": pa.float64()}
             wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
-            chosen = [name for name in wanted if name in names]
-            options = _convert_options(column_types=wanted, include_columns=chosen)
+            present = set(names)
+            chosen = [name for name in wanted if name in present]
             plain = PlainColumns(names, {name: wanted[name] for name in chosen}, _NULLS, self.delimiter)
             line = first_line if piece is pieces[0] else 0
             blocks = read_blocks(
@@ -151,37 +147,44 @@ class CsvReader(TextReader):
                     message = _at_lines(block.name, line + skipped)
                     n_lines = int(np.count_nonzero(block.as_array()[block.start : block.stop] == 0x0A))
                     table = plain.read(block.as_array(), start, block.stop, n_lines)
-                    if table := table or self._block(block, start, names, options, message):
+                    if table := table or self._block(block, start, names, chosen, wanted, message):
                         for batch in table.to_batches(max_chunksize=_MOST_BATCH_ROWS):
                             yield TableBatch(batch, read_before + block.bytes_read, message)
                             message = _at_lines(block.name, line + skipped + batch.num_rows)
                     line += n_lines
             read_before += piece.n_bytes if piece.path != "-" else 0
 
-    def _block(self, block: ByteBlock, start: int, names: list[str], options: Any, message: Any) -> Any:
+    def _block(self, block: ByteBlock, start: int, *columns: Any) -> Any:
         view = memoryview(block.buffer)[start : block.stop]
         if len(view) < 3 and not bytes(view).strip():
             return None
-        return self._read(pa.py_buffer(view), names, options, message)
+        return self._read(pa.py_buffer(view), *columns)
 
-    def _read(self, buffer: Any, names: list[str], options: Any, message: Any) -> Any:
-        """Read a table from text without its line of names."""
+    def _read(
+        self, buffer: Any, names: list[str], chosen: list[str], types: dict[str, Any], message: Any
+    ) -> Any:
+        """Read the columns `chosen` from text without its line of names, some at a time: each takes Arrow 15 kB."""
         read = csv.ReadOptions(
             use_threads=self.threaded, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
         )
         parse = csv.ParseOptions(delimiter=self.delimiter)
+        columns: list[Any] = []
         try:
-            return csv.read_csv(pa.BufferReader(buffer), read, parse, options)
+            for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
+                part = chosen[k : k + _COLUMNS_AT_A_TIME]
+                convert = csv.ConvertOptions(
+                    null_values=_NULLS,
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                    column_types=types,
+                    include_columns=part,
+                )
+                columns += csv.read_csv(pa.BufferReader(buffer), read, parse, convert).columns
         except pa.ArrowInvalid as error:
             if self.threaded:  # Arrow's threads do not tell the row
-                return replace(self, threaded=False)._read(buffer, names, options, message)
+                return replace(self, threaded=False)._read(buffer, names, chosen, types, message)
             raise DataError(_csv_complaint(str(error), names, message)) from None
-
-
-def _convert_options(**more: Any) -> Any:
-    return csv.ConvertOptions(
-        null_values=_NULLS, strings_can_be_null=True, quoted_strings_can_be_null=False, **more
-    )
+        return pa.Table.from_arrays(columns, chosen)
 
 
 def _at_lines(name: str, line: int) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UsageError, file_named
+
+_SYNCED_TOGETHER = 8
 
 
 def sync(path: Path) -> None:
@@ -21,23 +24,61 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_together(paths: Sequence[Path]) -> None:
+    """Make several files or directories durable at a time, for which a file system writes its journal once or twice."""
+    if len(paths) == 1:
+        sync(paths[0])
+        return
+    with ThreadPoolExecutor(_SYNCED_TOGETHER, thread_name_prefix="streamcd-sync") as pool:
+        for done in [pool.submit(sync, path) for path in paths]:
+            done.result()
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, before: Sequence[Path] = ()) -> Iterator[Path]:
     """Yield a temporary name to write to; the file written there replaces `path` when the block ends.
 
-    If the block fails, `path` stays as it was and the temporary file is removed.
+    If the block fails, `path` stays as it was and the temporary file is removed. The files `before`, which `path` refers to,
+    are made durable first.
     """
-    partial = path.with_name(path.name + ".partial")
-    if partial.is_symlink():
-        raise UsageError(f"{partial}: a symbolic link, through which nothing is written; remove it")
+    partial = _partial(path)
     try:
         with file_named(path):
             yield partial
-        sync(partial)
+        sync_together([*before, partial])
         os.replace(partial, path)
         sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield temporary names for several files of one directory, the last of which describes the others.
+
+    As with `replacing`; the file that describes is gone before the first of the others is replaced, and comes last.
+    """
+    partials, (*others, last), folder = [_partial(path) for path in paths], paths, paths[-1].parent
+    try:
+        with file_named(folder):
+            yield partials
+        sync_together(partials)
+        last.unlink(missing_ok=True)
+        for partial, path in zip(partials, others, strict=False):
+            os.replace(partial, path)
+        sync(folder)
+        os.replace(partials[-1], last)
+        sync_together([folder, folder.parent])
+    finally:
+        for partial in partials:
+            partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    partial = path.with_name(path.name + ".partial")
+    if partial.is_symlink():
+        raise UsageError(f"{partial}: a symbolic link, through which nothing is written; remove it")
+    return partial
 
 
 def check_output(

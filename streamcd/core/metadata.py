@@ -125,8 +125,22 @@ def write_metadata(
     path: Path, kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True
 ) -> dict[str, Any]:
     """Write a metadata file, whole or not at all; returns its content, including format and seal."""
+    content = _sealed(kind, fields)
+    write_file(path, _text(content, allow_nan))
+    return content
+
+
+def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:
+    """Return the bytes of a metadata file."""
+    return _text(_sealed(kind, fields), allow_nan)
+
+
+def _sealed(kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     content = {"format": kind.format, "format_version": kind.version, **fields}
     if kind.seal_key:
         content[kind.seal_key] = kind.seal(content)
-    write_file(path, (json.dumps(content, indent=1, allow_nan=allow_nan) + "\n").encode())
     return content
+
+
+def _text(content: Mapping[str, Any], allow_nan: bool) -> bytes:
+    return (json.dumps(content, indent=1, allow_nan=allow_nan) + "\n").encode()

@@ -43,7 +43,6 @@ from .primitives import (
     falling,
     fetch_ahead,
     fetch_variables_ahead,
-    log_dual,
     log_terms,
     rounding_terms,
     row_cost,
@@ -58,6 +57,8 @@ _SQUARE = 6  # beside the losses of `primitives`
 _TINY = 1e-200  # smallest dual variable of the logistic loss; its logarithm is finite
 _KINK = 1e-3  # hinge: a margin nearer to 1 than this may be on either side of it
 _SHRINK_NEWTON = 0.1  # factor of Z instead of a Newton step that leaves the interval
+_NEAR = 0.1  # gradient of the logistic dual below which the term of the gap is a series
+_FAR = 2.0  # such a gradient above which Newton's method does not start from alpha
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -123,40 +124,68 @@ def _svc_step(loss, gradient, q, cost, alpha, omega):
 
 
 @inlined
-def _log_gradient(t, alpha, rest):
+def _log_bounded(gradient, alpha, rest):
     """Return the derivative of the dual; 0 if alpha is at the smallest number kept and would fall further."""
-    gradient = math.log(alpha / rest) + t
     if (alpha <= _TINY and gradient > 0.0) or (rest <= _TINY and gradient < 0.0):
         return 0.0
     return gradient
 
 
 @inlined
-def _log_step(t, q, cost, alpha, rest, tolerance):
+def _log_phi(t, cost, alpha, rest, log_rest, gradient):
+    """Return the term of the gap, cost times the divergence of p = alpha/cost from s = 1/(1 + e^t).
+
+    Where the difference of their logits, the gradient g, is small, by a series in it, to 1e-8: nothing cancels, and no
+    exponential is needed.
+    """
+    if abs(gradient) >= _NEAR:
+        loss = math.log1p(math.exp(-abs(t))) + max(-t, 0.0)
+        return max(alpha * gradient + cost * (loss - math.log(cost) + log_rest), 0.0)
+    p, g = alpha / cost, gradient
+    spread = p * (rest / cost)
+    odd = (2.0 * p - 1.0) * g
+    series = (1.0 - 12.0 * spread) / 120.0 * odd + (1.0 + spread * (120.0 * spread - 30.0)) / 720.0 * g * g
+    return cost * spread * g * g * (0.5 + odd / 6.0 + g * g * ((1.0 - 6.0 * spread) / 24.0 + series))
+
+
+@inlined
+def _log_step(t, q, cost, row, gradient, tolerance):
     """Minimise the logistic dual over one variable by Newton's method, in the variable that is nearer to a bound.
 
-    Returns alpha, C - alpha, the change of alpha (free of cancellation), and the Newton steps taken.
+    `row` is (alpha, C - alpha, their logarithms), and `gradient` the derivative there. Returns the new row, the change of
+    alpha (free of cancellation), and the Newton steps taken. Where the gradient is small the first step starts from alpha;
+    else from the minimiser for q = 0, which is at most C/2 in that variable, and near the solution after acceleration has
+    divided q.
     Source: Yu, Huang, Lin, Machine Learning 85 (2011), Algorithms 4 and 5. No line search is needed.
     """
+    alpha, rest, log_alpha, log_rest = row
     if q <= 0.0:
-        return 0.5 * cost, 0.5 * cost, 0.5 * cost - alpha, 0
+        half, log_half = 0.5 * cost, math.log(0.5 * cost)
+        return (half, half, log_half, log_half), half - alpha, 0
     first = 0.5 * q * (rest - alpha) + t >= 0.0
-    centre, slope = (alpha, t) if first else (rest, -t)
-    z = centre if centre < 0.5 * cost else _SHRINK_NEWTON * centre
+    centre, slope, z, other = (alpha, t, log_alpha, log_rest) if first else (rest, -t, log_rest, log_alpha)
+    log_z, log_other, z = z, other, centre
+    if not first:
+        gradient = -gradient
+    if centre > 0.5 * cost or abs(gradient) > _FAR:
+        z = max(min(cost / (1.0 + math.exp(min(slope, 500.0))), 0.5 * cost), _TINY)
+        log_z, log_other = math.log(z), math.log(cost - z)
+        gradient = log_z - log_other + q * (z - centre) + slope
     steps = 0
-    while steps < 1000:
-        gradient = math.log(z / (cost - z)) + q * (z - centre) + slope
-        if abs(gradient) <= tolerance:
-            break
-        candidate = z - gradient / (q + 1.0 / z + 1.0 / (cost - z))
+    while abs(gradient) > tolerance and steps < 1000:
+        spread = z * (cost - z)
+        candidate = z - gradient * spread / (q * spread + cost)
         z = candidate if candidate > 0.0 else _SHRINK_NEWTON * z
         steps += 1
         if z < _TINY:
             z = _TINY
+        log_z, log_other = math.log(z), math.log(cost - z)
+        if z == _TINY:
             break
+        gradient = log_z - log_other + q * (z - centre) + slope
     if first:
-        return z, cost - z, z - alpha, steps
-    return cost - z, z, rest - z, steps
+        return (z, cost - z, log_z, log_other), z - alpha, steps
+    return (cost - z, z, log_other, log_z), rest - z, steps
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -175,10 +204,12 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
     alpha, active, n_lanes = variables.alpha, variables.active, totals.shape[0]
     old, change = alpha[i, lane], 0.0
     rest = alpha[i, n_lanes + lane] if loss == LOG_LOSS else 0.0
+    log_old, log_rest = (math.log(old), math.log(rest)) if loss == LOG_LOSS else (0.0, 0.0)
     totals[lane, N_VISITED] += 1
     if loss == LOG_LOSS:
-        phi, _, _ = log_terms(t, c, old, rest)
-        gradient = projected = abs(_log_gradient(t, old, rest))  # its largest size is what LIBLINEAR stops by
+        signed = _log_bounded(log_old - log_rest + t, old, rest)
+        phi = _log_phi(t, c, old, rest, log_rest, log_old - log_rest + t)
+        gradient = projected = abs(signed)  # its largest size is what LIBLINEAR stops by
     else:
         phi, _, _ = _svc_terms(loss, t, c, old)
         gradient, projected = svc_projected_gradient(loss, t, c, old)
@@ -197,16 +228,21 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
         totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
         totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
         if abs(projected) > NO_STEP:
-            totals[lane, DUAL] -= _dual_term(loss, c, old, rest)
             if loss == LOG_LOSS:
-                new, rest, change, steps = _log_step(t, q, c, old, rest, steering.tolerance[lane])
-                alpha[i, n_lanes + lane] = rest
+                row = (old, rest, log_old, log_rest)
+                moved, change, steps = _log_step(t, q, c, row, signed, steering.tolerance[lane])
+                new, new_rest, log_new, log_new_rest = moved
+                alpha[i, lane], alpha[i, n_lanes + lane] = new, new_rest
                 totals[lane, N_STEPS] += steps
+                # the constant C log C cancels
+                totals[lane, DUAL] += (
+                    old * log_old + rest * log_rest - new * log_new - new_rest * log_new_rest
+                )
             else:
                 new = _svc_step(loss, gradient, q, c, old, steering.omega[lane])
                 change = new - old
-            alpha[i, lane] = new
-            totals[lane, DUAL] += _dual_term(loss, c, new, rest)
+                alpha[i, lane] = new
+                totals[lane, DUAL] += _dual_term(loss, c, new) - _dual_term(loss, c, old)
     if accelerated and (change != 0.0 or steering.uncounted[lane] != 0.0):
         counted = 0.0 if steering.uncounted[lane] != 0.0 else old
         _count_alpha(lane, loss, counted, alpha[i, lane], q, c, totals)
@@ -214,10 +250,8 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
 
 
 @inlined
-def _dual_term(loss, cost, alpha, rest):
-    """Row's term of the dual objective; `rest` is C - alpha of the logistic loss."""
-    if loss == LOG_LOSS:
-        return log_dual(cost, alpha, rest)
+def _dual_term(loss, cost, alpha):
+    """Row's term of the dual objective, but of the logistic loss."""
     diagonal, _ = _svc_diagonal(loss, cost)
     return (0.0 if loss == _SQUARE else alpha) - 0.5 * diagonal * alpha * alpha
 
@@ -411,7 +445,7 @@ def certify_row(loss, row, a, rest, sums):
     t, c, reach = row
     if loss == LOG_LOSS:
         phi, primal, dual = log_terms(t, c, a, rest)
-        projected = abs(_log_gradient(t, a, rest))
+        projected = abs(_log_bounded(math.log(a / rest) + t, a, rest))
     else:
         phi, primal, dual = _svc_terms(loss, t, c, a)
         _, projected = svc_projected_gradient(loss, t, c, a)

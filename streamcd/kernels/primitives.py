@@ -361,13 +361,6 @@ def log_terms(t, cost, alpha, rest):
     return cost * phi, cost * loss, -cost * (p * log_p + q * log_q)
 
 
-@inlined
-def log_dual(cost, alpha, rest):
-    """Return a row's term of the dual objective for the logistic loss, as `log_terms` does."""
-    p, q = alpha / cost, rest / cost
-    return -cost * (p * (math.log(p) if p > 0.0 else 0.0) + q * (math.log(q) if q > 0.0 else 0.0))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Rounding of a certificate
 

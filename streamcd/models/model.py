@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import replacing, sync
+from ..core.atomic_files import replacing_together
 from ..core.code_matrices import default_code, has_vector_per_class
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
-from ..core.metadata import read_metadata, write_metadata
+from ..core.metadata import metadata_text, read_metadata, write_metadata
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
 from .calibration import sigmoid_logarithms
@@ -340,27 +339,30 @@ class Model:
         directory.mkdir(parents=True, exist_ok=True)
         description = self._description()
         description["categories_checksum"] = ""
-        with ExitStack() as files:
-            weights = files.enter_context(replacing(directory / "weights.npy"))
-            _write_array(weights, self.weights.shape, (self.weights,) if rows is None else rows)
-            description["weights_checksum"] = file_checksum(weights)
+        has_scales, has_categories = (
+            self.scaling.scales is not None,
+            self.encoding is not None and self.encoding.has_categories,
+        )
+        names = (
+            ["weights.npy"]
+            + ["scaling.npy"] * has_scales
+            + [CATEGORIES_FILE] * has_categories
+            + ["model.json"]
+        )
+        with replacing_together([directory / name for name in names]) as files:
+            new = dict(zip(names, files, strict=True))
+            _write_array(new["weights.npy"], self.weights.shape, (self.weights,) if rows is None else rows)
+            description["weights_checksum"] = file_checksum(new["weights.npy"])
             if self.scaling.scales is not None:
-                scales = files.enter_context(replacing(directory / "scaling.npy"))
-                _write_array(scales, self.scaling.scales.shape, (self.scaling.scales,))
-                description["scaling"]["checksum"] = file_checksum(scales)
-            if self.encoding is not None and self.encoding.has_categories:
-                categories = files.enter_context(replacing(directory / CATEGORIES_FILE))
-                self.encoding.save(categories)
-                description["categories_checksum"] = file_checksum(categories)
-            # a kill between the files must leave no model rather than files of two models
-            (directory / "model.json").unlink(missing_ok=True)
+                _write_array(new["scaling.npy"], self.scaling.scales.shape, (self.scaling.scales,))
+                description["scaling"]["checksum"] = file_checksum(new["scaling.npy"])
+            if self.encoding is not None and has_categories:
+                self.encoding.save(new[CATEGORIES_FILE])
+                description["categories_checksum"] = file_checksum(new[CATEGORIES_FILE])
+            new["model.json"].write_bytes(metadata_text(MODEL, description, allow_nan=False))
         # files of the model that was here before
-        if self.scaling.scales is None:
-            (directory / "scaling.npy").unlink(missing_ok=True)
-        if not description["categories_checksum"]:
-            (directory / CATEGORIES_FILE).unlink(missing_ok=True)
-        write_metadata(directory / "model.json", MODEL, description, allow_nan=False)
-        sync(directory.parent)
+        for name in {"scaling.npy", CATEGORIES_FILE}.difference(names):
+            (directory / name).unlink(missing_ok=True)
 
     def _description(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}

@@ -55,6 +55,7 @@ _BLOCKS_TOGETHER = 2  # per thread, between synchronisations
 _BLOCK_ENTRIES = 1 << 16  # summed at a time: a chunk of the usual 1 MB, or several small ones
 _SAMPLE = 1 << 12  # entries
 _NEW_VALUES = 1 << 17  # dual variables initialised at a time
+_LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 NEGLIGIBLE = 1e-8
 """Relative rounding of a gap below which it is ignored."""
 
@@ -123,7 +124,27 @@ class RowSolver:
         training = state.phase(TRAIN)
         if training.size:
             self.begin_pass(state, training)
-            self.train(window, state, shuffled_active_rows(window, training, order, key), training)
+            rows = shuffled_active_rows(window, training, order, key)
+            *first, rest = self._stretches(window, state, rows, training)
+            for stretch in first:
+                gap = state.totals[:, GAP].copy()
+                self.train(window, state, stretch, training)
+                whole = rows.size * window.count / stretch.size
+                gap = whole * (state.totals[:, GAP] - gap)
+                self.acceleration.end_stretch(state, training, gap, self.threads)  # type: ignore[union-attr]
+            self.train(window, state, rest, training)
+
+    def _stretches(
+        self, window: Window, state: State, rows: np.ndarray, lanes: np.ndarray
+    ) -> list[np.ndarray]:
+        """Divide the rows of a visit into stretches, after all of which but the last kappa and centre are set anew.
+
+        It is a single one but for the first window of the first pass. Workers, whose state has no centre, leave it alone.
+        """
+        if not (self.acceleration and "companion" in state.matrices and window.number == 0):
+            return [rows]
+        n_entries = window.n_entries * window.count
+        return np.split(rows, self.acceleration.first_stretches(state, lanes, rows.size, n_entries))
 
     def begin_pass(self, state: State, lanes: np.ndarray) -> None:
         """Move the centres of accelerated lanes, before the first window of a training read."""
@@ -245,14 +266,14 @@ class DualSolver(RowSolver):
         self._scratch: list[Lanes] = []
 
     def new_state(self) -> State:
-        """Return the state before the first read; the logistic loss starts from alpha > 0, whose w the first read sums."""
+        """Return the state before the first read: w = 0."""
         n_lanes = self.problem.n_lanes
         lanes = {"inner_tolerance": np.full(n_lanes, 1e-2)}
         lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
-        return self.start_state(lanes, START if self._logistic else TRAIN)
+        return self.start_state(lanes, TRAIN)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Set alpha = 0, or a small positive number for the logistic loss."""
+        """Set alpha = 0; for the logistic loss, whose alpha is positive, so small that w(alpha) = 0 up to rounding."""
         super().new_rows(arena, start, stop)
         if not self._logistic:
             return
@@ -261,7 +282,7 @@ class DualSolver(RowSolver):
         for first in range(start, stop, step):
             rows = slice(first, min(first + step, stop))
             cost = self.problem.row_costs(arena.code[rows], arena.weight[rows], arena.fold[rows])
-            alpha = np.minimum(1e-3 * cost, 1e-8)
+            alpha = _LEAST_ALPHA * cost
             arena.alpha[rows, :n_lanes] = alpha
             arena.alpha[rows, n_lanes : 2 * n_lanes] = cost - alpha
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.atomic_files import sync
+from ..core.atomic_files import sync_together
 from ..core.errors import CheckpointError, file_named
 from ..dataset.dataset import Dataset
 from .identity import Identity
@@ -125,17 +125,20 @@ class SlotStore:
             if data[8:_HEADER_BYTES] == bytes(8):
                 self.save(chunk, (np.frombuffer(data, np.uint8, offset=_HEADER_BYTES),))
 
+    def unsynced(self) -> list[Path]:
+        """List the files, and their folder, that hold what was saved since `mark_durable`."""
+        chunks = np.searchsorted(self._shard, sorted(self._unsynced)).tolist()
+        return [*map(self._path, chunks), self.folder]
+
     def sync(self) -> None:
         """Make everything saved so far durable."""
-        for chunk in np.searchsorted(self._shard, sorted(self._unsynced)).tolist():
-            with file_named(self._path(chunk)):
-                os.fsync(self._open(chunk))
-        sync(self.folder)
+        sync_together(self.unsynced())
         self._unsynced.clear()
 
     def mark_durable(self) -> None:
         """Protect the current slots as those of the last durable checkpoint."""
         self._durable = self.current.copy()
+        self._unsynced.clear()
 
     def close(self) -> None:
         """Close all files."""
@@ -177,8 +180,9 @@ class MemorySlots(SlotStore):
         """Copy a chunk's state."""
         self._kept[chunk] = [array.copy() for array in arrays]
 
-    def sync(self) -> None:
-        """Do nothing."""
+    def unsynced(self) -> list[Path]:
+        """Return nothing: there are no files."""
+        return []
 
     def mark_durable(self) -> None:
         """Do nothing."""

@@ -32,6 +32,9 @@ from .window import Window
 
 T = TypeVar("T")
 
+_FEW_ENTRIES = 1 << 20
+"""Resident entries that are read within some ms, in the only window: a thread of their own takes longer to wake up."""
+
 _ORDER_OF_CHUNKS = 2**32 - 1  # in place of the window in the random key of a read's order
 
 
@@ -63,7 +66,8 @@ class Stream:
         self._units = np.arange(unit_start(self.table).size - 1)
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(unit_start(self.table)))
         self._in_memory = self.table.bytes_on_disk() == 0
-        n_readers = 1 if self._in_memory else max(min(n_threads, plan.readers, self.table.n_chunks), 1)
+        self._at_once = self._in_memory or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
+        n_readers = 1 if self._at_once else max(min(n_threads, plan.readers, self.table.n_chunks), 1)
         tables = [self.table, *(self.table.another() for _ in range(n_readers - 1))]
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
         if not self._in_memory and self._exceeds_page_cache():  # affects speed alone, never results
@@ -211,7 +215,7 @@ class Stream:
                 places = chunks[mine], *(start[mine] for start in starts)
                 if mine.any() or hinted.any():
                     arguments = (arena, places, hint[hinted], self.plan.resident)
-                    loads.append(reader.submit(reader.load_window, *arguments, at_once=self._in_memory))
+                    loads.append(reader.submit(reader.load_window, *arguments, at_once=self._at_once))
         self._ahead = ((read, window.number), window, loads)
 
     def _place(
@@ -275,7 +279,7 @@ class _Reader:
         self.seconds = 0.0
 
     def submit(self, work: Callable[..., T], *arguments: Any, at_once: bool = False) -> Future[T]:
-        """Queue work for the thread, or with `at_once` do it in the calling thread, which is faster for data in memory."""
+        """Queue work for the thread, or with `at_once` do it in the calling thread, which is faster for little data."""
         if not at_once:
             return self._thread.submit(work, *arguments)
         done: Future[T] = Future()

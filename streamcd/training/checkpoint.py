@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..core.atomic_files import replacing, sync
+from ..core.atomic_files import replacing
 from ..core.errors import CheckpointError, LockError, file_named
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Kind, content_digest, read_metadata, write_metadata
@@ -41,7 +41,7 @@ _OWN_KEYS = ("format", "format_version", "checksum", "identity", "identity_adopt
 _HEADERS_BYTES = 1 << 20  # of the arrays of a state, and other small values
 LINE_BYTES = 1 << 20  # largest line of a log
 _BLOCK_BYTES = 1 << 18  # of a state, written at a time: its checksum is computed in the processor's cache
-_PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial")
+_PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial", "log.jsonl.partial")
 
 
 class Run:
@@ -58,6 +58,10 @@ class Run:
         if locked and self._lock is None:
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = 0
+        self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
+        self._early_log = path / "log.jsonl.partial"
+        if self.state_path.exists() and not self.log_path.exists() and self._early_log.exists():
+            os.replace(self._early_log, self.log_path)  # by a process that was killed between the two
         for name in _PARTIAL:  # of a process that was killed
             (path / name).unlink(missing_ok=True)
 
@@ -73,14 +77,24 @@ class Run:
             own["identity_adopted"] = True
         write_metadata(self.config_path, RUN, {**config, **own})
 
-    def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace ``state.npz``, atomically; it records the length of the log."""
+    def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
+        """Replace ``state.npz``, atomically; it records the length of the log, and refers to `files`.
+
+        The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
+        """
+        if self._early_lines:
+            with file_named(self._early_log):
+                self._early_log.write_bytes(b"".join(self._early_lines))
+            self._log_bytes = self._early_log.stat().st_size
         if self._log_bytes:
-            sync(self.log_path)
-        with replacing(self.state_path) as partial, open(partial, "wb") as file:
+            files = [*files, self._early_log if self._early_lines else self.log_path]
+        with replacing(self.state_path, files) as partial, open(partial, "wb") as file:
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
             own = {"log_bytes": np.int64(self._log_bytes), "identity": identity}
             _write_archive(file, {**arrays, **own})
+        if self._early_lines:
+            os.replace(self._early_log, self.log_path)
+        self._early_lines = None
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
@@ -89,7 +103,6 @@ class Run:
         """
         arrays = read_arrays(self.state_path, identity=self.identity, room=room + _HEADERS_BYTES)
         if arrays is None:
-            # the first state is written before the first line of the log
             if self.log_path.exists() and self.log_path.stat().st_size:
                 raise CheckpointError(
                     f"{self.state_path}: missing, though the run's log tells of passes; restore it from a copy, or train "
@@ -102,15 +115,17 @@ class Run:
         with _damage_named(self.state_path):
             log_bytes = int(arrays.pop("log_bytes"))
         self._cut_log(log_bytes)
+        self._early_lines = None
         return arrays
 
     def append_log(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``log.jsonl``."""
-        first = {} if self._log_bytes else {"identity": self.identity.name}
+        first = {} if self._log_bytes or self._early_lines else {"identity": self.identity.name}
         line = (json.dumps({**first, **record}) + "\n").encode()
-        with file_named(self.log_path), open(self.log_path, "ab") as file:
-            file.write(line)
-        self._log_bytes += len(line)
+        if self._early_lines is not None:
+            self._early_lines.append(line)
+        else:
+            self._add_to_log(line)
 
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
         """Open the slots of a dataset's chunks, or use `pages` in their place, as files of this run."""
@@ -134,9 +149,16 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _add_to_log(self, lines: bytes) -> None:
+        with file_named(self.log_path), open(self.log_path, "ab") as file:
+            file.write(lines)
+        self._log_bytes += len(lines)
+
     def _cut_log(self, n_bytes: int) -> None:
         if n_bytes and self.log_path.exists():
             self.identity.check(log_identity(self.log_path), self.log_path)
+        if not (n_bytes or self.log_path.exists()):
+            return
         with file_named(self.log_path), open(self.log_path, "ab") as file:
             self._log_bytes = min(n_bytes, file.tell())
             file.truncate(self._log_bytes)
@@ -156,7 +178,7 @@ class MemoryRun(Run):
         """Return the part of that name; with "" the run itself."""
         return self._parts.setdefault(name, MemoryRun()) if name else self
 
-    def write_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
         """Keep the arrays, not copied."""
         self._arrays = arrays
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ from .warm_start import WarmStart
 
 StopRequested = Callable[[], int | None]
 """Callable that returns the number of a signal that requests a stop, or None; called after every window."""
+
+
+_FIRST_CHECKPOINT = 1.0
+"""Seconds of a session until its first checkpoint, at most: from then on the log can be followed, too. One at the start took
+0.02 s, on a9a a third of the training."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Prepare a new run and write its first checkpoint: a kill at any later moment leaves something to resume."""
+        """Prepare a new run; until its first checkpoint, resuming it begins anew."""
 
     @abstractmethod
     def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
@@ -151,13 +157,13 @@ class TrainingLoop(ABC):
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         """Remove and restore what `_add_to_checkpoint` added."""
 
-    def _write_state(self) -> None:
-        """Replace the state on disk, which also records the length of the log."""
+    def _write_state(self, files: Sequence[Path] = ()) -> None:
+        """Replace the state on disk, which also records the length of the log; it refers to `files`."""
         arrays = self.state.stored_arrays()
         self._add_to_checkpoint(arrays)
         arrays["seconds"] = np.array(self._seconds())
         arrays["bytes_read"] = np.array(self._bytes_read())
-        self.directory.write_state(arrays)
+        self.directory.write_state(arrays, files)
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
@@ -238,7 +244,7 @@ class Loop(TrainingLoop):
         self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)  # before `new_state`
         super().__init__(directory, task, session)
         self.threads = task.solver.threads = session.threads
-        self.last_checkpoint = self.started
+        self.next_checkpoint = math.inf
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
         if task.validate is not None:
             self.meter["validation"] = 0.0
@@ -256,6 +262,7 @@ class Loop(TrainingLoop):
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
+        self.next_checkpoint = time.monotonic() + min(task.checkpoint_every, _FIRST_CHECKPOINT)
         options: dict[str, Any] = {"n_folds": folds, "n_threads": self.threads.count}
         options["folder"] = self.directory.path if self.directory.has_files else None
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **options) as stream:
@@ -350,7 +357,7 @@ class Loop(TrainingLoop):
     def _pause(self) -> None:
         """Between windows, stop if requested, and save a checkpoint if one is due."""
         self._stop_if_requested()
-        if time.monotonic() - self.last_checkpoint >= self.task.checkpoint_every:
+        if time.monotonic() >= self.next_checkpoint:
             self._checkpoint()
 
     def _before_stop(self) -> str:
@@ -361,10 +368,9 @@ class Loop(TrainingLoop):
 
     def _checkpoint(self) -> None:
         self.rows.flush()
-        self.slots.sync()
-        self._write_state()
+        self._write_state(self.slots.unsynced())
         self.slots.mark_durable()
-        self.last_checkpoint = time.monotonic()
+        self.next_checkpoint = time.monotonic() + self.task.checkpoint_every
 
     def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         arrays["slots"] = self.slots.current
@@ -381,7 +387,6 @@ class Loop(TrainingLoop):
             self.paged.write_constants()
         if self.task.warm_start is not None:
             self._warm_start(self.task.warm_start)
-        self._checkpoint()
 
     def _warm_start(self, start: WarmStart) -> None:
         """Initialise the state from another run, as far as the solver can use it."""

@@ -167,7 +167,7 @@ class PowerCut(FaultyFiles):
     def __init__(self, run: Path, at: int, half: bool, power: bool) -> None:
         super().__init__(at, "half" if half else "before", ("pwritev", "fsync", "replace"))
         self.power = power
-        self.unsynced: list[tuple[int, int, bytes]] = []  # descriptor, offset, bytes before
+        self.unsynced: list[tuple[str, int, bytes]] = []  # file, offset, bytes before
         self.renames: list[tuple[str, str | None]] = []  # name, copy of the file before
         self.log = run.resolve() / "log.jsonl"
         self.synced_bytes = {str(self.log): _log_bytes(run / "state.npz")}
@@ -179,7 +179,7 @@ class PowerCut(FaultyFiles):
 
         def noted_pwritev(descriptor: int, pieces: Any, offset: int) -> int:
             data = b"".join(pieces)
-            self.unsynced.append((descriptor, offset, os.pread(descriptor, len(data), offset)))
+            self.unsynced.append((_name(descriptor), offset, os.pread(descriptor, len(data), offset)))
             return pwritev(descriptor, [data], offset)
 
         def noted_fsync(descriptor: int) -> None:
@@ -200,8 +200,9 @@ class PowerCut(FaultyFiles):
 
     def die(self) -> None:
         if self.power:
-            for descriptor, offset, before in reversed(self.unsynced):
-                os.pwrite(descriptor, before, offset)
+            for name, offset, before in reversed(self.unsynced):
+                with _OPEN(name, "r+b", buffering=0) as file:
+                    os.pwrite(file.fileno(), before, offset)
             for target, copy in reversed(self.renames):
                 if copy is None:
                     os.unlink(target)
@@ -217,11 +218,12 @@ class PowerCut(FaultyFiles):
             os.truncate(
                 real, 0
             )  # renamed before it was synced: the name survives a power cut, not what is in it
+        self.synced_bytes[os.path.realpath(target)] = os.stat(real).st_size
         call(source, target)
 
     def _note_sync(self, descriptor: int) -> None:
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
-        self.unsynced = [write for write in self.unsynced if write[0] != descriptor]
+        name = _name(descriptor)
+        self.unsynced = [write for write in self.unsynced if write[0] != name]
         if os.path.isdir(name):
             self.renames = [rename for rename in self.renames if os.path.dirname(rename[0]) != name]
         else:
@@ -234,6 +236,10 @@ class PowerCut(FaultyFiles):
         copy = f"{name}.before-{self.count}"
         shutil.copyfile(name, copy)
         return copy
+
+
+def _name(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 def _log_bytes(state: Path) -> int:
