@@ -185,9 +185,6 @@ class MemoryRun(Run):
     def read_state(self, room: int) -> None:
         """Return None: every run in memory is new."""
 
-    def append_log(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
         """Return slots in memory."""
         return MemorySlots()
