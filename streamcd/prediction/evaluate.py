@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.classes import class_indices
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
@@ -39,8 +40,7 @@ class _Evaluation:
     def add(self, rows: DecidedRows) -> None:
         model, decisions, label = self.model, rows.decisions, rows.label
         predicted = model.places(decisions)
-        place = np.minimum(np.searchsorted(model.classes, label), model.n_classes - 1)
-        known = model.classes[place] == label
+        place, known = class_indices(model.classes, label)
         self.n_rows += label.size
         self.n_correct += int((known & (place == predicted)).sum())
         if not known.all():
