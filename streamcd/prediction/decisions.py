@@ -33,9 +33,10 @@ from ..core.memory_budget import RESERVED_BYTES, require
 from ..core.metadata import content_digest
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress, counted
-from ..core.storage import REMOTE_BYTES, Url, is_url, location
+from ..core.range_cache import Cache
+from ..core.storage import REMOTE_BYTES, Location, Url, is_url, location
 from ..core.threads import Threads, make_threads
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.read_ahead import AHEAD_BYTES
 from ..dataset.scaling import Scaling
@@ -308,7 +309,7 @@ class Decisions:
             with Workers(self._workers, self.listener, __name__) as workers:
                 tasks, sizes, unit = self._tasks(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(tasks))]
-                data = self._path if self.dataset is None else self.dataset.path
+                data = (self._path, None) if self.dataset is None else (self.dataset.path, self.dataset.cache)
                 shared = data, str(directory), self._share, self.n_threads, self._compared
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
                 for ignored, unseen in workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes):
@@ -385,7 +386,7 @@ def _shared_model(directory: str) -> Model:
 
 
 def _decide_share(
-    data: str | Path,
+    data: tuple[str | Location, Cache | None],
     directory: str,
     budget: int,
     threads: int,
@@ -395,8 +396,11 @@ def _decide_share(
     *start: int,
 ) -> tuple[int, int]:
     """Write the rows of some chunks or of a part of a file, with their decisions; returns ignored entries and categories."""
-    model = _shared_model(directory)
-    decisions = Decisions(data, model, budget, Listener(), threads=threads, compared=compared)
+    model, (path, cache) = _shared_model(directory), data
+    source = open_dataset(path) if isinstance(part, range) else path
+    if isinstance(source, Dataset):
+        source.use_cache(cache)
+    decisions = Decisions(source, model, budget, Listener(), threads=threads, compared=compared)
     rows = (
         decisions.dataset_rows("", part) if isinstance(part, range) else decisions.text_rows("", part, *start)
     )
@@ -407,6 +411,13 @@ def _decide_share(
             records[:, 1], records[:, 2], records[:, 3:] = block.label, block.weight, block.decisions
             records.tofile(file)
     return decisions.n_ignored, decisions.n_unseen
+
+
+def cached(
+    data: Dataset | str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_size: int | str | None
+) -> Dataset | str | os.PathLike[str]:
+    """Open a dataset with a cache, if one is asked for; other data stay as they are."""
+    return data if cache is None and cache_size is None else open_cached(data, cache, cache_size)
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
