@@ -328,7 +328,7 @@ cache_options = together(
         "--cache",
         type=click.Path(file_okay=False),
         metavar="DIR",
-        help="Keep what is read of a DATASET at a URL in this directory, for passes after the first.",
+        help="Keep what is read of a DATASET at a URL in this directory, and read it there the next time.",
     ),
     click.option("--cache-size", metavar="SIZE", help="Largest size of that directory.  [default: 10GB]"),
 )

@@ -14,7 +14,7 @@ from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..core.threads import make_threads
-from ..dataset.dataset import Dataset
+from ..dataset.dataset import Dataset, open_cached
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
 from ..training.loop import Session, StopRequested, deadline
@@ -29,7 +29,6 @@ from .config import (
     changed_by,
     is_begun,
     make_rule,
-    open_cached,
     settle_acceleration,
 )
 from .early_warnings import warn_early
