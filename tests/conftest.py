@@ -63,6 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # half of the objects of a test process are modules and tests, which are no garbage
+    gc.set_threshold(20_000, 50, 50)  # and of what tests make little is
 
 
 @pytest.fixture(scope="session")

@@ -118,13 +118,13 @@ def test_the_certified_point_is_the_optimum(tmp_path: Path, loss: str, name: str
     x, y = NAMED[name]()
     data = write_dataset(tmp_path / "data", (x, y), n_chunks=n_chunks)
     plan = windows_of(data, min(3, n_chunks), resident=False)
-    result = train(data, tmp_path / "run", loss=loss, C=5.0, tol=1e-5, bias=1.0, max_passes=20_000, plan=plan)
+    result = train(data, tmp_path / "run", loss=loss, C=5.0, tol=1e-4, bias=1.0, max_passes=20_000, plan=plan)
     assert result.converged
     dense, w = augmented(x, 1.0), run_weights(tmp_path / "run", 1.0)
     primal = primal_objectives(loss, dense, y, w, 5.0)
     least = exact_optimum(loss, dense, y, 5.0)[1]
     np.testing.assert_allclose(primal, [lane["primal_objective"] for lane in result.lanes], rtol=1e-8)
-    assert (primal <= least * (1 + 1.1e-5)).all()
+    assert (primal <= least * (1 + 1.1e-4)).all()
     if len(result.lanes) == 1:
         alpha, _ = run_dual(tmp_path / "run", data, 2 if loss == "log_loss" else 1, 1)
         dual = dual_objective(loss, dense, y, alpha, 5.0)
@@ -166,7 +166,7 @@ def test_workers_take_a_fraction_of_the_rounds_too(
 ) -> None:
     """And what is certified are the weights that the run ends with."""
     x, y = badly_conditioned()
-    data = write_dataset(tmp_path / "data", (x, y), n_chunks=12, n_shards=12)
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=8, n_shards=8)
     asked: dict[str, Any] = {"loss": loss, "C": C, "tol": 1e-2, "client": Simulation(n_workers)}
     fast = train(data, tmp_path / "run", max_passes=300, **asked)
     plain = train(data, tmp_path / "plain", max_passes=2 * fast.passes, acceleration="none", **asked)
@@ -402,3 +402,13 @@ def test_after_a_failed_certificate_the_next_waits_for_as_small_an_estimate_as_t
     """A bound of 0.05, on data whose estimates are a fiftieth of the gap, meant a certificate every few passes."""
     lanes = {"caution": np.ones(1), "expected_gap": np.array([0.02]), "gap": np.ones(1)}
     assert stopping._caution_after_failure(lanes, 0) == pytest.approx(0.97 * 0.02)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_kappa_is_found_within_the_first_pass(loss: str, tmp_path: Path) -> None:
+    """It took four passes to grow to this size, a factor of 4 to 8 in each."""
+    data = write_dataset(tmp_path / "data", badly_conditioned(4000))
+    train(data, tmp_path / "run", loss=loss, C=10.0, max_passes=6, tol=0.0)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    kappa = [line["kappa"][0] for line in lines if line["kind"] == "train"]
+    assert 0.5 < kappa[0] / kappa[4] < 2.0

@@ -150,7 +150,7 @@ def test_a_disk_that_fills_up_leaves_the_window_in_use_alone(
 
 
 def options(loss: str, acceleration: str, **changed: Any) -> dict[str, Any]:
-    return {"loss": loss, "acceleration": acceleration, "C": 1.0, "tol": 1e-5, "max_passes": 60} | changed
+    return {"loss": loss, "acceleration": acceleration, "C": 1.0, "tol": 1e-5, "max_passes": 40} | changed
 
 
 @pytest.fixture

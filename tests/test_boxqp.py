@@ -177,11 +177,10 @@ ON_DISK = ["mapped", "mapped_lower", "mapped_upper"]
 STREAMED = ["streamed", "streamed_fortran", "private", "streamed_lower", "streamed_upper"]
 
 
-@pytest.mark.parametrize("omega", [1.0, "auto"])
 @pytest.mark.parametrize("kind", IN_MEMORY + ON_DISK + STREAMED)
-def test_every_storage_gives_the_same(tmp_path: Path, kind: str, omega: float | str) -> None:
+def test_every_storage_gives_the_same(tmp_path: Path, kind: str) -> None:
     """Streamed ones too: blocks of neighbours, visited together, took up to six times as many passes."""
-    for problem in (program(120, 5), dual_of_svm(90, 2)):
+    for problem, omega in ((program(120, 5), 1.0), (dual_of_svm(90, 2), "auto")):
         Q, options = stored(kind, problem[0], tmp_path)
         options |= {"omega": omega, "tol": 1e-9, "max_passes": 100}
         result = solve_box_qp(Q, *problem[1:], **options)

@@ -223,14 +223,14 @@ def test_no_certificate_is_below_the_true_gap_of_the_example(
         assert_holds(lanes, 1e-6, method in ("primal", "online"))
 
 
-@pytest.mark.parametrize("seeds", [slice(3), pytest.param(slice(3, None), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [slice(2), pytest.param(slice(2, None), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("loss", "method", "options"), CASES, ids=name_of)
 def test_no_certificate_is_below_the_true_gap_where_scales_are_bad(
     tmp_path: Path, loss: str, method: str, options: dict[str, Any], seeds: slice
 ) -> None:
-    """Each of twelve problems is one of the first three of some losses."""
+    """Each of twelve problems is one of the first two of some losses."""
     n_classes = 3 if loss in ("crammer_singer", "twin") else 2
-    first = 3 * CASES.index((loss, method, options))
+    first = 2 * CASES.index((loss, method, options))
     for seed in np.roll(range(12), -first)[seeds].tolist():
         rows, C = badly_scaled(seed, n_classes)
         lanes = certify(tmp_path / str(seed), rows, loss, method, C, tol=1e-9, **options)

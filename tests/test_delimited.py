@@ -27,7 +27,13 @@ def _plain(text: str, names: list[str] = _NAMES) -> Any:
 
 def _arrow(text: str) -> Any:
     read = pa.csv.ReadOptions(use_threads=False, column_names=_NAMES)
-    convert = tables._convert_options(column_types=_TYPES, include_columns=list(_TYPES))
+    convert = pa.csv.ConvertOptions(
+        null_values=tables._NULLS,
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        column_types=_TYPES,
+        include_columns=list(_TYPES),
+    )
     return pa.csv.read_csv(pa.BufferReader(text.encode("utf-8", "surrogateescape")), read, None, convert)
 
 

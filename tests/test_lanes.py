@@ -201,12 +201,16 @@ def test_folds_are_dealt_by_the_place_in_the_source_evenly() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "make"),
-    [(loss, random_rows) for loss in LOSSES]
-    + [("squared_hinge", multiclass), ("crammer_singer", multiclass)],
+    [
+        ("hinge", random_rows),
+        ("squared_hinge", multiclass),
+        ("log_loss", random_rows),
+        ("crammer_singer", multiclass),
+    ],
 )
 def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: str, make: Any) -> None:
-    x, y = make(n_rows=60)
-    data = write_dataset(tmp_path / "data", (x, y), n_chunks=4)
+    x, y = make(n_rows=40)
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=3)
     result = tune(
         data, tmp_path / "tune", C=[0.05, 1.0], cv=3, loss=loss, tol=1e-6, max_passes=50_000, seed=3
     )

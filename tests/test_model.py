@@ -15,7 +15,7 @@ from liblinear.liblinearutil import predict as liblinear_predict
 from liblinear.liblinearutil import save_model as liblinear_save
 from liblinear.liblinearutil import train as liblinear_train
 
-from streamcd.core.code_matrices import default_code
+from streamcd.core.classes import default_code
 from streamcd.core.errors import ModelError
 from streamcd.core.progress import Listener
 from streamcd.dataset.scaling import Scaling

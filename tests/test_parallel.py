@@ -104,7 +104,7 @@ CUT = {"chunk_size": "20kB", "shard_size": "100kB"}
 def test_the_dataset_does_not_depend_on_the_number_of_workers(
     options: dict[str, Any], text_file: Path, tmp_path: Path
 ) -> None:
-    datasets = [convert(text_file, tmp_path / str(n), workers=n, memory=MEMORY, **options) for n in (1, 2, 3)]
+    datasets = [convert(text_file, tmp_path / str(n), workers=n, memory=MEMORY, **options) for n in (1, 3)]
     assert len({dataset.fingerprint for dataset in datasets}) == 1
     assert datasets[1].verify() == []
     assert datasets[0].n_rows == 3001
@@ -421,16 +421,16 @@ def test_predictions_and_scores_do_not_depend_on_the_number_of_workers(
 ) -> None:
     data, run = (trained[0] if source == "dataset" else text_file), trained[1]
     scores, tables, labels = [], [], []
-    for n in (1, 2, 3):
+    for n in (1, 3):
         scores.append(evaluate(data, run, workers=n, memory=MEMORY))
         predict(data, run, tmp_path / "out.parquet", proba=True, workers=n, memory=MEMORY, force=True)
         tables.append(pq.read_table(tmp_path / "out.parquet"))
         stream = io.StringIO()
         predict(data, load_model(run), stream, workers=n, memory=MEMORY)
         labels.append(stream.getvalue())
-    assert scores[0] == scores[1] == scores[2]
-    assert tables[0] == tables[1] == tables[2]
-    assert labels[0] == labels[1] == labels[2]
+    assert scores[0] == scores[1]
+    assert tables[0] == tables[1]
+    assert labels[0] == labels[1]
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
 
 

@@ -589,6 +589,23 @@ def test_what_a_cache_holds_is_not_asked_for_again(
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
 
 
+@pytest.mark.usefixtures("lend")
+def test_what_a_training_has_cached_is_not_asked_for_by_predictions(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
+) -> None:
+    """By one process or several; they read more of a row than its label, entries apart."""
+    streamcd.train(remote, tmp_path / "run", max_passes=2, cache=tmp_path / "cache")
+    run, cached = str(tmp_path / "run"), ["--cache", str(tmp_path / "cache"), "--memory", "2GB"]
+    for arguments in (["evaluate"], ["predict", "-o", str(tmp_path / "out.csv"), "--workers", "2"]):
+        server.requests.clear()
+        shown = CliRunner().invoke(cli, [*arguments, remote, run, *cached])
+        assert shown.exit_code == 0, shown.output
+        assert not any("/entries/part-" in path and part for _, path, part in server.requests)
+    shown = CliRunner().invoke(cli, ["evaluate", str(local.path), run, *cached])
+    assert shown.exit_code == 2
+    assert "for a dataset at a URL" in shown.stderr
+
+
 def test_a_full_cache_keeps_its_share_in_every_pass(server: Server, tmp_path: Path) -> None:
     """One that gave up what was read longest ago would hold none of what comes next."""
     content = np.random.default_rng(5).bytes(10_000)

@@ -727,3 +727,31 @@ def test_a_run_whose_state_was_lost_is_not_begun_anew_in_silence(tmp_path: Path)
     (tmp_path / "run" / "state.npz").unlink()
     with pytest.raises(CheckpointError, match=r"state.npz: missing, though the run's log"):
         resume(tmp_path / "run", max_passes=4)
+
+
+def test_a_kill_between_the_first_state_and_the_name_of_its_log_loses_no_line(tmp_path: Path) -> None:
+    """The log gets its name after the first state: without a state there must be none."""
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    log = tmp_path / "run" / "log.jsonl"
+    train(dataset, tmp_path / "run", max_passes=2, tol=1e-9)
+    lines = log.read_text().splitlines()
+    log.rename(log.with_name("log.jsonl.partial"))
+    resume(tmp_path / "run", max_passes=4)
+    assert len(lines) >= 2
+    assert log.read_text().splitlines()[: len(lines)] == lines
+
+
+def test_a_run_that_ends_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    left = iter(range(3))
+
+    def fail() -> None:
+        if next(left, None) is None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(dataset, tmp_path / "run", stop_requested=fail)
+    assert not (tmp_path / "run" / "state.npz").exists()
+    resume(tmp_path / "run")
+    train(dataset, tmp_path / "whole")
+    assert ended(tmp_path / "run") == ended(tmp_path / "whole")

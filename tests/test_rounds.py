@@ -111,10 +111,16 @@ def test_sigma_prime_is_what_makes_the_partitions_models_add_up() -> None:
     halves = np.concatenate([same[:3], orthogonal[:3] * 1e-3])
     for changes, expected in ((same, 4.0), (orthogonal, 1.0), (opposed, 1.0), (halves, 4.0), (same * 0, 1.0)):
         squared, apart = np.array([(changes.sum(axis=0) ** 2).sum()]), np.array([(changes**2).sum()])
-        found = next_sigma_prime(squared, apart, 6)
+        found = next_sigma_prime(squared, apart, 6, np.array([8.0]))
         assert found[0] in (expected, 2 * expected) if expected > 1 else found[0] == expected
         assert np.log2(found[0]) % 1 == 0  # scaling by it loses no bit
-    assert next_sigma_prime(np.array([1e9]), np.array([1.0]), 4)[0] == 4.0
+    assert next_sigma_prime(np.array([1e9]), np.array([1.0]), 4, np.array([1.0]))[0] == 4.0
+
+
+def test_sigma_prime_that_was_too_small_is_rounded_up() -> None:
+    for before, expected in ((1.0, 4.0), (2.0, 4.0), (4.0, 2.0)):
+        found = next_sigma_prime(np.array([2.6]), np.array([1.0]), 4, np.array([before]))
+        assert found[0] == expected
 
 
 def partition_after(

@@ -184,7 +184,7 @@ def test_one_class_is_refused(tmp_path: Path) -> None:
 CUTS = [(1, 1), (3, 1), (3, 2), (3, None), (50, None), (50, 4), (50, 1)]
 # many windows make many steps in Python, and the smallest take the most passes: one loss stands for the others
 CUT_LOSSES = [
-    pytest.param(*cut, loss, marks=[pytest.mark.slow] if cut[0] == 50 and loss != "squared_hinge" else [])
+    pytest.param(*cut, loss, marks=[pytest.mark.slow] if cut != (3, 2) and loss != "squared_hinge" else [])
     for loss in LOSSES
     for cut in CUTS
 ]
@@ -228,9 +228,9 @@ def test_out_of_core_is_resident_bit_for_bit(
     dataset = write_dataset(tmp_path / "data", rows, n_chunks=8, n_shards=3)
     assert dataset.n_shards == 3
     # several tolerances: what a certificate that fails leaves behind has to be the same too
-    for tol, windows in ((1e-2, 1), (1e-2, 3), (1e-4, 3)):
+    for tol, windows in ((1e-2, 1), (1e-4, 3)):
         streamed, resident = (
-            fit(dataset, loss=loss, tol=tol, windows=windows, resident=kept, C=2.0, max_passes=100)
+            fit(dataset, loss=loss, tol=tol, windows=windows, resident=kept, C=2.0, max_passes=60)
             for kept in (False, True)
         )
         assert weight_bytes(streamed) == weight_bytes(resident)
@@ -258,7 +258,7 @@ def test_weights_are_those_of_the_dual_variables_on_disk(
     fit: Callable[..., Result], tmp_path: Path, loss: str
 ) -> None:
     """The weights of a finished run are ``Σ y alpha x``, and alpha is feasible: the certificate can be made again."""
-    rows = multiclass()
+    rows = multiclass(n_rows=60)
     dataset = write_dataset(tmp_path / "data", rows, n_chunks=6)
     result = fit(dataset, loss=loss, bias=1.0, acceleration="none")
     alpha, _ = dual_of(result, dataset, loss)

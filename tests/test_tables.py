@@ -19,6 +19,8 @@ import pytest
 
 import streamcd
 from streamcd.cli.output import describe_dataset
+from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
+from streamcd.conversion.table_rows import TableOptions, plan_encoding
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
 from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
@@ -394,6 +396,19 @@ def test_a_dictionary_beyond_the_budget_names_the_ways_out(tmp_path: Path) -> No
     with pytest.raises(StreamcdError, match=r"categories.*hash them into 2\^B features with --hash"):
         streamcd.convert(path, tmp_path / "out", label="y", memory="335MB")
     assert streamcd.convert(path, tmp_path / "out", label="y", memory="335MB", hash=12).n_features == 4096
+
+
+def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) -> None:
+    # two workers with 3.5 GB were told to take 3.48
+    strings, valid = strings_of(arrow_strings([f"{k:07}" for k in range(1000)]))
+    dictionary = TaskDictionary(1 << 30, [])
+    dictionary.categories.number(0, strings, valid, True, "c")
+    dictionary.save(tmp_path, 0)
+    encoding = plan_encoding({"c": "string", "y": "number"}, TableOptions("y"), "t")
+    needed = 4 * (7 * 1000 + 8 * 1001)
+    with pytest.raises(StreamcdError, match=r"1,000 strings, need 60 kB .* or give about 250 kB"):
+        merge_dictionaries(tmp_path, encoding, [], 60, 10_000, 2)
+    assert merge_dictionaries(tmp_path, encoding, [], needed, 10_000, 2).n_categories == [1000]
 
 
 def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:

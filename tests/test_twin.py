@@ -244,7 +244,7 @@ def test_class_weights_make_C_differ_by_plane(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("windows", [1, 3, None])
+@pytest.mark.parametrize("windows", [1, 3])
 def test_out_of_core_is_resident_bit_for_bit(
     fit: Callable[..., Result], tmp_path: Path, method: str, windows: int | None
 ) -> None:
@@ -279,7 +279,7 @@ def test_deaths_on_the_way_leave_the_bits_alone(
     arguments = {"dataset": dataset.path, "plan": astuple(plan), "checkpoint_every": 1e-9, **asked}
     n_operations = doomed("train", run=tmp_path / "counted", **arguments)["operations"]
     assert ended(tmp_path / "counted") == expected
-    for at in [*range(10, 60, 12), *range(60, n_operations, 1 + n_operations // 5)]:
+    for at in [*range(10, 60, 12), *range(60, n_operations, 1 + n_operations // 3)]:
         run = tmp_path / f"run{at}"
         assert doomed("train", {"at": at, "power": True}, run=run, **arguments)["ended"] == "killed"
         resume(run)

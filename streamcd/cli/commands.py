@@ -348,6 +348,7 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @model_options
+@cache_options
 @workers_option
 @threads_option
 @click.option(
@@ -428,6 +429,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 )
 @click.option("-b", "liblinear_proba", type=BIT, metavar="0|1", help="LIBLINEAR's: -b 1 is --proba.")
 @model_options
+@cache_options
 @workers_option
 @threads_option
 @force_option("file of predictions")

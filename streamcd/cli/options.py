@@ -328,7 +328,7 @@ cache_options = together(
         "--cache",
         type=click.Path(file_okay=False),
         metavar="DIR",
-        help="Keep what is read of a DATASET at a URL in this directory, for passes after the first.",
+        help="Keep what is read of a DATASET at a URL in this directory, and read it there the next time.",
     ),
     click.option("--cache-size", metavar="SIZE", help="Largest size of that directory.  [default: 10GB]"),
 )
@@ -529,7 +529,7 @@ round_options = together(
         type=int,
         metavar="N",
         help="With workers: passes of each over its own rows in a round, without communication.  [default: 3; 1 with "
-        "more features than rows]",
+        "more features than rows, or 34 M entries or more]",
     ),
     click.option(
         "--worker-timeout",

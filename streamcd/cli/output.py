@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.memory_budget import format_size
 from ..core.progress import counted
-from ..dataset.schema import MAX_CLASSES
 from . import console
 from .course import format_seconds
 
@@ -53,6 +52,8 @@ def print_dataset(path: str, info: dict[str, Any]) -> None:
 
 
 def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
+    from ..dataset.schema import MAX_CLASSES  # loads pyarrow, which no help needs
+
     classes = f"more than {MAX_CLASSES:,}, too many to train on: is it the right column of labels?"
     if info["classes"] is not None:
         pairs = [

@@ -32,7 +32,7 @@ from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.progress import Listener
 from . import dask_worker
 from .assignment import Assignment
-from .block_steps import Change, add_changes
+from .block_steps import Change
 from .dask_worker import SharedWeights
 from .engines import RoundResult, WorkersLost, join_responses
 from .partition import RoundRequest, Superseded, WorkerSpec
@@ -88,15 +88,14 @@ class DaskEngine:
         futures: list[Any] = []
         try:
             with self._losses():
-                responses, root = self._submit(request, weights, owners, futures)
-                self._wait([*responses, root], names, progress, request.token)
-                *found, last = self._bounded(lambda: self.client.gather([*responses, root]), names)
-                change = last.change if root is responses[0] else last
+                works, root = self._submit(request, weights, owners, futures)
+                self._wait([*works, root], names, progress, request.token)
+                (sums,) = self._bounded(lambda: self.client.gather([root]), names)
         finally:
             with contextlib.suppress(Exception):
                 self._bounded(lambda: self.client.cancel(futures), (), _ANSWER_SECONDS)
         self._sent = (request.token, w.copy(), set(names))
-        return join_responses(names, found, change, weights.change.n_bytes * len(names))
+        return join_responses(names, sums.responses, sums.change, weights.change.n_bytes * len(names))
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the workers."""
@@ -133,9 +132,9 @@ class DaskEngine:
     def _submit(
         self, request: RoundRequest, weights: SharedWeights, owners: dict[str, list[int]], futures: list[Any]
     ) -> tuple[list[Any], Any]:
-        """Submit the tasks of a round; returns the responses without their changes, and the sum of the changes.
+        """Submit the tasks of a round; returns every worker's own, and the one whose result is their sum.
 
-        With a single partition both are its whole response. All tasks are added to `futures`.
+        All tasks are added to `futures`. They are few, because each is two messages to and from the scheduler.
         """
         names = list(owners)
         first = names[0]
@@ -146,26 +145,25 @@ class DaskEngine:
         copies = [self._bounded(send, names)]
         futures += copies
         for number, name in enumerate(names[1:], start=1):
-            copies.append(self._on(name, dask_worker.pass_on, copies[(number - 1) // 2]))
+            copy = copies[(number - 1) // 2]
+            if 2 * number + 1 < len(names):  # others fetch it from there
+                copy = self._on(name, dask_worker.pass_on, copy)
+                futures.append(copy)
+            copies.append(copy)
         works = [
             self._on(name, dask_worker.run_round, self.spec, shards, request, copy, self.topic)
             for (name, shards), copy in zip(owners.items(), copies, strict=True)
         ]
-        futures += copies[1:] + works
-        if len(works) == 1:
-            return works, works[0]
-        pairs = list(zip(names, works, strict=True))
-        responses = [self._on(name, dask_worker.without_change, work) for name, work in pairs]
-        level = [(name, self._on(name, dask_worker.change_of, work)) for name, work in pairs]
-        futures += responses + [change for _, change in level]
+        futures += works
+        level = list(zip(names, works, strict=True))
         while len(level) > 1:
             sums = []
             for number in range(0, len(level) - 1, 2):
                 name, own = level[number]
-                sums.append((name, self._on(name, add_changes, own, level[number + 1][1])))
+                sums.append((name, self._on(name, dask_worker.add_sums, own, level[number + 1][1])))
             futures += [total for _, total in sums]
             level = sums + level[2 * len(sums) :]
-        return responses, level[0][1]
+        return works, level[0][1]
 
     def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Submit a task pinned to one worker."""

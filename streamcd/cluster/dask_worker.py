@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import StreamcdError
 from ..core.memory_budget import format_size
-from .block_steps import Change
+from .block_steps import Change, add_changes
 from .engines import WorkersLost
 from .partition import DASK_BYTES, Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
@@ -26,6 +26,14 @@ class SharedWeights:
 
     version: str  # name of this w
     base: str  # of the w that it changes; empty where it is whole
+    change: Change
+
+
+@dataclass
+class PartialSums:
+    """Responses of some workers, in their order, without the changes of w, and the sum of these, which is large."""
+
+    responses: list[RoundResponse]
     change: Change
 
 
@@ -101,7 +109,7 @@ def _sessions() -> dict[str, _WorkerSession]:
 
 def run_round(
     spec: WorkerSpec, shards: list[int], request: RoundRequest, weights: SharedWeights, topic: str
-) -> RoundResponse:
+) -> PartialSums:
     """Carry out a worker's part of a round; `topic` names the session."""
     session = _session(topic, spec.folder)
     if session.partition is not None:
@@ -110,12 +118,20 @@ def run_round(
         partition = session.open_partition(spec, shards)
         partition.wanted = request.token
         try:
-            return partition.run(request, session.update_w(weights), _reporter(topic, request.token))
+            response = partition.run(request, session.update_w(weights), _reporter(topic, request.token))
         except BaseException:
             session.clear_partition()  # its rows may be half updated
             raise
         finally:
             session.used = time.monotonic()
+    change = response.change
+    none = Change(None, change.values[:0], change.n_rows)
+    return PartialSums([replace(response, change=none)], change)
+
+
+def add_sums(a: PartialSums, b: PartialSums) -> PartialSums:
+    """Add the results of workers that follow those of `a`, and have to be sent to its worker."""
+    return PartialSums(a.responses + b.responses, add_changes(a.change, b.change))
 
 
 def _reporter(topic: str, token: str) -> Callable[[int], None]:
@@ -149,17 +165,6 @@ def slopes(topic: str, folder: str, shards: list[int], request: RoundRequest, et
 def pass_on(weights: SharedWeights) -> SharedWeights:
     """Return `weights`: as a task of its own, this moves them from worker to worker."""
     return weights
-
-
-def change_of(response: RoundResponse) -> Change:
-    """Return the change alone, for the tree that adds changes."""
-    return response.change
-
-
-def without_change(response: RoundResponse) -> RoundResponse:
-    """Return everything but the change, which is large."""
-    change = response.change
-    return replace(response, change=Change(None, change.values[:0], change.n_rows))
 
 
 def admit(spec: WorkerSpec, version: str) -> str:

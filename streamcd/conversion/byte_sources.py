@@ -451,7 +451,7 @@ class _Reader:
             if room >= self._max_line_bytes:
                 raise DataError(
                     f"{name}: expected lines of at most {format_size(self._max_line_bytes)} under this memory budget, "
-                    "found a longer one; give a larger --memory, or fewer --workers"
+                    "found a longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
                 )
             larger = bytearray(min(2 * room, self._max_line_bytes) + PADDING)
             larger[:size] = memoryview(buffer)[:size]

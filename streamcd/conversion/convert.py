@@ -208,7 +208,7 @@ def convert(
     ):
         Conversion(options, plan, source, work, pool, publication).run()
         if publication is not None:
-            publication.finish(work / "dataset")
+            publication.finish(work / "dataset", listener)
     return open_dataset(options.dest)
 
 

@@ -8,6 +8,7 @@ fit in its memory, they stay there.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,11 +41,16 @@ def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
     -------
     ndarray of uint64
     """
+    keys = np.empty(source_row.shape, np.uint64)
+    hash_numbers(source_row, *_hash_parameters(seed), keys)
+    return keys
+
+
+@functools.cache
+def _hash_parameters(seed: int) -> tuple[np.uint64, np.uint64]:
     golden = 0x9E3779B97F4A7C15
     first, second = mix.py_func(np.array([seed % 2**64, (seed + golden) % 2**64], dtype=np.uint64))
-    keys = np.empty(source_row.shape, np.uint64)
-    hash_numbers(source_row, first, second, keys)
-    return keys
+    return first, second
 
 
 def _sorted_order(keys: np.ndarray) -> np.ndarray:

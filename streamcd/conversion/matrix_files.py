@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from .matrices import MatrixBlock, open_matrix
-from .sources import Counted, FileReader, Reading, Source, locator
+from .sources import Counted, FileReader, Reading, Source, locator, refusing_damage
 from .table_rows import TableOptions
 
 _LABELS = ("y", "label", "labels", "target")
@@ -32,19 +31,7 @@ _DAMAGE = (
 """Errors of zipfile, zlib and numpy for bytes that they did not write; RuntimeError also for what is encrypted."""
 
 
-@contextmanager
-def _refusing_damage(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (*_DAMAGE, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (
-            None,
-            errno.EINVAL,
-        ):  # of a seek to before the file
-            raise
-        raise DataError(
-            f"{name}: expected NumPy's or SciPy's format, found it damaged ({error}); get it again"
-        ) from None
+_refusing_damage = partial(refusing_damage, _DAMAGE, "expected NumPy's or SciPy's format, found it damaged")
 
 
 class RowRange(NamedTuple):

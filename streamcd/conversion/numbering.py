@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import UsageError
-from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, sorted_distinct_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..models.encoding import Encoding
@@ -69,25 +69,41 @@ class Merged(NamedTuple):
 
 
 def merge_dictionaries(
-    directory: Path, encoding: Encoding | None, known: list[str], memory_bytes: int
+    directory: Path,
+    encoding: Encoding | None,
+    known: list[str],
+    memory_bytes: int,
+    budget: int,
+    workers: int,
 ) -> Merged:
-    """Sort the strings of all tasks; write them, and each task's map, beside them."""
-    n_categories = [] if encoding is None else _merge_categories(directory, encoding, memory_bytes)
+    """Sort the strings of all tasks; write them, and each task's map, beside them.
+
+    `memory_bytes` is half of what each of `workers` has to spare of `budget`.
+    """
+    n_categories = []
+    if encoding is not None:
+        _check_merge(directory, memory_bytes, budget, workers)
+        n_categories = _merge_categories(directory, encoding)
     collided, used = _merge_collisions(directory, 0 if encoding is None else encoding.bits)
     return Merged(n_categories, _merge_labels(directory, known), collided, used)
 
 
-def _merge_categories(directory: Path, encoding: Encoding, memory_bytes: int) -> list[int]:
+def _check_merge(directory: Path, memory_bytes: int, budget: int, workers: int) -> None:
+    """Refuse dictionaries that do not fit in the memory for merging, with the budget that would do."""
+    tasks = [strings for strings, _ in _saved_strings(directory, "categories")]
+    needed = _MERGE_FACTOR * sum(strings.nbytes for strings in tasks)
+    if needed > memory_bytes:
+        enough = budget + 2 * workers * (needed - memory_bytes)
+        raise UsageError(
+            f"the dictionaries of categories, {sum(strings.size for strings in tasks):,} strings, need "
+            f"{format_size(needed)} to be sorted, {format_size(memory_bytes)} of --memory are left for it; hash them into "
+            f"2^B features with --hash B (20, say), or give about {format_size(enough)}"
+        )
+
+
+def _merge_categories(directory: Path, encoding: Encoding) -> list[int]:
     """Write ``data.npy`` and ``offsets.npy`` of the categories, in the order of columns and bytes, and ``map.npy``."""
     tasks = _saved_strings(directory, "categories")
-    n_bytes = sum(strings.nbytes for strings, _ in tasks)
-    if _MERGE_FACTOR * n_bytes > memory_bytes:
-        n_strings = sum(strings.size for strings, _ in tasks)
-        raise UsageError(
-            f"the dictionaries of categories, {n_strings:,} strings, need {format_size(_MERGE_FACTOR * n_bytes)} to be "
-            f"sorted, {format_size(memory_bytes)} of --memory are left for it; hash them into 2^B features with --hash B "
-            f"(20, say), or give about {format_size(4 * _MERGE_FACTOR * n_bytes + RESERVED_BYTES)}"
-        )
     n_static = int(encoding.without_counts().first_features()[-1])
     static = encoding.without_counts()
     places = [np.empty(strings.size, np.int64) for strings, _ in tasks]

@@ -212,9 +212,11 @@ class Conversion:
         if not self._has_strings:
             return Merged([], [], 0, 0)
         directory, source = self.work / "dictionaries", self.source
-        merging = (directory, source.encoding, source.class_names, self.plan.merge_bytes)
+        budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
         merged: Merged
-        (merged,) = self.pool.run(merge_dictionaries, [merging])
+        (merged,) = self.pool.run(
+            merge_dictionaries, [(directory, source.encoding, source.class_names, *budget)]
+        )
         if source.grows and source.encoding is not None:
             self.encoding = read_merged(directory, source.encoding, merged)
         return merged

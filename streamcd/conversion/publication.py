@@ -22,6 +22,7 @@ from ..core.errors import DatasetError, StreamcdError, UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import format_size
 from ..core.metadata import read_metadata
+from ..core.progress import Listener, Progress
 from ..core.storage import Location, Url, location
 from ..dataset.chunked_table import ChunkedTable, RowTable
 from ..dataset.column_layout import FOLDER, Columns
@@ -48,11 +49,16 @@ class Publication:
         (self.folder / self._stored(name)).upload(work / name)
         (work / name).unlink()
 
-    def finish(self, work: Path) -> None:
+    def finish(self, work: Path, listener: Listener) -> None:
         """Upload what is left in `work`, the manifest last; then, with ``force``, remove what was there before."""
-        names = {str(path.relative_to(work)) for path in work.rglob("*") if path.is_file()}
-        for name in sorted(names - {_MANIFEST}):
+        sizes = {
+            str(path.relative_to(work)): path.stat().st_size for path in work.rglob("*") if path.is_file()
+        }
+        done, total = 0, sum(sizes.values())
+        for name in sorted(set(sizes) - {_MANIFEST}):
+            listener.progress(Progress("upload", done, total, "B"))
             self.upload(work, name)
+            done += sizes[name]
         manifest = {**json.loads((work / _MANIFEST).read_bytes()), "infix": self.infix}
         before = self.folder.find() if self.force else {}
         replaced = _listed(self.folder)
@@ -113,9 +119,10 @@ def publishing(folder: Url, table: type[ChunkedTable], *, force: bool) -> Iterat
     version = (folder / _MANIFEST).version()
     found = Publication(folder, table, os.urandom(8).hex(), version, force)
     scratch = Path(tempfile.gettempdir())
+    room = "three times" if table is Columns else "twice (three times with --scale)"
     disk_full = (
-        f"{scratch}: the disk is full, nothing was written to {folder}; make room (about three times the size of the "
-        "decoded entries, four with --scale), or name another directory in TMPDIR"
+        f"{scratch}: the disk is full, nothing was written to {folder}; make room (about {room} the size of the "
+        "decoded entries), or name another directory in TMPDIR"
     )
     with disk_full_means(disk_full), scratch_directory(scratch, "upload") as work:
         try:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from errno import EINVAL
 from typing import Any, NamedTuple, Protocol
 
+from ..core.errors import DataError
 from ..core.process_pool import Pool
 from ..models.encoding import Encoding
 from .byte_sources import (
@@ -172,6 +175,19 @@ def locator(name: str, before: int) -> Callable[[int], str]:
     """Make a function that describes a row by its number after the first `before` rows of `name`, in memory where empty."""
     start = f"{name}, row" if name else "row"
     return lambda row: f"{start} {before + row + 1}"
+
+
+@contextmanager
+def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) -> Iterator[None]:
+    """Turn errors of a library about the file `name`, of the types `damage` or without a number, into one line."""
+    try:
+        yield
+    except Exception as error:
+        # EINVAL: of a seek to before the file
+        if error.errno not in (None, EINVAL) if isinstance(error, OSError) else not isinstance(error, damage):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{name}: {found} ({reason}); get it again") from None
 
 
 class ReaderSource:

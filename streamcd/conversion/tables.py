@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from csv import Error as RecordError
 from csv import reader as records
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -35,7 +35,7 @@ from .byte_sources import (
     read_head,
 )
 from .delimited import PlainColumns
-from .sources import Counted, FilePart, FileReader, TextReader, locator
+from .sources import Counted, FilePart, FileReader, TextReader, locator, refusing_damage
 from .table_rows import TableBatch, column_types, distinct_names
 
 SAMPLE_BYTES = 1 << 20
@@ -223,23 +223,10 @@ def _decoded_bytes(chunk: Any) -> int:
     return int(max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values))
 
 
-class _Refusing:
-    """Context manager that turns pyarrow's errors about a file into one line."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
-        if isinstance(error, OSError) and error.errno is not None:
-            return
-        if isinstance(error, pa.ArrowException | OSError | ValueError | OverflowError | struct.error):
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DataError(
-                f"{self._path}: expected a whole file of its format, found a damaged one ({reason}); get it again"
-            ) from None
+_DAMAGE = (pa.ArrowException, ValueError, OverflowError, struct.error)
+_refusing_damage = partial(
+    refusing_damage, _DAMAGE, "expected a whole file of its format, found a damaged one"
+)
 
 
 @dataclass(frozen=True)
@@ -260,7 +247,7 @@ class ParquetReader(_WholeFiles):
     def _metadata(self) -> dict[str, Any]:
         found = {}
         for path in self.paths:
-            with _Refusing(path):
+            with _refusing_damage(path):
                 found[path] = parquet_file(location(path)).metadata
         return found
 
@@ -309,7 +296,7 @@ class ParquetReader(_WholeFiles):
 
     def types(self) -> dict[str, str]:
         path = self.paths[0]
-        with _Refusing(path):
+        with _refusing_damage(path):
             schema = parquet_file(location(path)).schema_arrow
         types = column_types(schema, path)
         keys = dict.fromkeys(key for values in self.partitions.values() for key in values)
@@ -334,14 +321,14 @@ class ParquetReader(_WholeFiles):
 
     def _read(self, path: str, groups: range, types: dict[str, str]) -> Iterator[Any]:
         metadata = self._metadata[path]
-        with _Refusing(path):
+        with _refusing_damage(path):
             schema = parquet_file(location(path)).schema_arrow
         present = set(distinct_names(schema.names, path))
         names = [name for name in types if name in present]
         batch_rows = self._batch_rows(path, metadata, groups, types)
         texts = _dictionary_encoded(metadata, groups, {name for name in names if types[name] == "string"})
         with (
-            _Refusing(path),
+            _refusing_damage(path),
             parquet_file(
                 location(path), read_dictionary=texts, buffer_size=_BUFFER_BYTES, pre_buffer=False
             ) as file,
@@ -456,7 +443,7 @@ class ArrowReader(_WholeFiles):
         found = []
         for path in self.paths:
             size = os.path.getsize(path)
-            with self._mapped(path) as file, _Refusing(path):
+            with self._mapped(path) as file, _refusing_damage(path):
                 n_batches = file.n_batches
             if n_batches is None:  # a stream is read from its beginning
                 found.append(FilePart(path, n_bytes=size))
@@ -467,7 +454,7 @@ class ArrowReader(_WholeFiles):
         return found
 
     def count(self, piece: FilePart) -> Counted:
-        with self._mapped(piece.path) as file, _Refusing(piece.path):
+        with self._mapped(piece.path) as file, _refusing_damage(piece.path):
             n_rows = sum(size.n_rows for size in file.sizes(piece.start, piece.stop))
         return Counted(n_rows, n_rows)
 
@@ -476,7 +463,7 @@ class ArrowReader(_WholeFiles):
 
     def types(self) -> dict[str, str]:
         path = self.paths[0]
-        with self._mapped(path) as file, _Refusing(path):
+        with self._mapped(path) as file, _refusing_damage(path):
             schema = file.schema
         return column_types(schema, path)
 
@@ -486,7 +473,7 @@ class ArrowReader(_WholeFiles):
         read_before = 0
         for piece in pieces:
             before = first_line if piece is pieces[0] else 0
-            with self._mapped(piece.path) as file, _Refusing(piece.path):
+            with self._mapped(piece.path) as file, _refusing_damage(piece.path):
                 for batch in file.batches(piece.start, piece.stop):
                     batch.validate()
                     names = [name for name in types if name in batch.schema.names]
@@ -517,7 +504,7 @@ class _Mapped:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._buffer = pa.py_buffer(self._map)
         is_file = self._map[:6] == b"ARROW1"
-        with _Refusing(self._path):
+        with _refusing_damage(self._path):
             self._reader = pa.ipc.open_file(self._buffer) if is_file else pa.ipc.open_stream(self._buffer)
             self._dictionaries, self._blocks = footer_blocks(self._map) if is_file else ([], [])
         self.schema = self._reader.schema

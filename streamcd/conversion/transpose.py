@@ -121,7 +121,7 @@ def make_columns(
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
         if publication is not None:
-            publication.finish(work / FOLDER)
+            publication.finish(work / FOLDER, listener)
         elif isinstance(path, Path):
             put_directory(work / FOLDER, path / FOLDER, work / "replaced")
             remove_work(work)

@@ -189,6 +189,9 @@ class PartitionWriter:
         most = min(len(self._bucket) - self._n, records.size - start)
         if records.indptr is None:
             return start + most
+        n_items = int(records.indptr[start + most] - records.indptr[start])
+        if most * self._record_bytes + n_items * self._layout.item_bytes <= room:
+            return start + most
         ends = records.indptr[start + 1 : start + 1 + most] - records.indptr[start]
         used = ends * self._layout.item_bytes + self._record_bytes * np.arange(1, most + 1)
         return start + int(np.searchsorted(used, room, side="right"))

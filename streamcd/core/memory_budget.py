@@ -107,13 +107,18 @@ def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
 
 def page_cache_room() -> float:
     """Return the bytes of files that the page cache can hold beside this process; infinite if unknown."""
-    return min(available_memory(), _cgroup_limit() - RESERVED_BYTES)
+    limit = _cgroup_limit()
+    return min(_machine_room(), limit - RESERVED_BYTES)
 
 
 def available_memory() -> float:
     """Return the bytes that this process can still allocate; infinite if unknown."""
+    return min(_machine_room(), _cgroup_limit())
+
+
+def _machine_room() -> float:
     available = _read_figure("/proc/meminfo", "MemAvailable")
-    return min(float("inf") if available is None else available, _cgroup_limit())
+    return float("inf") if available is None else available
 
 
 def _cgroup_limit() -> float:
@@ -122,10 +127,12 @@ def _cgroup_limit() -> float:
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
             _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
             name = f"/sys/fs/cgroup{path}/memory.max"
             if controllers:
                 name = f"/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"
-            # other controllers have no such file, and "max" is not a number
+            # there may be no such file, and "max" is not a number
             with suppress(OSError, ValueError):
                 limits.append(int(Path(name).read_text(encoding="ascii")))
     return min(limits, default=float("inf"))

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from ..core.classes import check_class_names
 from ..core.errors import DatasetError
 from ..core.metadata import Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
 from ..core.progress import warn_once
@@ -101,8 +102,7 @@ class DatasetManifest(Structure):
             raise ValueError("`classes` and `class_counts` differ in length")
         if not np.isfinite(self.classes or []).all():
             raise ValueError("a class that is not finite")
-        if len(set(self.class_names or ())) < len(self.class_names or ()):
-            raise ValueError("two classes of one name")
+        check_class_names(self.class_names)
 
 
 class ColumnPart(Structure):

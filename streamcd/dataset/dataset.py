@@ -455,3 +455,14 @@ def open_dataset(
     dataset = Dataset.open(path, check_files=check_files)
     dataset.use_cache(asked_cache(cache, cache_size, path))
     return dataset
+
+
+def open_cached(
+    dataset: Dataset | str | os.PathLike[str],
+    directory: str | os.PathLike[str] | None,
+    size: int | str | None,
+) -> Dataset:
+    """Open a dataset, or take an open one, with a cache if one is asked for."""
+    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    dataset.use_cache(asked_cache(directory, size, dataset.path))
+    return dataset

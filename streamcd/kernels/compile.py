@@ -135,6 +135,7 @@ def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signat
     numba writes index and data files without a lock: two processes that add signatures of one function at the same time may
     use the same data file for both.
     """
+    _compiled.add(cache_file)
     # numba's lock first, in the same order for all threads; callees are locked after callers
     with global_compiler_lock, ExitStack() as held:
         with suppress(OSError):  # where there is no writing or no locking, as with numba alone
@@ -146,8 +147,17 @@ def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signat
         return compile_kernel(signature)
 
 
+_compiled: set[Any] = set()  # cache files of kernels compiled or loaded since memory was last returned
+
+
 def return_free_memory() -> None:
-    """Return freed memory of the compiler to the system: 40 to 50 MB that the heap would keep."""
+    """Return freed memory of the compiler, if it was used, to the system: 40 to 50 MB that the heap would keep.
+
+    A second training in a process has use for freed memory: to get it from the system anew took 2.5 ms of 38 on a9a.
+    """
+    if not _compiled:
+        return
+    _compiled.clear()
     with suppress(AttributeError, OSError):  # not the C library of GNU
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -37,9 +37,11 @@ from .primitives import (
     add_row,
     add_to_8,
     add_to_16,
+    add_to_32,
     choose_fetched,
     dot_of_8,
     dot_of_16,
+    dot_of_32,
     falling,
     fetch_ahead,
     fetch_variables_ahead,
@@ -351,8 +353,12 @@ def _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live):
         low = min(live[position], n_lanes - 8)
         position = _beyond(live, position, n_live, low + 8)
         if position < n_live and live[position] < low + 16 and low + 16 <= n_lanes:
-            dot_of_16(feature, value, start, stop, w, n_lanes, low, dots)
             position = _beyond(live, position, n_live, low + 16)
+            if position < n_live and live[position] < low + 32 and low + 32 <= n_lanes:
+                dot_of_32(feature, value, start, stop, w, n_lanes, low, dots)
+                position = _beyond(live, position, n_live, low + 32)
+            else:
+                dot_of_16(feature, value, start, stop, w, n_lanes, low, dots)
         else:
             dot_of_8(feature, value, start, stop, w, n_lanes, low, dots)
     while position < n_live:
@@ -386,8 +392,12 @@ def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
         low, done = min(live[position], end - 8), position
         position = _beyond(live, position, n, low + 8)
         if position < n and live[position] < low + 16 and low + 16 <= end:
-            add_to_16(feature, value, start, stop, w, n_lanes, low, steps)
             position = _beyond(live, position, n, low + 16)
+            if position < n and live[position] < low + 32 and low + 32 <= end:
+                add_to_32(feature, value, start, stop, w, n_lanes, low, steps)
+                position = _beyond(live, position, n, low + 32)
+            else:
+                add_to_16(feature, value, start, stop, w, n_lanes, low, steps)
         else:
             add_to_8(feature, value, start, stop, w, n_lanes, low, steps)
         for taken in range(done, position):

@@ -235,8 +235,8 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
     return intrinsic(typed)
 
 
-dot_of_8, dot_of_16 = _of_vectors(1, adds=False), _of_vectors(2, adds=False)
-add_to_8, add_to_16 = _of_vectors(1, adds=True), _of_vectors(2, adds=True)
+dot_of_8, dot_of_16, dot_of_32 = (_of_vectors(n_vectors, adds=False) for n_vectors in (1, 2, 4))
+add_to_8, add_to_16, add_to_32 = (_of_vectors(n_vectors, adds=True) for n_vectors in (1, 2, 4))
 
 
 def unsigned(index):

@@ -497,31 +497,33 @@ def _bytes_equal(word, byte):
     return ~(((x & low) + low) | x | low)
 
 
+@inlined
+def _is_odd(marks):
+    """Tell if the number of bytes whose highest bit is set is odd; no other bits are."""
+    return ((marks >> np.uint64(7)) * np.uint64(0x0101010101010101)) >> np.uint64(56) & np.uint64(1) == 1
+
+
 @kernel
 def count_records(text, start, stop, quote):
     """Count the records and the lines of delimited text, and tell if it ends between quotes; blank lines are no records."""
-    records, lines, quoted, blank = 0, 0, False, True
-    k = start
-    while k < stop:
-        # eight bytes at once where none is a newline
-        if k + 8 <= stop:
-            word = load8(text, k)
-            if _bytes_equal(word, 0x0A) == 0:
-                marks = _bytes_equal(word, quote) >> np.uint64(7)
-                n_quotes = (marks * np.uint64(0x0101010101010101)) >> np.uint64(56)
-                quoted ^= n_quotes % np.uint64(2) == 1
-                blank &= word == np.uint64(0x0D0D0D0D0D0D0D0D)
-                k += 8
-                continue
-        for _ in range(min(8, stop - k)):
-            c = text[k]
-            k += 1
-            if c == 0x0A:
-                lines += 1
-                if not quoted:
-                    records += not blank
-                    blank = True
-            elif c != 0x0D:
-                blank = False
-                quoted ^= c == quote
-    return records, lines, quoted
+    records, lines, record = 0, 0, start
+    odd = np.uint64(
+        0
+    )  # exclusive or of the marks of all quotes: as many are set as there are quotes, modulo 2
+    for k in range(start, stop, 8):
+        word = _word(text, k, min(stop - k, 8))
+        newlines, quotes = _bytes_equal(word, 0x0A), _bytes_equal(word, quote)
+        while newlines:
+            below = (newlines & (~newlines + np.uint64(1))) - np.uint64(1)
+            lines += 1
+            if not _is_odd(odd ^ (quotes & below)):
+                end = k + np.int64(
+                    ((below & np.uint64(0x0101010101010101)) * np.uint64(0x0101010101010101)) >> np.uint64(56)
+                )
+                while text[record] == 0x0D:
+                    record += 1
+                records += record < end - 1
+                record = end
+            newlines &= newlines - np.uint64(1)
+        odd ^= quotes
+    return records, lines, _is_odd(odd)

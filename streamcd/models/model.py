@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import replacing_together
-from ..core.code_matrices import default_code, has_vector_per_class
+from ..core.classes import default_code, has_vector_per_class
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import metadata_text, read_metadata, write_metadata

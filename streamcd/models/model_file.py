@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+from ..core.classes import check_class_names
 from ..core.errors import ModelError
 from ..core.metadata import Count, Kind, Structure, content_digest
 from .encoding import EncodingRecord
@@ -50,8 +51,7 @@ class ModelFile(Structure, kw_only=True):
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
             raise ValueError("a number that is not finite")
-        if len(set(self.class_names or ())) < len(self.class_names or ()):
-            raise ValueError("two classes of one name")
+        check_class_names(self.class_names)
 
 
 STORED_FIELDS = [

@@ -23,7 +23,7 @@ from ..dataset.arrow_columns import (
 from ..kernels import tables as kernels
 from .encoding import Column, Encoding, check_columns
 
-BLOCK_CELLS = 1 << 17
+BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
 
 _MAX_SLOTS = 1 << 31

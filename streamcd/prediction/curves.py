@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..core.classes import class_indices
 from ..models.model import Model
 from .decisions import DecidedRows
 from .outputs import positive_scores
@@ -48,8 +49,7 @@ class ScoreCurves:
     def add(self, rows: DecidedRows) -> None:
         """Count a block of rows."""
         model = self.model
-        place = np.minimum(np.searchsorted(model.classes, rows.label), model.n_classes - 1)
-        known = model.classes[place] == rows.label
+        place, known = class_indices(model.classes, rows.label)
         place, decisions = place[known], rows.decisions[known]
         scores = (
             positive_scores(model, decisions)[:, None] if model.n_classes == 2 else model.scores(decisions)

@@ -33,9 +33,10 @@ from ..core.memory_budget import RESERVED_BYTES, require
 from ..core.metadata import content_digest
 from ..core.process_pool import TASKS_PER_WORKER, Workers, checked_workers, in_shares, memory_per_worker
 from ..core.progress import Listener, Progress, counted
-from ..core.storage import REMOTE_BYTES, Url, is_url, location
+from ..core.range_cache import Cache
+from ..core.storage import REMOTE_BYTES, Location, Url, is_url, location
 from ..core.threads import Threads, make_threads
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.read_ahead import AHEAD_BYTES
 from ..dataset.scaling import Scaling
@@ -90,60 +91,60 @@ class Decisions:
         self.model, self.listener, self._compared = model, listener, compared
         self.scratch = scratch or Path(tempfile.gettempdir())
         self.n_ignored = self.n_unseen = self._batch_bytes = 0
-        scales = model.scaling.scales
-        model_bytes = model.weights.nbytes + (0 if scales is None else scales.nbytes)
-        model_bytes += 0 if model.encoding is None else model.encoding.nbytes
-        needs = {
-            "the model": model_bytes + 2 * model.score_code_bytes
-        }  # the model's own copy of one byte, and an intermediate one
-        # decisions, scores, probabilities, and the arrays made from them
-        row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
         self.dataset: Dataset | None = None
         self._path = str(data.path if isinstance(data, Dataset) else data)
-        if isinstance(data, Dataset) or is_dataset(data):
-            self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
-            self._scaling = _missing_scaling(self.dataset, model)
-            needs["the client of the URL"] = self.dataset.client_bytes
-            needs["one chunk"] = _chunk_bytes(self.dataset, scaled=self._scaling is not None)
-            self._shift = _feature_shift(self.dataset, model)
-        else:
-            self._paths, self._roots = expand(self._path)
-            self._scaling = model.scaling if model.scaling.changes_values else None
-            needs["the client of the URL"] = REMOTE_BYTES if any(map(is_url, self._paths)) else 0
-            needs["text"] = _TEXT_BLOCKS_HELD << 16
-            is_plain = self._is_plain_text()
-            needs["decompression"] = 0 if is_plain else _LEAST_DECODER_BYTES
-            needs["columns being read"] = self._source(1 << 16, 0).held_bytes if is_plain else 0
-        needs["decisions"] = _LEAST_ROWS * row_bytes
+        # decisions, scores, probabilities, and the arrays made from them
+        row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
+        needs = {"the model": _model_bytes(model), **self._open(data), "decisions": _LEAST_ROWS * row_bytes}
         self.left = require(budget, needs)
         least_rows = self._rows_of_a_group(needs, row_bytes, FOOTER_BYTES * n_columns)
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self.least_bytes = sum(needs.values())
-        self._workers, self._share = _usable_workers(data, workers, listener), 0
-        if self._workers > 1:
-            theirs, own = dict(needs), {"model": needs["the model"]}
-            own["footer of the predictions"] = theirs.pop("the footer of the predictions", 0)
-            each = sum(theirs.values()) + RESERVED_BYTES
-            self._share = each + memory_per_worker(budget, self._workers, theirs, own)
-        self._text_block = 1 << 16
-        self._decoder_bytes = needs.get("decompression", 0)
+        self._workers = _usable_workers(data, workers, listener)
+        self._share = self._bytes_of_a_worker(budget, needs) if self._workers > 1 else 0
+        self._text_block, self._decoder_bytes = 1 << 16, needs.get("decompression", 0)
         if self._decoder_bytes:
-            self._decoder_bytes += self.left // 4
-            self.left -= self.left // 4
+            self._decoder_bytes += self._take()
         if self.dataset is None:
-            more = min(_TEXT_BLOCK - self._text_block, self.left // 2 // _TEXT_BLOCKS_HELD)
-            self._text_block += more
-            self.left -= more * _TEXT_BLOCKS_HELD
-            self._batch_bytes = (
-                self.left // 4
-            )  # of tables: a compressed batch of Arrow's is decoded as a whole
-            self.left -= self._batch_bytes
-        more_rows = min(max(_MAX_ROWS - least_rows, 0), self.left // 4 // row_bytes)
-        self.block_rows = least_rows + more_rows
-        self.left -= more_rows * row_bytes
+            self._text_block += self._take(_TEXT_BLOCKS_HELD, _TEXT_BLOCK - self._text_block, share=2)
+            self._batch_bytes = self._take()  # of tables: a compressed batch of Arrow's is decoded as a whole
+        self.block_rows = least_rows + self._take(row_bytes, _MAX_ROWS - least_rows)
         self._threads = Threads(self._count_threads(threads))
         room = needs.get("the footer of the predictions", 0) + self.left // 2
         self.most_groups = room // max(FOOTER_BYTES * n_columns, 1)
+
+    def _open(self, data: Dataset | str | os.PathLike[str]) -> dict[str, int]:
+        """Open the dataset, or find the files; returns the memory that reading them needs at least."""
+        model = self.model
+        if isinstance(data, Dataset) or is_dataset(data):
+            self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
+            self._scaling = _missing_scaling(self.dataset, model)
+            self._shift = _feature_shift(self.dataset, model)
+            chunk = _chunk_bytes(self.dataset, scaled=self._scaling is not None)
+            return {"the client of the URL": self.dataset.client_bytes, "one chunk": chunk}
+        self._paths, self._roots = expand(self._path)
+        self._scaling = model.scaling if model.scaling.changes_values else None
+        is_plain = self._is_plain_text()
+        return {
+            "the client of the URL": REMOTE_BYTES if any(map(is_url, self._paths)) else 0,
+            "text": _TEXT_BLOCKS_HELD << 16,
+            "decompression": 0 if is_plain else _LEAST_DECODER_BYTES,
+            "columns being read": self._source(1 << 16, 0).held_bytes if is_plain else 0,
+        }
+
+    def _bytes_of_a_worker(self, budget: int, needs: dict[str, int]) -> int:
+        """Return the budget of each of several workers; the footer is this process's alone."""
+        theirs, own = dict(needs), {"model": needs["the model"]}
+        own["footer of the predictions"] = theirs.pop("the footer of the predictions", 0)
+        each = sum(theirs.values()) + RESERVED_BYTES
+        return each + memory_per_worker(budget, self._workers, theirs, own)
+
+    def _take(self, each: int = 1, most: int = 1 << 62, share: int = 4) -> int:
+        """Take the memory of up to `most` things of `each` bytes, in one of `share` parts of what is left; returns their
+        number."""
+        count = max(min(most, self.left // share // each), 0)
+        self.left -= count * each
+        return count
 
     def _count_threads(self, threads: int) -> int:
         """Return the number of threads there is memory for, and take it; with a dataset, each reads and decides a chunk."""
@@ -308,7 +309,7 @@ class Decisions:
             with Workers(self._workers, self.listener, __name__) as workers:
                 tasks, sizes, unit = self._tasks(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(tasks))]
-                data = self._path if self.dataset is None else self.dataset.path
+                data = (self._path, None) if self.dataset is None else (self.dataset.path, self.dataset.cache)
                 shared = data, str(directory), self._share, self.n_threads, self._compared
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
                 for ignored, unseen in workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes):
@@ -385,7 +386,7 @@ def _shared_model(directory: str) -> Model:
 
 
 def _decide_share(
-    data: str | Path,
+    data: tuple[str | Location, Cache | None],
     directory: str,
     budget: int,
     threads: int,
@@ -395,8 +396,11 @@ def _decide_share(
     *start: int,
 ) -> tuple[int, int]:
     """Write the rows of some chunks or of a part of a file, with their decisions; returns ignored entries and categories."""
-    model = _shared_model(directory)
-    decisions = Decisions(data, model, budget, Listener(), threads=threads, compared=compared)
+    model, (path, cache) = _shared_model(directory), data
+    source = open_dataset(path) if isinstance(part, range) else path
+    if isinstance(source, Dataset):
+        source.use_cache(cache)
+    decisions = Decisions(source, model, budget, Listener(), threads=threads, compared=compared)
     rows = (
         decisions.dataset_rows("", part) if isinstance(part, range) else decisions.text_rows("", part, *start)
     )
@@ -407,6 +411,13 @@ def _decide_share(
             records[:, 1], records[:, 2], records[:, 3:] = block.label, block.weight, block.decisions
             records.tofile(file)
     return decisions.n_ignored, decisions.n_unseen
+
+
+def cached(
+    data: Dataset | str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_size: int | str | None
+) -> Dataset | str | os.PathLike[str]:
+    """Open a dataset with a cache, if one is asked for; other data stay as they are."""
+    return data if cache is None and cache_size is None else open_cached(data, cache, cache_size)
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
@@ -436,6 +447,12 @@ def reads_once(data: Dataset | str | os.PathLike[str]) -> bool:
     if isinstance(data, Dataset) or is_dataset(data):
         return False
     return total_bytes(expand_sources(os.fspath(data))) is None
+
+
+def _model_bytes(model: Model) -> int:
+    """Return the memory of a model, with its own copy of the code matrix, of one byte, and an intermediate one."""
+    arrays = model.weights.nbytes + (0 if model.scaling.scales is None else model.scaling.scales.nbytes)
+    return arrays + (0 if model.encoding is None else model.encoding.nbytes) + 2 * model.score_code_bytes
 
 
 def _chunk_bytes(dataset: Dataset, *, scaled: bool) -> int:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ..core.classes import class_indices
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
 from ..solvers.problem import Problem, crammer_singer_losses, row_loss, twin_losses
 from .curves import MAX_CLASSES, ScoreCurves
-from .decisions import DecidedRows, Decisions, threads_of_each
+from .decisions import DecidedRows, Decisions, cached, threads_of_each
 from .outputs import positive_scores
 from .roc_auc import RocArea
 from .sums import ExactSum
@@ -39,8 +40,7 @@ class _Evaluation:
     def add(self, rows: DecidedRows) -> None:
         model, decisions, label = self.model, rows.decisions, rows.label
         predicted = model.places(decisions)
-        place = np.minimum(np.searchsorted(model.classes, label), model.n_classes - 1)
-        known = model.classes[place] == label
+        place, known = class_indices(model.classes, label)
         self.n_rows += label.size
         self.n_correct += int((known & (place == predicted)).sum())
         if not known.all():
@@ -159,6 +159,8 @@ def evaluate(
     *,
     C: float | None = None,
     memory: int | str = "1GB",
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int | str | None = None,
     workers: int = 1,
     threads: int | None = None,
     listener: Listener | None = None,
@@ -176,6 +178,8 @@ def evaluate(
         The model with this C, of a run that was trained with several.
     memory : int or str
         Bound on the process's resident memory; with several workers, on the sum of all.
+    cache, cache_size : optional
+        As for `train`, of a dataset at a URL.
     workers : int
         Processes that compute decisions. The result does not depend on their number.
     threads : int, optional
@@ -201,7 +205,7 @@ def evaluate(
     >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
     (2000, True, [-1, 1])
     """
-    budget = parse_size(memory)
+    budget, data = parse_size(memory), cached(data, cache, cache_size)
     model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
     each = threads_of_each(threads, workers)
     return _evaluate(data, model, budget, (workers, each), listener or Listener(), lambda rows: None)

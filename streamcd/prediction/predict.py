@@ -20,7 +20,7 @@ from ..dataset.dataset import Dataset
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
-from .decisions import FOOTER_BYTES, Decisions, is_dataset, threads_of_each
+from .decisions import FOOTER_BYTES, Decisions, cached, is_dataset, threads_of_each
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
 from .source_order import SourceOrder
 
@@ -35,6 +35,8 @@ def predict(
     proba: bool = False,
     C: float | None = None,
     memory: int | str = "1GB",
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int | str | None = None,
     workers: int = 1,
     threads: int | None = None,
     force: bool = False,
@@ -63,6 +65,8 @@ def predict(
         The model with this C, of a run that was trained with several.
     memory : int or str
         Bound on the process's resident memory; with several workers, on the sum of all.
+    cache, cache_size : optional
+        As for `train`, of a dataset at a URL.
     workers : int
         Processes that compute decisions. The result does not depend on their number.
     threads : int, optional
@@ -87,7 +91,7 @@ def predict(
     >>> streamcd.predict("reviews/test.txt", "run", "predictions.csv", proba=True)["n_rows"]
     2000
     """
-    form = output_format(out)
+    form, data = output_format(out), cached(data, cache, cache_size)
     if isinstance(out, str | os.PathLike):
         is_text = not isinstance(data, Dataset) and not is_dataset(data)
         inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.progress import Listener
-from ..core.range_cache import Cache, asked_cache
+from ..core.range_cache import Cache
 from ..core.storage import is_url
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.schema import MAX_CLASSES
@@ -437,15 +437,6 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
             f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
         )
     raise CheckpointError(f"{path} holds another run; name another directory, or give --force to replace it")
-
-
-def open_cached(
-    dataset: Dataset | str | Path, directory: str | Path | None, size: int | str | None
-) -> Dataset:
-    """Open a dataset, or take an open one, with a cache if one is asked for."""
-    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    dataset.use_cache(asked_cache(directory, size, dataset.path))
-    return dataset
 
 
 def same_validation(config: RunConfig) -> None:

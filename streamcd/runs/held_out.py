@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.code_matrices import has_vector_per_class
+from ..core.classes import has_vector_per_class
 from ..core.progress import Listener, Progress
 from ..kernels import rows as rows_kernels
 from ..models.model import plane_distances

@@ -89,7 +89,7 @@ def _make_model(
 ) -> Model:
     problem, options, dataset = run.problem, run.options, run.dataset
     factors = problem.class_factors(lanes)
-    intercept = np.concatenate([block[-1:] for block in _weight_rows(directory, run, lanes, last=True)])[0]
+    (intercept,) = next(_weight_rows(directory, run, lanes, last=True))
     return Model(
         weights=weights,
         intercept=intercept * problem.bias,
@@ -130,20 +130,18 @@ def _weight_rows(
 ) -> Iterator[np.ndarray]:
     """Yield rows of w of some lanes from the groups' states: those of the features, or the last one, the bias's."""
     problem = run.problem
-    vectors = problem.lane_vectors
+    vectors, n_features = problem.lane_vectors, problem.n_features
     block_rows = max(1, _BLOCK_BYTES // (8 * problem.n_lanes * vectors))
     sources, columns = [], []
     for group in run.groups:
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
         if mine:
             columns.append(slice(mine[0] * vectors, (mine[-1] + 1) * vectors))
-            sources.append(directory.state_rows(group.directory, "w", block_rows))
+            first = n_features if last else 0
+            sources.append(directory.state_rows(group.directory, "w", block_rows, first))
     start = 0
     for blocks in zip(*sources, strict=True):
         parts = [block[:, mine] for block, mine in zip(blocks, columns, strict=True)]
         rows = parts[0] if len(parts) == 1 else np.hstack(parts)
+        yield rows if last else rows[: n_features - start]
         start += rows.shape[0]
-        if last and start > problem.n_features:
-            yield rows
-        elif not last:
-            yield rows[: problem.n_features - start + rows.shape[0]]

@@ -19,6 +19,7 @@ from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model, models_of_path
 from ..prediction.curves import ScoreCurves
+from ..prediction.decisions import cached
 from ..prediction.evaluate import evaluate_with_curves
 from ..report.drawing import image, image_format
 from ..report.evaluation_figures import Curve, Decisions, Reliability, evaluation_figure, weights_figure
@@ -121,6 +122,8 @@ def plot_evaluation(
     *,
     C: float | None = None,
     memory: int | str = "1GB",
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int | str | None = None,
     workers: int = 1,
     threads: int | None = None,
     force: bool = False,
@@ -133,7 +136,7 @@ def plot_evaluation(
     path = local_path(out, "a picture")
     form = image_format(path)
     check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
-    loaded = load_model(model, C)
+    data, loaded = cached(data, cache, cache_size), load_model(model, C)
     result, curves = evaluate_with_curves(
         data, loaded, memory=memory, workers=workers, threads=threads, listener=listener
     )

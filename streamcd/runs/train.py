@@ -14,7 +14,7 @@ from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..core.threads import make_threads
-from ..dataset.dataset import Dataset
+from ..dataset.dataset import Dataset, open_cached
 from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
 from ..training.loop import Session, StopRequested, deadline
@@ -29,7 +29,6 @@ from .config import (
     changed_by,
     is_begun,
     make_rule,
-    open_cached,
     settle_acceleration,
 )
 from .early_warnings import warn_early
@@ -158,8 +157,8 @@ def train(
         A client of such a scheduler, in place of its address. With `workers` its workers, of that number, are on this
         machine and share `memory`.
     local_passes : int, optional
-        Passes of every worker over its own shards in a round; 3 by default, 1 if there are more features than rows. With
-        workers only.
+        Passes of every worker over its own shards in a round; 3 by default, 1 if there are more features than rows, or
+        34 M entries or more. With workers only.
     worker_timeout : float, optional
         Seconds without a response of a worker, after which others take over its shards; with workers only.
     threads : int, optional

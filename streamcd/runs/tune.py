@@ -13,7 +13,7 @@ from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..core.threads import make_threads
-from ..dataset.dataset import Dataset
+from ..dataset.dataset import Dataset, open_cached
 from ..training.loop import Session, StopRequested, deadline
 from ..training.result import TuneResult
 from .carry_out import begin_run
@@ -24,7 +24,6 @@ from .config import (
     changed_by,
     is_begun,
     make_rule,
-    open_cached,
     settle_acceleration,
 )
 from .early_warnings import warn_early

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.code_matrices import has_vector_per_class
+from ..core.classes import class_indices, has_vector_per_class
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
@@ -84,9 +84,7 @@ class _Sums:
         self._n_rows = self._n_correct = 0
 
     def add(self, rows: DecidedRows, decisions: np.ndarray) -> None:
-        classes = self._problem.classes
-        place = np.minimum(np.searchsorted(classes, rows.label), classes.size - 1)
-        known = classes[place] == rows.label
+        place, known = class_indices(self._problem.classes, rows.label)
         predicted = predicted_classes(self._problem, decisions, self._w)
         self._n_rows += place.size
         self._n_correct += int((known & (predicted == place)).sum())

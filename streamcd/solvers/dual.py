@@ -110,7 +110,7 @@ class RowSolver:
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
-        _squares(state.w[:0], state.w_alpha[:0], none)
+        weight_kernels.add_squares(state.w[:0], state.w_alpha[:0], none, np.zeros((3, 0)))
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
             self.acceleration.load_kernels(state)
@@ -174,7 +174,7 @@ class RowSolver:
         gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
         totals = state.totals
-        sums = _squares(state.w, state.w_alpha, self._columns_of(state.phase(CERTIFY)))
+        sums = self._squares(state.w, state.w_alpha, state.phase(CERTIFY))
         sums = np.stack([*sums, self.distance_to_kept(state, sums[2])])
         # Crammer–Singer has all its vectors in one lane
         squared, squared_alpha, drift, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
@@ -206,23 +206,35 @@ class RowSolver:
         """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it as their companion."""
         columns = self._columns_of(lanes)
         target = state.matrices["companion"] if self.acceleration else state.w
-        weight_kernels.move_columns(state.w_alpha, target, columns)
+        source, n_rows = state.w_alpha, state.w.shape[0]
+        n_parts = self.threads.parts(n_rows * columns.size)
+        ends = np.linspace(0, n_rows, n_parts + 1).astype(np.int64).tolist()
+        shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        move = weight_kernels.move_columns
+        self.threads.run([partial(move, source[rows], target[rows], columns) for rows in shares])
 
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Add the estimates of the gap to the dual objectives, which are known exactly."""
         if self.acceleration:
             squared = state.lanes["w_alpha_square"]
         else:
-            columns = self._columns_of(state.phase(TRAIN))
-            squared = (
-                _squares(state.w, state.w, columns)[0].reshape(-1, self.problem.lane_vectors).sum(axis=1)
-            )
+            sums = self._squares(state.w, state.w, state.phase(TRAIN))
+            squared = sums[0].reshape(-1, self.problem.lane_vectors).sum(axis=1)
         return np.asarray(state.lanes["dual_sum"] - 0.5 * squared + estimates)
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""
         width = self.problem.lane_vectors
         return slice(lane * width, (lane + 1) * width)
+
+    def _squares(self, w: np.ndarray, other: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Return ``‖w‖²``, ``‖other‖²`` and ``‖w - other‖²`` of some lanes' vectors, shape (3, all vectors); of others 0."""
+        sums, columns = np.zeros((3, w.shape[1])), self._columns_of(lanes)
+        parts = np.array_split(
+            columns, max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
+        )
+        self.threads.run([partial(weight_kernels.add_squares, w, other, part, sums) for part in parts])
+        return sums
 
     def _columns_of(self, lanes: np.ndarray) -> np.ndarray:
         """Return the weight vectors of some lanes, ascending."""
@@ -469,13 +481,6 @@ def _primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) ->
         sums = (n + 64.0) * UNIT * (totals[:, LOSS] + 0.5 * norm * norm)
         losses = (totals[:, LOSS_SLOPE] + totals[:, CURVE] * margin) * margin
         return np.asarray(sums + losses + (norm + 0.5 * moved) * moved)
-
-
-def _squares(w: np.ndarray, other: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return ``‖w‖²``, ``‖other‖²`` and ``‖w - other‖²`` of some vectors, shape (3, all vectors); of others 0."""
-    sums = np.zeros((3, w.shape[1]))
-    weight_kernels.add_squares(w, other, columns, sums)
-    return sums
 
 
 def violation(totals: np.ndarray) -> np.ndarray:

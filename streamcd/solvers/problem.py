@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.code_matrices import default_code, diagonal_view
+from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..kernels import primitives

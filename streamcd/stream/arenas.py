@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.classes import class_indices
 from ..core.errors import DatasetError
 from ..core.randomness import assign_folds
 from ..dataset.column_layout import Columns
@@ -151,8 +152,8 @@ def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
     """Return the index of each row's class; raises `DatasetError` if the manifest does not list a label."""
     classes = dataset.classes
     assert classes is not None
-    code = np.minimum(np.searchsorted(classes, label), classes.size - 1)
-    if not np.array_equal(classes[code], label):
+    code, known = class_indices(classes, label)
+    if not known.all():
         raise DatasetError(f"{dataset.place(chunk)}: a label that the manifest does not list")
     return code
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -133,9 +133,9 @@ class Run:
         slots.identity = self.identity
         return slots
 
-    def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
-        """Iterate over blocks of rows of an array in the last checkpoint of a part, or with "" of the run itself."""
-        return read_array_rows(self.path / part / "state.npz", name, block_rows)
+    def state_rows(self, part: str, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
+        """Iterate over blocks of rows, from `first` on, of an array in a part's last checkpoint; "" is the run itself."""
+        return read_array_rows(self.path / part / "state.npz", name, block_rows, first)
 
     def close(self) -> None:
         """Release the lock."""
@@ -185,16 +185,13 @@ class MemoryRun(Run):
     def read_state(self, room: int) -> None:
         """Return None: every run in memory is new."""
 
-    def append_log(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
         """Return slots in memory."""
         return MemorySlots()
 
-    def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
-        """Yield an array of the last state, whole."""
-        yield self.part(part)._arrays[name]
+    def state_rows(self, part: str, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
+        """Yield the rows of an array of the last state, all at once."""
+        yield self.part(part)._arrays[name][first:]
 
     def close(self) -> None:
         """Do nothing: there is no lock."""
@@ -291,16 +288,33 @@ def _damage_named(path: Path) -> Iterator[None]:
         ) from None
 
 
-def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
-    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, without reading it as a whole."""
-    with _open_archive(path) as archive, archive.open(name + ".npy") as file:
+def read_array_rows(path: Path, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
+    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, without reading it as a whole.
+
+    With `first`, rows before that one are skipped, and the checksum, which is of all rows, is not verified.
+    """
+    with _open_archive(path) as archive, archive.open(name + ".npy") as member:
         # for two dimensions and a plain dtype numpy writes version 1.0 of the header
-        assert np.lib.format.read_magic(file) == (1, 0)
-        (n_rows, n_columns), fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        assert np.lib.format.read_magic(member) == (1, 0)
+        (n_rows, n_columns), fortran, dtype = np.lib.format.read_array_header_1_0(member)
         assert not fortran
-        for start in range(0, n_rows, block_rows):
-            count = min(block_rows, n_rows - start) * n_columns
-            yield np.frombuffer(file.read(count * dtype.itemsize), dtype=dtype).reshape(-1, n_columns)
+        row_bytes = n_columns * dtype.itemsize
+        with open(path, "rb") as file:
+            rows: IO[bytes] = member
+            if first:
+                file.seek(_end_of_member(file, archive.getinfo(name + ".npy")) - (n_rows - first) * row_bytes)
+                rows = file
+            for start in range(first, n_rows, block_rows):
+                data = rows.read(min(block_rows, n_rows - start) * row_bytes)
+                yield np.frombuffer(data, dtype=dtype).reshape(-1, n_columns)
+
+
+def _end_of_member(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Return where the data of a member end that is not compressed: after its header, a name and a field of some lengths."""
+    file.seek(member.header_offset + 26)
+    lengths = file.read(4)
+    name, extra = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")
+    return member.header_offset + 30 + name + extra + member.file_size
 
 
 def read_config(path: Path) -> dict[str, Any]:

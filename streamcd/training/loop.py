@@ -212,7 +212,9 @@ class TrainingLoop(ABC):
         return training_status(self.state, task.problem, task.rule, task.name, passes_ahead)
 
     def _report(self, phase: str, done: int, total: int, n_passes: int, step: str = "") -> None:
-        """Report a part of a read, or of a round that adds `n_passes` passes."""
+        """Report a part of a read, or of a round that adds `n_passes` passes, to a listener that is not the silent one."""
+        if type(self.listener) is Listener:
+            return
         if self._status is None or self._status[0] != self.state.read:
             self._status = self.state.read, self._find_status(n_passes)
         status = self._status[1]
@@ -337,7 +339,8 @@ class Loop(TrainingLoop):
     def _end_read(self, before: Mapping[str, float], certifying_only: bool) -> None:
         state = self.state
         self._conclude_read(state.phase(TRAIN), state.phase(START, CERTIFY))
-        self.directory.append_log(self._log_record(before, certifying_only))
+        if self.directory.has_files:
+            self.directory.append_log(self._log_record(before, certifying_only))
         state.read, state.window = state.read + 1, 0
 
     def _review_phases(self, certified: np.ndarray) -> None:

@@ -19,6 +19,7 @@ from ..dataset.dataset import Dataset
 from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Problem, lane_dual_terms
 from ..solvers.protocol import Solver, State
+from ..stream.arenas import class_codes
 from ..stream.identity import Identity
 from ..stream.slot_store import SlotStore, chunk_slots
 from . import checkpoint
@@ -96,7 +97,7 @@ class WarmStart:
         """Sum the dual's terms over a chunk's rows, per lane; reads the labels, not the entries."""
         problem, dataset = self._problem, self._dataset
         label, weight = dataset.read_rows(chunk, ("label", "weight"))
-        code = np.searchsorted(problem.classes, label)
+        code = class_codes(dataset, chunk, label)
         if problem.loss == "crammer_singer":
             # -Σ_{m ≠ y} alpha is the variable of the row's own class: the sum over all classes is 0
             per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)

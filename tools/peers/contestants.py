@@ -72,14 +72,15 @@ class _Streamcd(Contestant):
         import streamcd
 
         self._package = streamcd
-        self._scratch = tempfile.TemporaryDirectory(dir=self.task.dataset.parent)
-        self._run = Path(self._scratch.name) / "run"
+        self._scratch, self._n_runs = tempfile.TemporaryDirectory(dir=self.task.dataset.parent), 0
         self.fit(0.5)
 
     def fit(self, setting: float) -> None:
         task = self.task
-        options: dict[str, Any] = {"acceleration": self.acceleration, "memory": task.memory, "force": True}
+        options: dict[str, Any] = {"acceleration": self.acceleration, "memory": task.memory}
         options["threads"] = task.threads
+        self._n_runs += 1  # the others do not remove their last result either
+        self._run = Path(self._scratch.name) / f"run-{self._n_runs}"
         self._result = self._package.train(
             task.dataset, self._run, loss=task.loss, C=task.C, tol=setting, **options
         )

@@ -1,8 +1,25 @@
-"""Code matrices, shape (classes, weight vectors): the sign of each class for each vector; 0 leaves the class out."""
+"""Classes: the index of a label, and code matrices.
+
+A code matrix, shape (classes, weight vectors), has the sign of each class for each vector; 0 leaves the class out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+
+def class_indices(classes: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of each label among `classes`, which ascend, and whether it is one; of another label any index."""
+    index = np.minimum(np.searchsorted(classes, label), classes.size - 1)
+    return index, classes[index] == label
+
+
+def check_class_names(names: Sequence[str] | None) -> None:
+    """Raise ValueError if two classes have the same name."""
+    if len(set(names or ())) < len(names or ()):
+        raise ValueError("two classes of one name")
 
 
 def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: type) -> np.ndarray:
