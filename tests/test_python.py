@@ -169,6 +169,7 @@ def test_bad_scaling_is_told_at_the_start_and_once(tmp_path):
                 acceleration=acceleration,
                 tol=1e-12,
                 max_passes=2,
+                memory="8GB",  # more than a long test process holds, of which it would be warned
                 listener=heard,
             )
         assert len([line for line in heard.warnings if "badly scaled" in line]) == 1
@@ -177,7 +178,7 @@ def test_bad_scaling_is_told_at_the_start_and_once(tmp_path):
 
 def test_memory_beyond_the_machine_or_used_up_already_is_warned_of(tmp_path):
     heard = Heard()
-    warn_of_memory(10**9, 0, heard)
+    warn_of_memory(8 * 10**9, 0, heard)
     assert heard.warnings == []
     warn_of_memory(10**18, 0, heard)
     assert "more than this machine" in heard.warnings.pop()

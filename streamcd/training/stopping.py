@@ -19,9 +19,7 @@ from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
 from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VALIDATION, BY_VIOLATION
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows, or in features that were not visited
-_LEAST_CAUTION = (
-    0.005  # with 0.05 news20 (twin, squared hinge, C = 100) took 44 certificates to 1e-3 in place of 3
-)
+_LEAST_CAUTION = 0.005  # with 0.05 news20 (twin, squared hinge, C = 100) took 44 certificates in place of 3
 _UNSEEN = 0.6  # of such a gap that is expected to remain after another pass, which visits about this share of the features
 
 
