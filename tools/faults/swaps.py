@@ -31,7 +31,10 @@ class Swaps(Damage):
         findings = (
             verify_findings(place, use.target, what) if changed and use.target in ("a", "a.table") else []
         )
+        is_other = all((target / name).read_bytes() == (other / name).read_bytes() for name in common)
         ended = run_command(place, *use.command)
+        if is_other:  # whole, with files that both have alike
+            return findings
         if {"config.json", "state.npz"} <= {name.name for name in taken}:
             # it is the other run, with the log or model of this one
             if ended.is_ugly:
