@@ -115,6 +115,14 @@ def test_numbers_and_texts_that_are_none_are_refused_where_they_matter(case: Cas
         assert "damaged" in refusal(case)
 
 
+@pytest.mark.parametrize("change", [{"n_empty": None}, {"max": "x"}, {"min": None}])
+def test_row_norms_that_cannot_be_shown_are_refused(case: Case, change: dict[str, Any]) -> None:
+    """`info` ended in a traceback."""
+    if case.kind is ROW_LAYOUT:
+        case.write(row_norms={"min": 1.0, "max": 2.0, "mean_square": 2.5, "n_empty": 0} | change)
+        assert "damaged" in refusal(case)
+
+
 def test_a_key_that_is_missing_is_named(case: Case) -> None:
     content = json.loads(case.path.read_text())
     if "n_features" not in content:

@@ -69,6 +69,19 @@ class RowPart(Structure):
     entries_checksum: str
 
 
+class RowNorms(Structure):
+    """Norms of the rows as they are stored."""
+
+    max: float
+    n_empty: Count
+    min: float | None = None  # of rows that are not empty
+    mean_square: float | None = None  # unless it is too large for a number
+
+    def __post_init__(self) -> None:
+        if self.min is None and self.max > 0:
+            raise ValueError("a largest row norm without a smallest")
+
+
 class DatasetManifest(Structure):
     """``manifest.json`` of a dataset."""
 
@@ -88,7 +101,7 @@ class DatasetManifest(Structure):
     features: FileRecord
     scales: FileRecord | None = None
     scaling: ScalingRecord | None = None
-    row_norms: dict[str, float | None] | None = None
+    row_norms: RowNorms | None = None
     compact: bool = False
     class_names: list[str] | None = None
     encoding: dict[str, Any] | None = None
