@@ -33,9 +33,8 @@ def sort_keys(keys, starts, order):
     if not keys.size:
         return
     least, greatest, shift = keys[0], keys[0], np.uint64(0)
-    for (
-        key
-    ) in keys:  # numpy's functions in a kernel would load a part of numba that imports scipy.linalg: 0.3 s
+    # numpy's functions in a kernel would load a part of numba that imports scipy.linalg: 0.3 s
+    for key in keys:
         least, greatest = min(least, key), max(greatest, key)
     while (greatest - least) >> shift >= np.uint64(starts.size - 1):
         shift += np.uint64(1)

@@ -498,18 +498,23 @@ def _bytes_equal(word, byte):
 
 
 @inlined
+def _sum_of_bytes(word):
+    """Return the sum of a word's bytes, which are 0 or 1."""
+    return (word * np.uint64(0x0101010101010101)) >> np.uint64(56)
+
+
+@inlined
 def _is_odd(marks):
     """Tell if the number of bytes whose highest bit is set is odd; no other bits are."""
-    return ((marks >> np.uint64(7)) * np.uint64(0x0101010101010101)) >> np.uint64(56) & np.uint64(1) == 1
+    return _sum_of_bytes(marks >> np.uint64(7)) & np.uint64(1) == 1
 
 
 @kernel
 def count_records(text, start, stop, quote):
     """Count the records and the lines of delimited text, and tell if it ends between quotes; blank lines are no records."""
     records, lines, record = 0, 0, start
-    odd = np.uint64(
-        0
-    )  # exclusive or of the marks of all quotes: as many are set as there are quotes, modulo 2
+    # exclusive or of the marks of all quotes: as many are set as there are quotes, modulo 2
+    odd = np.uint64(0)
     for k in range(start, stop, 8):
         word = _word(text, k, min(stop - k, 8))
         newlines, quotes = _bytes_equal(word, 0x0A), _bytes_equal(word, quote)
@@ -517,9 +522,7 @@ def count_records(text, start, stop, quote):
             below = (newlines & (~newlines + np.uint64(1))) - np.uint64(1)
             lines += 1
             if not _is_odd(odd ^ (quotes & below)):
-                end = k + np.int64(
-                    ((below & np.uint64(0x0101010101010101)) * np.uint64(0x0101010101010101)) >> np.uint64(56)
-                )
+                end = k + np.int64(_sum_of_bytes(below & np.uint64(0x0101010101010101)))
                 while text[record] == 0x0D:
                     record += 1
                 records += record < end - 1
