@@ -261,16 +261,6 @@ def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> list[ByteRange]:
     return [part for path in paths for part in _ranges(path, range_bytes)]
 
 
-def range_starts(ranges: Sequence[ByteRange], counted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Count the rows of the input and the lines of its file before every range, from the rows and lines in each."""
-    starts, row, line = [], 0, 0
-    for part, (n_rows, n_lines) in zip(ranges, counted, strict=True):
-        line = line if part.start else 0
-        starts.append((row, line))
-        row, line = row + n_rows, line + n_lines
-    return starts
-
-
 def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
     size = file_size(path) or 0
     if size <= range_bytes or is_compressed(path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..models.table_encoder import BLOCK_CELLS, describe_refusal, sorted_rows
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
-from .sources import Reader, ReaderSource, Reading
+from .sources import Reader, Reading, Source
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -37,38 +37,18 @@ class MatrixBlock(NamedTuple):
         return self.indptr.size - 1 if self.values is None else self.values.shape[0]
 
 
-class MatrixReader(Reader, Protocol):
-    """Reader of matrices, a block of rows at a time."""
+@dataclass(frozen=True, kw_only=True)
+class MatrixSource(Source):
+    """Rows of matrices, whose columns are the indices from `first_index` on.
 
-    @property
-    def n_columns(self) -> int | None:
-        """Width of the matrix; None where it is not known before it is read."""
+    The reader has `n_columns`, the width of the matrix, and `blocks`, which reads the rows of pieces as `MatrixBlock`.
+    """
 
-    def blocks(self, pieces: Sequence[Any]) -> Iterator[MatrixBlock]:
-        """Read rows."""
-
-
-@dataclass(frozen=True)
-class MatrixSource(ReaderSource):
-    """Rows of matrices, whose columns are the indices from `first_index` on."""
-
-    reader: MatrixReader
     value_dtype: np.dtype
-    names_labels: bool
-    class_names: list[str]
-    weighted: bool
     needs_label: bool = True
     width_end: int = kernels.LARGEST_INDEX + 1  # columns beyond are too many
     ignore_beyond: bool = False
     first_index: int = 0
-
-    what = "rows"
-    encoding = None
-    grows = False
-    of_indices = True
-
-    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
-        return None if self.total_bytes is None else 2 * sum(piece.n_bytes for piece in pieces)
 
     def parse(
         self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
@@ -88,15 +68,15 @@ class MatrixSource(ReaderSource):
 
 
 def open_matrix(
-    reader: MatrixReader, reading: Reading, *, names_labels: bool, weighted: bool = False
+    reader: Reader, reading: Reading, *, names_labels: bool, weighted: bool = False
 ) -> MatrixSource:
     """Make the source of a reader's rows; `names_labels` where labels are strings."""
     first_index = reading.index_base or 0
     return MatrixSource(
-        reader,
-        np.dtype(reading.value_dtype),
+        reader=reader,
+        value_dtype=np.dtype(reading.value_dtype),
         names_labels=bool(reading.class_names) or names_labels,
-        class_names=list(reading.class_names),
+        class_names=reading.class_names,
         weighted=weighted,
         needs_label=reading.needs_label,
         width_end=reading.width_end - first_index,

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from .matrices import MatrixBlock, open_matrix
-from .sources import Counted, FileReader, Reading, Source, locator, refusing_damage
+from .sources import Counted, Reader, Reading, Source, locator, refusing_damage
 from .table_rows import TableOptions
 
 _LABELS = ("y", "label", "labels", "target")
@@ -86,7 +86,8 @@ class _Stream:
 
 
 @dataclass(frozen=True)
-class _MatrixFiles(FileReader):
+class _MatrixFiles(Reader):
+    paths: list[str]
     label: str
     batch_bytes: int
     needs_label: bool = True
@@ -142,9 +143,6 @@ class NpzReader(_MatrixFiles):
 
     def whole(self) -> list[RowRange]:
         return [RowRange(path, 0, self._shape(path)[0], os.path.getsize(path)) for path in self.paths]
-
-    def pieces(self, n_tasks: int) -> list[RowRange]:
-        return self.whole()  # a compressed array is read from its beginning
 
     def count(self, piece: RowRange) -> Counted:
         return Counted(piece.stop, piece.stop)

@@ -20,7 +20,6 @@ from ..conversion.byte_sources import (
     check_rows,
     expand_sources,
     is_compressed,
-    range_starts,
     total_bytes,
 )
 from ..conversion.formats import expand, open_source
@@ -198,7 +197,7 @@ class Decisions:
             least = 2 * math.sqrt(n_rows * footer_bytes * row_bytes)
             source = self._source(1 << 16, _LEAST_DECODER_BYTES + self.left // 4)
             if needs["decompression"] or least > self.left // 2 or source.encoding is not None:
-                n_rows = sum(source.count(piece).n_rows for piece in source.whole())
+                n_rows = sum(source.reader.count(piece).n_rows for piece in source.reader.whole())
         rows = max(_LEAST_ROWS, math.ceil(math.sqrt(n_rows * footer_bytes / row_bytes)))
         needs["decisions"] = rows * row_bytes
         needs["the footer of the predictions"] = -(-n_rows // rows) * footer_bytes
@@ -285,10 +284,10 @@ class Decisions:
         """Yield the rows of all files, or of a part of one that starts at the given row and line."""
         source = self._source(self._text_block, self._decoder_bytes)
         counts = Counts()
-        pieces, first = (source.whole(), (0, 0)) if part is None else ([part], start)
+        pieces, first = (source.reader.whole(), (0, 0)) if part is None else ([part], start)
         for batch in source.parse(pieces, first[0], first[1], None):
             if part is None:
-                self.listener.progress(Progress(phase, batch.bytes_read, source.total_bytes, "B"))
+                self.listener.progress(Progress(phase, batch.bytes_read, source.reader.total_bytes, "B"))
             counts, rows = batch.counts, batch.rows
             feature = rows.index - self.model.index_base
             weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
@@ -298,7 +297,7 @@ class Decisions:
                 self.n_ignored += found.n_ignored
                 yield found
         if part is None:
-            check_rows(counts.n_rows, source.paths, source.what)
+            check_rows(counts.n_rows, source.reader.paths, source.what)
         self.n_ignored += counts.n_ignored
         self.n_unseen += counts.n_unseen
 
@@ -328,11 +327,9 @@ class Decisions:
             return [(range(start, stop),) for start, stop in shares], sizes, "rows"
         decoder_bytes = max(_LEAST_DECODER_BYTES, (self._share - RESERVED_BYTES) // 4)
         source = self._source(BLOCK_BYTES, decoder_bytes)
-        pieces, counted = counted_pieces(source, n_tasks, workers)
-        check_rows(sum(found.n_rows for found in counted), source.paths, source.what)
-        starts = range_starts(pieces, [(found.n_rows, found.n_lines) for found in counted])
-        sizes = [piece.n_bytes for piece in pieces]
-        return [(piece, *start) for piece, start in zip(pieces, starts, strict=True)], sizes, "B"
+        pieces = counted_pieces(source, n_tasks, workers)
+        sizes = [piece.n_bytes for piece, *_ in pieces]
+        return [(piece, *start) for piece, _, start in pieces], sizes, "B"
 
     def _read_rows(self, path: Path) -> Iterator[DecidedRows]:
         """Yield rows from a worker's file, in blocks of the size used here."""
