@@ -64,7 +64,6 @@ def join_responses(
 
 
 def shard_entries(dataset: Dataset) -> np.ndarray:
-    """Count the entries of every shard."""
     entries = np.diff(dataset.entry_start)
     return np.bincount(dataset.chunk_part, weights=entries, minlength=dataset.n_shards).astype(np.int64)
 

@@ -336,7 +336,6 @@ class RoundLoop(TrainingLoop):
 
 
 def _range(numbers: np.ndarray) -> list[float] | None:
-    """Return the smallest and the largest."""
     return [float(numbers.min()), float(numbers.max())] if numbers.size else None
 
 

@@ -165,7 +165,6 @@ class ByteRange:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes on disk."""
         return ((file_size(self.path) or 0) if self.stop is None else self.stop) - self.start
 
 

@@ -294,7 +294,6 @@ def _reading(options: Options, plan: Plan) -> Reading:
 
 
 def _check_source(options: Options, source: Source) -> None:
-    """Refuse options that do not fit the source."""
     if options.like is not None and source.encoding is not None:
         if options.like.encoding is None:
             raise UsageError(

@@ -136,7 +136,6 @@ def join_statistics(sums: list[Path], start: int, stop: int, n_rows: int, out: P
 
 
 def read_statistics(read: Callable[[], Entries], start: int, stop: int, n_rows: int, out: Path) -> None:
-    """Make the statistics of a range of features by reading all entries."""
     statistics = RangeStatistics(start, stop)
     for entries in read():
         statistics.add(*entries)
@@ -173,7 +172,6 @@ def _partitioned_entries(reader: PartitionReader, number: int) -> Entries:
 
 
 def save_columns(batches: FeatureColumns, path: Path) -> None:
-    """Write columns for `saved_columns`."""
     with open(path, "wb") as file:
         for batch in batches:
             np.save(file, np.array(len(batch)))
@@ -266,13 +264,11 @@ class LabelCounts:
     counts: dict[float, int] | None = field(default_factory=dict)
 
     def add(self, label: np.ndarray) -> None:
-        """Count the labels of rows."""
         if self.counts is not None:
             distinct, count = (part.tolist() for part in _counted(label))
             self.merge(LabelCounts(dict(zip(distinct, count, strict=True))))
 
     def merge(self, other: LabelCounts) -> None:
-        """Add the counts of other rows."""
         if self.counts is None or other.counts is None:
             self.counts = None
             return

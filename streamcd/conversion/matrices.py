@@ -33,7 +33,6 @@ class MatrixBlock(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """Rows of the block."""
         return self.indptr.size - 1 if self.values is None else self.values.shape[0]
 
 
@@ -132,7 +131,6 @@ class _RowMaker:
         self._state[kernels.MAX_INDEX] = -1
 
     def rows(self, block: MatrixBlock, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Make the entries of rows ``start:stop`` of a block."""
         source = self._source
         indptr = np.zeros(stop - start + 1, np.int64)
         if block.values is None:
@@ -203,7 +201,6 @@ class _RowMaker:
         return codes[places].astype(np.float64)
 
     def count(self, label: np.ndarray, n_entries: int, block: MatrixBlock, start: int) -> None:
-        """Add rows to the counts."""
         counts, state = self.counts, self._state
         counts.n_rows, counts.n_entries = counts.n_rows + label.size, counts.n_entries + n_entries
         counts.n_explicit_zeros = int(state[kernels.ZEROS])

@@ -73,7 +73,6 @@ class _Stream:
         self.array = _header(file, name)
 
     def read(self, count: int) -> np.ndarray:
-        """The next elements."""
         wanted = count * self.array.dtype.itemsize
         parts, n_bytes = [], 0
         with _refusing_damage(self._name):
@@ -305,7 +304,6 @@ class NpyReader(_MatrixFiles):
 
 
 def open_matrices(paths: list[str], format: str, reading: Reading, options: TableOptions) -> Source:
-    """Make the source of rows of files of matrices."""
     given = [name for name in options.given if name != "--label"]
     if given:
         raise UsageError(

@@ -131,7 +131,6 @@ def _merge_categories(directory: Path, encoding: Encoding) -> list[int]:
 
 
 def _taken(strings: Strings, rows: np.ndarray) -> Strings:
-    """Return some of the strings, in the order of `rows`."""
     found, _ = strings_of(strings.to_arrow().take(arrow_array(rows, pa.int64())))
     return found
 
@@ -192,7 +191,6 @@ def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding
 
 
 def with_counts(encoding: Encoding, counts: list[int], categories: Strings | None) -> Encoding:
-    """Return the encoding with the categories found."""
     columns = [
         type(column)(column.name, column.kind, column.values, count)
         for column, count in zip(encoding.columns, counts, strict=True)

@@ -126,7 +126,6 @@ class TextReader(Reader):
         return [self.all_of(path) for path in self.paths]
 
     def all_of(self, path: str) -> ByteRange:
-        """Return all of a file as a range."""
         return ByteRange(path, head=self.head if path == STANDARD_INPUT else b"")
 
     def pieces(self, n_tasks: int) -> list[ByteRange]:

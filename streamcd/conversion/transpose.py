@@ -255,7 +255,6 @@ class FeatureCounts:
                 yield feature[chosen].astype(np.int64), count[chosen].astype(np.int64)
 
     def sort_bytes(self, bucket: Bucket) -> int:
-        """Compute the memory to sort a bucket."""
         return bucket.n_entries * self._entry_bytes + bucket.n_features * _FEATURE_BYTES
 
     def cut(self, whole: Bucket, limit: int, borders: Sequence[int] = ()) -> list[Bucket]:
@@ -286,7 +285,6 @@ class FeatureCounts:
 
 
 def _begin_bucket(buckets: list[Bucket], feature: int) -> None:
-    """Begin a bucket with a feature."""
     last = buckets[-1]
     if last.n_features:
         buckets[-1] = last._replace(stop=feature)

@@ -103,7 +103,6 @@ class Encoding:
 
     @property
     def sparse(self) -> Column | None:
-        """Sparse column, if there is one."""
         return next((column for column in self.columns if column.kind == "sparse"), None)
 
     @property

@@ -226,7 +226,6 @@ class Decisions:
             )
 
     def _require_labels(self, rows: DecidedRows) -> None:
-        """Refuse a row without a label."""
         missing = np.flatnonzero(np.isnan(rows.label))
         if missing.size:
             row = int(rows.source[missing[0]]) + 1
@@ -239,7 +238,6 @@ class Decisions:
 
     @property
     def n_threads(self) -> int:
-        """Threads of this process."""
         return self._threads.count
 
     def dataset_rows(self, phase: str, chunks: range) -> Iterator[DecidedRows]:

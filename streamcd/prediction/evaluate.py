@@ -109,7 +109,6 @@ class _Evaluation:
 
 
 def _listed_label(model: Model, label: float) -> int | float | str:
-    """Return a label as listed in results, known to the model or not."""
     if model.class_names is not None:
         return model.label_text(label)
     return int(label) if model.label_kind == "integer" and label == int(label) else label
@@ -238,7 +237,6 @@ def _evaluate(
     listener: Listener,
     observe: Callable[[DecidedRows], None],
 ) -> dict[str, Any]:
-    """Evaluate by a number of processes and of threads of each."""
     workers, threads = processes
     decisions = Decisions(data, model, budget, listener, workers, threads=threads, compared=True)
     with RocArea(decisions.left) as roc:

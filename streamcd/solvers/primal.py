@@ -393,7 +393,6 @@ def _gap_on_the_ray(
 
 
 def columns_of(window: Window) -> Columns:
-    """Return the columns of a window's arena."""
     arena = window.arena
     return Columns(arena.indptr, arena.feature, primitives.unsigned(arena.row), arena.value)
 
