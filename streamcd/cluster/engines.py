@@ -11,7 +11,7 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..solvers.protocol import join_totals
 from .assignment import Assignment
-from .block_steps import Change, add_direction, add_in_tree
+from .block_steps import Change, add_changes, add_direction, add_in_tree
 from .partition import Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
 
@@ -85,7 +85,7 @@ class SerialEngine:
         """Have the partitions make their local passes, in turn."""
         self._assign(request)
         responses = [partition.run(request, w, progress) for partition in self._in_turn()]
-        change = add_in_tree([response.change for response in responses])
+        change = add_in_tree([response.change for response in responses], add_changes)
         return join_responses(list(self._shards), responses, change, w.nbytes * len(responses))
 
     def _assign(self, request: RoundRequest) -> None:

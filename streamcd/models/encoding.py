@@ -71,13 +71,6 @@ class Encoding:
     weight: str = ""
     categories: Strings | None = field(default=None, compare=False)
 
-    @classmethod
-    def from_record(cls, record: EncodingRecord, categories: Strings | None) -> Encoding:
-        """Make an encoding from its stored form."""
-        return cls(
-            tuple(record.columns), record.missing, record.bits, record.label, record.weight, categories
-        )
-
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
         columns = [
@@ -201,7 +194,10 @@ def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, An
         return None
     if isinstance(record, Mapping):
         record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
-    encoding = Encoding.from_record(record, no_strings())
+    columns = tuple(record.columns)
+    encoding = Encoding(
+        columns, record.missing, record.bits, record.label, record.weight, categories=no_strings()
+    )
     if encoding.has_categories:
         found = read_strings(categories, "category")
         counted = sum(column.n_categories for column in encoding.columns)
