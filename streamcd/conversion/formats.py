@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import DataError, UsageError
 from ..core.storage import is_url
@@ -19,10 +19,7 @@ from .byte_sources import (
     read_head,
     total_bytes,
 )
-from .sources import Reading, Source
-
-if TYPE_CHECKING:
-    from .table_rows import TableOptions
+from .sources import Reading, Source, TableOptions
 
 FORMATS = ("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy")
 _TABLES = ("csv", "parquet", "arrow")

@@ -14,8 +14,8 @@ import pyarrow as pa
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import frame_reader
 from .matrices import MatrixBlock, open_matrix
-from .sources import FilePart, Reader, Reading, Source, locator
-from .table_rows import TableBatch, TableOptions, column_types, open_tables
+from .sources import FilePart, Reader, Reading, Source, TableOptions, locator
+from .table_rows import TableBatch, column_types, open_tables
 
 LABEL = "label"
 """Name of the column for labels that are given beside a frame."""

@@ -26,7 +26,7 @@ from ..models.table_encoder import StringTable, TableEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
-from .sources import Reader, Reading, Source
+from .sources import Reader, Reading, Source, TableOptions
 
 
 class TableBatch(NamedTuple):
@@ -35,24 +35,6 @@ class TableBatch(NamedTuple):
     columns: Any
     bytes_read: int
     message: Callable[[int], str]
-
-
-class TableOptions(NamedTuple):
-    """Options of a conversion that are for tables; `features` and `drop` are lists of columns."""
-
-    label: str = ""
-    weight: str = ""
-    features: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    bits: int = 0
-    missing: str = "error"
-
-    @property
-    def given(self) -> list[str]:
-        """Return the options that differ from their defaults, by their names on the command line."""
-        names = ("--label", "--weight-column", "--features", "--drop", "--hash", "--missing")
-        default = TableOptions()
-        return [name for name, value, usual in zip(names, self, default, strict=True) if value != usual]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from ..core.progress import warn_once
 from ..core.range_cache import Cache
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
 from .parquet import NO_CRC, OpenParts, read_table
-from .scaling import ScalingRecord
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64
@@ -49,6 +48,14 @@ class FileRecord(Structure):
 
     bytes: Count
     checksum: str
+
+
+class ScalingRecord(Structure):
+    """Description of a `scaling.Scaling`."""
+
+    scale: str
+    normalize: str
+    digest: str
 
 
 class RowPart(Structure):

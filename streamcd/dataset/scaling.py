@@ -15,20 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.metadata import Structure
 
 SCALES = ("none", "maxabs", "standard")
 NORMALIZATIONS = ("none", "l2")
 
 _DIGEST_FEATURES = 1 << 16  # hashed at a time; the digest depends on it
-
-
-class ScalingRecord(Structure):
-    """Description of a `Scaling`."""
-
-    scale: str
-    normalize: str
-    digest: str
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ from typing import Any, Literal
 from ..core.classes import check_class_names
 from ..core.errors import ModelError
 from ..core.metadata import Count, Kind, Structure, content_digest
-from ..dataset.scaling import ScalingRecord
 from .encoding import EncodingRecord
 
 
-class ModelScaling(ScalingRecord):
+class ModelScaling(Structure):
     """Transformation of the values that the model was trained on; `checksum` is that of ``scaling.npy``."""
 
+    scale: str
+    normalize: str
+    digest: str
     checksum: str = ""
 
 

@@ -439,7 +439,7 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 def same_validation(config: RunConfig) -> None:
     """Refuse a validation set that has changed since the run was begun; earlier versions have not recorded it."""
     if config.validation is not None and config.validation_identity is not None:
-        from ..prediction.decisions import identify  # with the kernels of decisions
+        from ..prediction.reading_plan import identify  # with the kernels of decisions
 
         if identify(config.validation) != config.validation_identity:
             raise CheckpointError(

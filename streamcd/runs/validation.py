@@ -13,8 +13,9 @@ from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
 from ..models.encoding import encoding_of
 from ..models.model import Model
-from ..prediction.decisions import DecidedRows, Decisions, is_dataset, reads_once
+from ..prediction.decisions import DecidedRows, Decisions
 from ..prediction.evaluate import row_terms
+from ..prediction.reading_plan import is_dataset, reads_once
 from ..prediction.sums import ExactSum
 from ..solvers.problem import Problem
 from .held_out import predicted_classes
@@ -46,7 +47,7 @@ class Validation:
         self._path, self._lanes, self._listener = path, lanes, listener
         self._model = _without_weights(dataset, lanes)
         # all that is read of a look, but for the weights, which the training has anyway
-        least = Decisions(self._data, self._model, 1 << 62, Listener()).least_bytes
+        least = Decisions(self._data, self._model, 1 << 62, Listener()).plan.least_bytes
         self.n_bytes = least - self._model.weights.nbytes + _code_bytes(lanes) + _MORE_BYTES
         self._budget = RESERVED_BYTES + least + _MORE_BYTES
 
