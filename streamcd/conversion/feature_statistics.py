@@ -22,7 +22,7 @@ from ..core.external_partition import Layout, PartitionReader, PartitionWriter, 
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.parquet import read_groups
 from ..dataset.schema import MAX_CLASSES
-from ..kernels.feature_sums import add_entries, count_integers, fold_shard
+from ..kernels.feature_sums import add_entries, fold_shard
 
 STATISTICS_BYTES = 56
 """Memory of a feature while its statistics are made."""
@@ -298,9 +298,10 @@ class LabelCounts:
 def _counted(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct labels, ascending, and how often each occurs; small integers are counted without sorting."""
     least, greatest = label.min(initial=np.inf), label.max(initial=-np.inf)
-    if greatest - least < MAX_CLASSES:  # not where there is none, or one that is no number
-        count = np.zeros(int(greatest - least) + 1, np.int64)
-        if count_integers(label, least, count):
+    if greatest - least < MAX_CLASSES:  # not where one is no number
+        offset = (label - least).astype(np.int64)
+        if np.array_equal(offset + least, label):
+            count = np.bincount(offset)
             found = np.flatnonzero(count)
             return found + least, count[found]
     return np.unique(label, return_counts=True)
