@@ -376,7 +376,7 @@ class _Parser:
         raise DataError(f"{location}: {self._complaint(status, token, int(state[_LAST]))}")
 
     def _complaint(self, status: int, token: str, last: int) -> str:
-        found = f"found {_shortened(token)}"
+        found = f"found {token if len(token) <= 40 else token[:40] + '…'!r}"
         if token.startswith("qid:"):
             return f"expected qid:number, {found}; correct the line"
         number = token.rpartition(":")[2].lower().lstrip("+-")
@@ -409,10 +409,6 @@ def _token(block: ByteBlock, start: int) -> str:
     while block.buffer[stop] > 0x20 and block.buffer[stop] != 0x23:
         stop += 1
     return bytes(memoryview(block.buffer)[start : max(stop, start + 1)]).decode("utf-8", errors="replace")
-
-
-def _shortened(token: str, limit: int = 40) -> str:
-    return repr(token if len(token) <= limit else token[:limit] + "…")
 
 
 def iterate_batches(

@@ -167,11 +167,6 @@ class Encoding:
                 features[n_before[number] : n_before[number + 1]] += starts[number] - n_before[number]
         return features
 
-    def category_columns(self) -> np.ndarray:
-        """Return the column number of every category."""
-        counts = [column.n_categories for column in self.columns]
-        return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-
     @property
     def nbytes(self) -> int:
         """Bytes of the categories and of their hash table."""
@@ -182,7 +177,9 @@ class Encoding:
         from ..dataset.string_files import write_strings  # pyarrow: not for a bare import
 
         assert self.categories is not None
-        write_strings(path, "category", self.categories, column=self.category_columns())
+        counts = [column.n_categories for column in self.columns]
+        column = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        write_strings(path, "category", self.categories, column=column)
 
 
 def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:

@@ -270,9 +270,11 @@ def _lanes(model: Model) -> Section:
 def _weights(model: Model) -> Section:
     largest = largest_weights(model.weights, _N_WEIGHTS)
     labels = model.label_texts()
-    several = not model.is_binary
+    vectors = (
+        labels if model.n_vectors == model.n_classes else [f"vector {k}" for k in range(model.n_vectors)]
+    )
     named = [
-        model.feature_name(feature) + (f" ({_vector_name(model, labels, vector)})" if several else "")
+        model.feature_name(feature) + ("" if model.is_binary else f" ({vectors[vector]})")
         for feature, vector, _ in largest
     ]
     positive = f"Positive weights are evidence for {labels[-1]}." if model.is_binary else ""
@@ -283,11 +285,6 @@ def _weights(model: Model) -> Section:
         "Weights of the largest magnitude.",
     )
     return Section("Largest weights", text, pictures=[picture])
-
-
-def _vector_name(model: Model, labels: list[str], vector: int) -> str:
-    one_each = model.n_vectors == model.n_classes
-    return labels[vector] if one_each else f"vector {vector}"
 
 
 def _provenance(model: Model) -> Section:

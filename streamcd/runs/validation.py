@@ -48,7 +48,8 @@ class Validation:
         self._model = _without_weights(dataset, lanes)
         # all that is read of a look, but for the weights, which the training has anyway
         least = Decisions(self._data, self._model, 1 << 62, Listener()).plan.least_bytes
-        self.n_bytes = least - self._model.weights.nbytes + _code_bytes(lanes) + _MORE_BYTES
+        code_bytes = 0 if has_vector_per_class(lanes.code) else 8 * lanes.code.shape[1]  # a class at a time
+        self.n_bytes = least - self._model.weights.nbytes + code_bytes + _MORE_BYTES
         self._budget = RESERVED_BYTES + least + _MORE_BYTES
 
     def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -97,11 +98,6 @@ class _Sums:
     def figures(self) -> tuple[float, float]:
         """Return the mean loss and the accuracy."""
         return self._loss.value() / self.weight.value(), self._n_correct / self._n_rows
-
-
-def _code_bytes(lanes: Problem) -> int:
-    """Bytes of a code matrix as float64, class by class, where classes are told by one."""
-    return 0 if has_vector_per_class(lanes.code) else 8 * lanes.code.shape[1]
 
 
 def _without_weights(dataset: Dataset, lanes: Problem) -> Model:
