@@ -11,7 +11,6 @@ from ..core.errors import DataError, UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
-from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..prediction.decisions import DecidedRows, Decisions
 from ..prediction.evaluate import row_terms
@@ -19,6 +18,7 @@ from ..prediction.reading_plan import is_dataset, reads_once
 from ..prediction.sums import ExactSum
 from ..solvers.problem import Problem
 from .held_out import predicted_classes
+from .models import new_model
 
 _MORE_BYTES = 16_000_000  # beside the least: larger blocks of rows, and the kernels of parsing
 
@@ -103,16 +103,6 @@ class _Sums:
 def _without_weights(dataset: Dataset, lanes: Problem) -> Model:
     """Describe the model of all lanes side by side, by which rows are read and decided about; its weights are untouched."""
     n_vectors = lanes.n_lanes * lanes.lane_vectors
-    return Model(
-        weights=np.zeros((lanes.n_features, n_vectors)),
-        intercept=np.zeros(n_vectors),
-        classes=lanes.classes,
-        code=np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes),
-        loss=lanes.loss,
-        C=None,
-        index_base=dataset.index_base,
-        label_kind=dataset.label_kind,
-        scaling=dataset.read_scaling(),
-        class_names=dataset.class_names,
-        encoding=encoding_of(dataset),
-    )
+    code = np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes)
+    weights, intercept = np.zeros((lanes.n_features, n_vectors)), np.zeros(n_vectors)
+    return new_model(dataset, lanes, weights=weights, intercept=intercept, code=code, C=None)
