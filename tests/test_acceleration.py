@@ -22,7 +22,6 @@ from small_datasets import NAMED, Rows, columns_of, multiclass, random_rows, win
 from test_primal import Pass
 
 from streamcd import convert, make_columns
-from streamcd.cluster.engines import Simulation
 from streamcd.core.errors import UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
@@ -36,6 +35,7 @@ from streamcd.solvers.registry import SOLVERS
 from streamcd.training import stopping
 from streamcd.training.checkpoint import open_run, read_arrays, read_config
 from streamcd.training.result import Result
+from tools.simulated_cluster import Simulation
 
 LOSSES = [entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows"]
 BINARY = ["hinge", "squared_hinge", "log_loss"]

@@ -14,10 +14,10 @@ from reference import run_dual
 from small_datasets import Rows, write_dataset
 
 from streamcd import ConvergenceWarning, train
-from streamcd.cluster.engines import Simulation
 from streamcd.conversion.transpose import make_columns
 from streamcd.dataset.dataset import Dataset
 from streamcd.solvers.problem import Problem, make_problem
+from tools.simulated_cluster import Simulation
 
 CASES = [
     ("hinge", "dual", {}),

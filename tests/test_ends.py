@@ -20,9 +20,9 @@ from small_datasets import random_rows, write_dataset
 
 import streamcd
 from streamcd.cli.commands import cli
-from streamcd.cluster.engines import Simulation
 from streamcd.core.progress import Listener
 from streamcd.training import checkpoint
+from tools.simulated_cluster import Simulation
 
 ENDLESS = {"tol": 0.0, "max_passes": 10**9}
 

@@ -17,7 +17,6 @@ import streamcd
 from streamcd.cluster import partition as partitions
 from streamcd.cluster.assignment import Assignment
 from streamcd.cluster.block_steps import LINEAR, next_sigma_prime
-from streamcd.cluster.engines import SerialEngine, Simulation
 from streamcd.cluster.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP
@@ -26,6 +25,7 @@ from streamcd.solvers.protocol import DONE, TRAIN
 from streamcd.solvers.registry import make_solver
 from streamcd.stream.stream import _Reader
 from streamcd.training.stopping import new_lane_arrays
+from tools.simulated_cluster import SerialEngine, Simulation
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 

@@ -20,7 +20,8 @@ import pytest
 import streamcd
 from streamcd.cli.output import describe_dataset
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
-from streamcd.conversion.table_rows import TableOptions, plan_encoding
+from streamcd.conversion.sources import TableOptions
+from streamcd.conversion.table_rows import plan_encoding
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
 from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
