@@ -709,7 +709,10 @@ def test_ctrl_c_during_training_on_local_workers_is_one_line(
     data: Dataset, tmp_path: Path, begun: bool
 ) -> None:
     """The terminal sends it to workers too: the start failed with status 1, and later they printed tracebacks."""
-    run, options = tmp_path / "run", "--workers 2 --tol 1e-15 --max-passes 1000000 --loss hinge -C 100"
+    run, options = (
+        tmp_path / "run",
+        "--workers 2 --tol 1e-15 --max-passes 1000000 --loss hinge -C 100 --checkpoint-every 0.1s",
+    )
     command = ["-m", "streamcd", "train", data.path, run, *options.split()]
     process = Forked(command, stdout=PIPE, stderr=PIPE, start_new_session=True)
     if begun:

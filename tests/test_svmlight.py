@@ -127,7 +127,7 @@ def refusal_of(text: str) -> str:
         return r"number\.libsvm:1: expected a number"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(DECIMALS, min_size=1, max_size=12))
 def test_any_decimal_number_equals_python_float(
     texts: list[str], parse_text: Callable[..., Parsed], tmp_path: Path
@@ -186,7 +186,7 @@ def test_agrees_with_scikit_learn(rows: list[Any], block_bytes: int, tmp_path: P
 HOSTILE = st.text("0123456789:.+-eE #\t\r\nqidnaf\x00_,x", max_size=60)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=HOSTILE, block_bytes=st.sampled_from([16, 1 << 16]))
 def test_hostile_text_is_parsed_like_the_plain_twin_or_refused_by_line(
     text: str, block_bytes: int, tmp_path: Path
