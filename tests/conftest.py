@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Every process that a test starts finds the source tree and this folder's `sitecustomize`.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 # Test processes have a processor each, and what the tests compare with is small: more threads of BLAS would only wait.
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 threadpool_limits(1, user_api="blas")
 SUBPROCESS_ENVIRONMENT = dict(os.environ)
 

@@ -14,6 +14,7 @@ The answer is a line of JSON: ``{"ended": "killed" or "done" or "failed", "opera
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -134,4 +135,5 @@ if __name__ == "__main__":
         if order["call"] == "train" and kind not in warm:
             _warm_up(order["arguments"])
             warm.add(kind)
+            gc.freeze()  # else a child that collects garbage copies all of this
         print(json.dumps(_carry_out(order)), flush=True)

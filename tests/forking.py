@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import multiprocessing.connection
 import os
@@ -166,6 +167,7 @@ def _load() -> None:
         streamcd.predict(data, run, os.path.join(folder, "out"))
     assert cli.commands
     assert threading.active_count() == 1
+    gc.freeze()  # a copy that searched all this for garbage, as it does at its end, would copy all its memory: 0.3 s
 
 
 def _await_order(orders: socket.socket) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from small_datasets import NAMED, Rows, columns_of, multiclass, random_rows, win
 from test_primal import Pass
 
 from streamcd import convert, make_columns
-from streamcd.cluster.engines import Simulation
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
@@ -37,6 +36,7 @@ from streamcd.solvers.registry import SOLVERS
 from streamcd.training import stopping
 from streamcd.training.checkpoint import open_run, read_arrays, read_config
 from streamcd.training.result import Result
+from tools.simulated_cluster import Simulation
 
 LOSSES = [entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows"]
 BINARY = ["hinge", "squared_hinge", "log_loss"]
@@ -100,29 +100,29 @@ def dual_objective(loss: str, x: np.ndarray, y: np.ndarray, alpha: np.ndarray, C
 @pytest.mark.parametrize("loss", BINARY)
 def test_badly_conditioned_rows_take_a_fraction_of_the_passes(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", badly_conditioned(), n_chunks=12)
-    plain, fast = (
-        train(data, tmp_path / name, loss=loss, C=20.0, tol=1e-3, acceleration=name, max_passes=3000)
-        for name in ("none", "auto")
-    )
+    asked: dict[str, Any] = {"loss": loss, "C": 20.0, "tol": 1e-3}
+    fast = train(data, tmp_path / "fast", max_passes=3000, **asked)
+    plain = train(data, tmp_path / "plain", acceleration="none", max_passes=4 * fast.passes - 1, **asked)
     assert fast.converged
-    assert fast.passes <= plain.passes / 4
-    assert fast.primal_objective == pytest.approx(plain.primal_objective, rel=2e-3)
+    assert not plain.converged
+    assert plain.dual_objective <= fast.primal_objective <= plain.primal_objective * (1 + 1e-3)
 
 
 @pytest.mark.parametrize(("loss", "method"), [("squared_hinge", "online"), ("log_loss", "primal")])
 def test_extrapolated_passes_over_columns_are_a_fraction(tmp_path: Path, loss: str, method: str) -> None:
     data = columns_of(tmp_path / "data", badly_conditioned())
-    asked: dict[str, Any] = {"loss": loss, "method": method, "C": 20.0, "tol": 1e-5, "max_passes": 3000}
-    plain, fast = (train(data, tmp_path / name, acceleration=name, **asked) for name in ("none", "auto"))
+    asked: dict[str, Any] = {"loss": loss, "method": method, "C": 20.0, "tol": 1e-5}
+    fast = train(data, tmp_path / "fast", max_passes=3000, **asked)
+    plain = train(data, tmp_path / "plain", acceleration="none", max_passes=2 * fast.passes - 1, **asked)
     assert fast.converged
-    assert fast.passes <= plain.passes / 2
-    assert fast.primal_objective == pytest.approx(plain.primal_objective, rel=2e-5)
+    assert not plain.converged
+    assert plain.dual_objective <= fast.primal_objective <= plain.primal_objective * (1 + 1e-5)
 
 
 @pytest.mark.parametrize(
     ("loss", "name", "n_chunks"),
     [
-        (loss, name, (1, 9)[(row + column) % 2])
+        (loss, name, (1, 6)[(row + column) % 2])
         for row, loss in enumerate(BINARY)
         for column, name in enumerate(sorted(NAMED))
     ],
@@ -132,13 +132,13 @@ def test_the_certified_point_is_the_optimum(tmp_path: Path, loss: str, name: str
     x, y = NAMED[name]()
     data = write_dataset(tmp_path / "data", (x, y), n_chunks=n_chunks)
     plan = windows_of(data, min(3, n_chunks), resident=False)
-    result = train(data, tmp_path / "run", loss=loss, C=5.0, tol=1e-5, bias=1.0, max_passes=20_000, plan=plan)
+    result = train(data, tmp_path / "run", loss=loss, C=5.0, tol=1e-4, bias=1.0, max_passes=20_000, plan=plan)
     assert result.converged
     dense, w = augmented(x, 1.0), run_weights(tmp_path / "run", 1.0)
     primal = primal_objectives(loss, dense, y, w, 5.0)
     least = exact_optimum(loss, dense, y, 5.0)[1]
     np.testing.assert_allclose(primal, [lane["primal_objective"] for lane in result.lanes], rtol=1e-8)
-    assert (primal <= least * (1 + 1.1e-5)).all()
+    assert (primal <= least * (1 + 1.1e-4)).all()
     if len(result.lanes) == 1:
         alpha, _ = run_dual(tmp_path / "run", data, 2 if loss == "log_loss" else 1, 1)
         dual = dual_objective(loss, dense, y, alpha, 5.0)
@@ -160,7 +160,7 @@ def test_any_fixed_kappa_ends_at_the_optimum(tmp_path: Path, kappa: float) -> No
 @pytest.mark.parametrize("loss", LOSSES)
 def test_lanes_end_where_their_own_runs_end(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
-    asked = {"loss": loss, "tol": 1e-5, "max_passes": 20_000}
+    asked = {"loss": loss, "tol": 1e-4, "max_passes": 20_000}
     together = train(data, tmp_path / "path", C=[0.1, 10.0], **asked)
     for number, C in enumerate((0.1, 10.0)):
         alone = train(data, tmp_path / f"alone-{C}", C=C, **asked)
@@ -168,7 +168,7 @@ def test_lanes_end_where_their_own_runs_end(tmp_path: Path, loss: str) -> None:
         assert together.converged
         assert alone.converged
         for one, other in zip(mine, alone.lanes, strict=True):
-            assert one["primal_objective"] == pytest.approx(other["primal_objective"], rel=2.1e-5)
+            assert one["primal_objective"] == pytest.approx(other["primal_objective"], rel=2.1e-4)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_a_run_that_ended_goes_on_and_starts_others(tmp_path: Path, loss: str) -
     data = write_dataset(tmp_path / "data", (x, y), n_chunks=8)
     asked: dict[str, Any] = {"loss": loss, "max_passes": 3000}
     first = train(data, tmp_path / "run", C=5.0, tol=1e-2, **asked)
-    more = resume(tmp_path / "run", tol=1e-5)
+    more = resume(tmp_path / "run", tol=1e-4)
     assert more.converged
     assert more.passes > first.passes
     cold = train(data, tmp_path / "cold", C=6.0, tol=1e-4, **asked)

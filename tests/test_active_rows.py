@@ -176,8 +176,8 @@ def test_copies_change_no_bit_and_save_reading(
 ) -> None:
     """Several lanes too: a row is active if it is active in any lane that is not done."""
     rows = multiclass(4, 300) if loss == "crammer_singer" else random_rows(450, 12, seed=21)
-    dataset = write_dataset(tmp_path / "data", rows, n_chunks=18, n_shards=3)
-    asked = options(loss, acceleration, C=C, plan=plan_of(dataset, 4))
+    dataset = write_dataset(tmp_path / "data", rows, n_chunks=12, n_shards=3)
+    asked = options(loss, acceleration, C=C, plan=plan_of(dataset, 4), max_passes=25)
     saved = train(dataset, tmp_path / "copies", **asked)
     without_copies(monkeypatch)
     plain = train(dataset, tmp_path / "plain", **asked)

@@ -14,10 +14,10 @@ from reference import run_dual
 from small_datasets import Rows, write_dataset
 
 from streamcd import ConvergenceWarning, train
-from streamcd.cluster.engines import Simulation
 from streamcd.conversion.transpose import make_columns
 from streamcd.dataset.dataset import Dataset
 from streamcd.solvers.problem import Problem, make_problem
+from tools.simulated_cluster import Simulation
 
 CASES = [
     ("hinge", "dual", {}),
@@ -154,7 +154,15 @@ def exact_gradient_gap(
 
 
 def certify(
-    folder: Path, rows: Rows, loss: str, method: str, C: float, *, tol: float = 1e-6, **options: Any
+    folder: Path,
+    rows: Rows,
+    loss: str,
+    method: str,
+    C: float,
+    *,
+    tol: float = 1e-6,
+    max_passes: int = 100,
+    **options: Any,
 ) -> list[Lane]:
     """Train, and compare every lane with exact arithmetic."""
     columns = method in ("primal", "online")
@@ -168,7 +176,7 @@ def certify(
         method=method,
         C=[C],
         tol=tol,
-        max_passes=300,
+        max_passes=max_passes,
         memory="1GB",
         **options,
     )
@@ -244,7 +252,7 @@ def test_the_bound_of_rounding_costs_no_digits_where_scales_are_good(
     rng = np.random.default_rng(0)
     rows = sp.csr_array(rng.standard_normal((20, 3))), (np.arange(20) % 2).astype(np.float64)
     for gap, primal, true_primal, true_gap, converged, rounding in certify(
-        tmp_path, rows, loss, method, 1.0, tol=1e-9, **options
+        tmp_path, rows, loss, method, 1.0, tol=1e-9, max_passes=300, **options
     ):
         assert converged
         assert rounding <= 1e-11 * true_primal

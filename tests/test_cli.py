@@ -497,7 +497,17 @@ def test_a_reader_that_leaves_early_makes_no_noise(trained):
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(data, tmp_path, signum, status):
-    arguments = ["train", str(data), str(tmp_path / "run"), "--tol", "0", "--max-passes", "100000000"]
+    arguments = [
+        "train",
+        str(data),
+        str(tmp_path / "run"),
+        "--tol",
+        "0",
+        "--max-passes",
+        "100000000",
+        "--checkpoint-every",
+        "0.1s",
+    ]
     process = forking.Forked(["-m", "streamcd", *arguments], stdout=forking.DEVNULL, stderr=forking.PIPE)
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "log.jsonl").exists():

@@ -38,12 +38,13 @@ from streamcd.cluster.block_steps import (
     quadratic_step,
 )
 from streamcd.cluster.dask_engine import open_client
-from streamcd.cluster.engines import SerialEngine, Simulation, WorkersLost
+from streamcd.cluster.engines import WorkersLost
 from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs.config import ProblemOptions
 from streamcd.solvers.problem import dual_terms
+from tools.simulated_cluster import SerialEngine, Simulation
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 BINARY = LOSSES[:3]
@@ -379,7 +380,7 @@ def test_a_round_that_is_lost_leaves_no_trace(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streamcd.train(data, tmp_path / "calm", client=Simulation(3), max_passes=15, tol=1e-9)
-    monkeypatch.setattr("streamcd.cluster.loop.SerialEngine", _Flaky)
+    monkeypatch.setattr("tools.simulated_cluster.SerialEngine", _Flaky)
     streamcd.train(data, tmp_path / "flaky", client=Simulation(3), max_passes=15, tol=1e-9)
     assert (weights(tmp_path / "calm") == weights(tmp_path / "flaky")).all()
     assert max(record["attempts"] for record in log(tmp_path / "flaky")) == 2
@@ -708,7 +709,10 @@ def test_ctrl_c_during_training_on_local_workers_is_one_line(
     data: Dataset, tmp_path: Path, begun: bool
 ) -> None:
     """The terminal sends it to workers too: the start failed with status 1, and later they printed tracebacks."""
-    run, options = tmp_path / "run", "--workers 2 --tol 1e-15 --max-passes 1000000 --loss hinge -C 100"
+    run, options = (
+        tmp_path / "run",
+        "--workers 2 --tol 1e-15 --max-passes 1000000 --loss hinge -C 100 --checkpoint-every 0.1s",
+    )
     command = ["-m", "streamcd", "train", data.path, run, *options.split()]
     process = Forked(command, stdout=PIPE, stderr=PIPE, start_new_session=True)
     if begun:

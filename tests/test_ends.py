@@ -20,9 +20,9 @@ from small_datasets import random_rows, write_dataset
 
 import streamcd
 from streamcd.cli.commands import cli
-from streamcd.cluster.engines import Simulation
 from streamcd.core.progress import Listener
 from streamcd.training import checkpoint
+from tools.simulated_cluster import Simulation
 
 ENDLESS = {"tol": 0.0, "max_passes": 10**9}
 
@@ -143,7 +143,17 @@ def wait_for(path: Path, process: Forked) -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.05, 0.2])
 def test_a_second_ctrl_c_changes_nothing(data, tmp_path, pause):
-    process = start("train", data, tmp_path / "run", "--tol", "0", "--max-passes", "100000000")
+    process = start(
+        "train",
+        data,
+        tmp_path / "run",
+        "--tol",
+        "0",
+        "--max-passes",
+        "100000000",
+        "--checkpoint-every",
+        "0.1s",
+    )
     wait_for(tmp_path / "run" / "log.jsonl", process)
     process.send_signal(signal.SIGINT)
     while process.poll() is None:

@@ -19,7 +19,6 @@ from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd.cli.commands import cli
-from streamcd.cluster.engines import Simulation
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import CheckpointError, StreamcdError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -28,6 +27,7 @@ from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs.verify import verify_run
 from streamcd.training import checkpoint
+from tools.simulated_cluster import Simulation
 
 
 class Warnings(Listener):

@@ -35,13 +35,13 @@ def lanes_of(result: Any) -> dict[tuple[Any, float], dict[str, Any]]:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_C_of_a_path_ends_where_its_own_run_ends(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", multiclass(n_rows=60))
-    path = train(data, tmp_path / "path", loss=loss, C=[0.1, 1.0, 3.0], tol=1e-6, max_passes=20_000)
+    path = train(data, tmp_path / "path", loss=loss, C=[0.1, 1.0, 3.0], tol=1e-5, max_passes=20_000)
     assert path.converged
     for C in (0.1, 1.0, 3.0):
-        single = train(data, tmp_path / f"single-{C}", loss=loss, C=C, tol=1e-6, max_passes=20_000)
+        single = train(data, tmp_path / f"single-{C}", loss=loss, C=C, tol=1e-5, max_passes=20_000)
         for key, lane in lanes_of(single).items():
             together = lanes_of(path)[key]
-            allowed = 1e-6 * (lane["primal_objective"] + together["primal_objective"])
+            allowed = 1e-5 * (lane["primal_objective"] + together["primal_objective"])
             assert abs(lane["primal_objective"] - together["primal_objective"]) <= allowed
         model = streamcd.load_model(path.run, C=C)
         assert model.C == C

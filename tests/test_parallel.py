@@ -36,8 +36,9 @@ from streamcd.conversion import byte_sources, chunking
 from streamcd.conversion.byte_sources import ByteRange, cut_into_ranges
 from streamcd.conversion.chunking import ChunkRule, cut_chunks
 from streamcd.conversion.external_shuffle import RunFormat, RunReader, RunWriter, row_keys
-from streamcd.conversion.libsvm import LibsvmFormat, count_rows, iterate_batches
+from streamcd.conversion.libsvm import count_rows, iterate_batches
 from streamcd.conversion.rows import Rows
+from streamcd.conversion.sources import Reading
 from streamcd.core import process_pool
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -503,9 +504,9 @@ def test_ranges_are_the_whole_in_order(text_file: Path, several_files: list[str]
 def test_a_range_is_parsed_as_its_part_of_the_whole(text_file: Path) -> None:
     (whole,) = (
         replace(batch.rows, index=batch.rows.index.copy(), label=batch.rows.label.copy())
-        for batch in iterate_batches([ByteRange(str(text_file))], LibsvmFormat(block_bytes=1 << 22))
+        for batch in iterate_batches([ByteRange(str(text_file))], Reading(block_bytes=1 << 22))
     )
-    form = LibsvmFormat(block_bytes=1 << 12)
+    form = Reading(block_bytes=1 << 12)
     row, line, label, index = 0, 0, [], []
     for part in cut_into_ranges([str(text_file)], 1 << 14):
         for batch in iterate_batches([part], form, row, line):
@@ -524,7 +525,7 @@ def test_a_range_is_parsed_as_its_part_of_the_whole(text_file: Path) -> None:
 def test_rows_are_counted_as_they_are_parsed(text: str, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(text.encode())
-    part, form = ByteRange(str(path)), LibsvmFormat()
+    part, form = ByteRange(str(path)), Reading()
     assert count_rows(part, form)[0] == sum(batch.rows.n_rows for batch in iterate_batches([part], form))
 
 

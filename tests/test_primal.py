@@ -150,7 +150,7 @@ def test_every_step_of_algorithm_3_falls_enough(tmp_path: Path, loss: str, C: fl
     dense, cost = x.toarray(), np.full(y.size, C)
     rng = np.random.default_rng(0)
     before = it.objective(dense, signs, cost)
-    for place in rng.integers(0, it.window.stop.max(), 150).tolist():
+    for place in rng.integers(0, it.window.stop.max(), 60).tolist():
         old = it.state.w.copy()
         it.state.totals[:, VIOLATION_MAX] = -np.inf
         it.visit([place])
@@ -237,7 +237,7 @@ def test_optimum_is_reached_and_certified(tmp_path: Path, loss: str, method: str
     x, y = NAMED[name]()
     dataset = columns_of(tmp_path / "data", (x, y))
     result = train(
-        dataset, tmp_path / "run", loss=loss, method=method, C=0.5, tol=1e-4, max_passes=20_000,
+        dataset, tmp_path / "run", loss=loss, method=method, C=0.5, tol=1e-3, max_passes=20_000,
         plan=small_windows(dataset),
     )  # fmt: skip
     w, (best,) = exact_optimum(loss, x.toarray(), y, 0.5)
@@ -255,7 +255,7 @@ def test_agrees_with_the_dual_within_the_sum_of_the_gaps(tmp_path: Path, loss: s
     dataset = columns_of(tmp_path / "data", multiclass(n_rows=80), weight=np.linspace(0.1, 3.0, 80))
     results = [
         train(
-            dataset, tmp_path / method, loss=loss, method=method, C=[0.1, 2.0], bias=bias, tol=1e-4,
+            dataset, tmp_path / method, loss=loss, method=method, C=[0.1, 2.0], bias=bias, tol=1e-3,
             class_weight={-4.0: 2.0}, max_passes=5000, plan=small_windows(dataset),
         )
         for method in ("dual", *METHODS)
@@ -369,9 +369,9 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
     tmp_path: Path, method: str, resident: bool
 ) -> None:
     """In the middle of passes and of certificates."""
-    dataset = columns_of(tmp_path / "data", multiclass())
+    dataset = columns_of(tmp_path / "data", multiclass(3, 80))
     plan = small_windows(dataset, resident=resident)
-    asked = {"method": method, "loss": "squared_hinge", "bias": 1.0, "tol": 1e-2, "plan": plan}
+    asked = {"method": method, "loss": "squared_hinge", "bias": 1.0, "tol": 0.1, "plan": plan}
     train(dataset, tmp_path / "whole", **asked)
     expected = ended(tmp_path / "whole")
     assert sum(line["kind"] == "certify" or line["gap"] is not None for line in expected[1]) > 0
@@ -395,7 +395,7 @@ def test_kills_at_random_moments_leave_the_bits_alone(
     run = tmp_path / "run"
     begin = {"dataset": dataset.path, "run": run, "plan": astuple(plan), "checkpoint_every": 0.02, **asked}
     call, arguments, kills = "train", begin, 0
-    while kills < 6:
+    while kills < 4:
         answer = doomed(call, {"after": float(rng.uniform(0.0, 0.1))}, **arguments)
         call, arguments = "resume", {"run": run, "checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
         if answer["ended"] == "killed":
@@ -465,23 +465,23 @@ def test_a_warm_start_begins_with_the_weights_and_their_scores(
     """From a run of any method; at the same C the first certificate or the one after a pass or two is enough."""
     dataset = columns_of(tmp_path / "data", multiclass(n_rows=80), weight=np.linspace(0.1, 3.0, 80))
     options: dict[str, Any] = {"loss": loss, "bias": 1.5, "max_passes": 9000, "plan": small_windows(dataset)}
-    train(dataset, tmp_path / "first", method=method, tol=1e-6, **options)
+    train(dataset, tmp_path / "first", method=method, tol=1e-5, **options)
     for name, C in {"same": 1.0, "path": [0.9, 1.3]}.items():
-        asked = {"method": "primal", "C": C, "tol": 1e-4, **options}
+        asked = {"method": "primal", "C": C, "tol": 1e-3, **options}
         cold = train(dataset, tmp_path / f"cold-{name}", **asked)
         warm = train(dataset, tmp_path / f"warm-{name}", start_from=tmp_path / "first", **asked)
         assert warm.converged
-        assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=2e-4)
+        assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=2e-3)
         assert warm.passes <= 3 if name == "same" else warm.passes < cold.passes
 
 
 def test_a_warm_start_is_stopped_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
     """In the middle of the read that computes the scores too, in memory and in pages."""
-    dataset = columns_of(tmp_path / "data", multiclass())
-    train(dataset, tmp_path / "first", method="primal", tol=1e-5)
+    dataset = columns_of(tmp_path / "data", multiclass(3, 80))
+    train(dataset, tmp_path / "first", method="primal", tol=1e-4)
     results = []
     for plan in (small_windows(dataset), replace(small_windows(dataset), page_rows=30)):
-        asked = {"method": "online", "C": 2.0, "tol": 1e-2, "start_from": tmp_path / "first", "plan": plan}
+        asked = {"method": "online", "C": 2.0, "tol": 0.1, "start_from": tmp_path / "first", "plan": plan}
         train(dataset, tmp_path / f"whole{plan.page_rows}", **asked)
         run = tmp_path / f"run{plan.page_rows}"
         with pytest.raises(Interrupted):

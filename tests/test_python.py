@@ -12,9 +12,9 @@ from conftest import ROOT
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.cluster.engines import Simulation
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.memory_budget import warn_of_memory
+from tools.simulated_cluster import Simulation
 
 
 class Heard(streamcd.Listener):

@@ -31,7 +31,7 @@ from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd.cli.commands import cli
-from streamcd.conversion.byte_sources import LEAST_RANGE_BYTES, share_out
+from streamcd.conversion.byte_sources import share_out
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
 from streamcd.core.locks import release_lock, take_lock
@@ -142,18 +142,16 @@ def text() -> bytes:
     lines = [
         f"{1 if rng.random() < 0.5 else -1} "
         + " ".join(f"{k}:{value:.6f}" for k, value in enumerate(rng.standard_normal(40), start=1))
-        for _ in range(6000)
+        for _ in range(2000)
     ]
-    content = ("\n".join(lines) + "\n").encode()
-    assert len(content) > 2 * LEAST_RANGE_BYTES
-    return content
+    return ("\n".join(lines) + "\n").encode()
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Rows in several parts of several chunks."""
     return write_dataset(
-        tmp_path_factory.mktemp("local") / "data", random_rows(3000, 30), n_chunks=30, n_shards=4
+        tmp_path_factory.mktemp("local") / "data", random_rows(1000, 30), n_chunks=10, n_shards=4
     )
 
 
@@ -274,8 +272,8 @@ def test_text_in_a_bucket_gives_the_dataset_of_the_file(
 def test_compressed_text_folders_and_patterns_are_read(server: Server, text: bytes, tmp_path: Path) -> None:
     lines = text.splitlines(keepends=True)
     (tmp_path / "text").write_bytes(text)
-    server.put("days/1.txt.gz", gzip.compress(b"".join(lines[:2500])))
-    server.put("days/2.txt", b"".join(lines[2500:]))
+    server.put("days/1.txt.gz", gzip.compress(b"".join(lines[:800])))
+    server.put("days/2.txt", b"".join(lines[800:]))
     near = converted(tmp_path / "text", tmp_path / "near")
     assert converted(f"{BUCKET}/days/", tmp_path / "folder") == near
     assert converted(f"{BUCKET}/days/?.txt*", tmp_path / "pattern") == near
@@ -305,6 +303,7 @@ def test_tables_in_a_bucket_give_the_datasets_of_the_files(server: Server, tmp_p
 def test_a_source_that_changes_while_it_is_read_is_noticed(
     server: Server, text: bytes, tmp_path: Path
 ) -> None:
+    text = text * 3  # of some reads' length
     url = server.put("changing.txt", text)
     changed = text.replace(b"-1 ", b"+1 ", 1)
 
@@ -363,7 +362,7 @@ def web(tmp_path: Path) -> Iterator[Callable[[type[http.server.SimpleHTTPRequest
     def start(handler: type[http.server.SimpleHTTPRequestHandler]) -> str:
         made = functools.partial(handler, directory=str(tmp_path / "web"))
         running.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), made))
-        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=running[-1].serve_forever, args=(0.01,), daemon=True).start()
         return f"http://127.0.0.1:{running[-1].server_port}"
 
     yield start
@@ -714,7 +713,7 @@ def names(server: Server, folder: str) -> set[str]:
 def test_a_conversion_to_a_bucket_gives_the_dataset_of_the_disk(
     server: Server, text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, options: Any
 ) -> None:
-    (tmp_path / "text").write_bytes(b"".join(text.splitlines(keepends=True)[:1200]))
+    (tmp_path / "text").write_bytes(b"".join(text.splitlines(keepends=True)[:600]))
     with_columns = options.pop("columns", False)
     options = {"shard_size": "200kB", "chunk_size": "40kB", "workers": workers, "memory": "2GB", **options}
     monkeypatch.setattr(storage, "_UPLOAD_BYTES", 1 << 16)  # so that files come in several blocks

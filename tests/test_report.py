@@ -12,7 +12,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 
 from streamcd import StreamcdError, evaluate, load_model, train, tune, write_report
 from streamcd.prediction.curves import ScoreCurves
-from streamcd.prediction.evaluate import evaluate_with_curves
+from streamcd.prediction.evaluate import evaluate_model
 from streamcd.report.page import Section, render_page
 from streamcd.runs.describe import largest_weights
 from streamcd.runs.report import plot_evaluation
@@ -64,9 +64,13 @@ def test_a_page_has_all_pictures_inside_and_asks_nothing_of_the_network(page: Pa
     assert "max_passes" not in text
 
 
-def test_the_same_run_gives_the_same_page(run: Path, page: Path, tmp_path: Path) -> None:
-    write_report(run, tmp_path / "again.html", data=run.parent / "data")
-    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+def test_a_page_is_replaced_with_force_alone_and_the_same_run_gives_the_same(run: Path, page: Path) -> None:
+    written = page.read_bytes()
+    with pytest.raises(StreamcdError, match="--force"):
+        write_report(run, page)
+    page.write_bytes(written[:100])
+    write_report(run, page, data=run.parent / "data", force=True)
+    assert page.read_bytes() == written
 
 
 def test_a_validation_set_is_drawn_and_evaluated(run: Path, tmp_path: Path) -> None:
@@ -96,14 +100,11 @@ def test_text_of_others_is_escaped() -> None:
     assert "&lt;i&gt;" in page
 
 
-def test_a_file_that_is_no_page_is_kept(run: Path, page: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_page_is_kept(run: Path, tmp_path: Path) -> None:
     (tmp_path / "precious.html").write_text("mine")
     with pytest.raises(StreamcdError, match="is not a page"):
         write_report(run, tmp_path / "precious.html", force=True)
-    (tmp_path / "r.html").write_bytes(page.read_bytes())
-    with pytest.raises(StreamcdError, match="--force"):
-        write_report(run, tmp_path / "r.html")
-    write_report(run, tmp_path / "r.html", force=True)
+    assert (tmp_path / "precious.html").read_text() == "mine"
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
@@ -117,7 +118,7 @@ def test_an_evaluation_is_drawn_in_the_format_of_the_name(run: Path, tmp_path: P
 
 
 def test_the_area_under_a_curve_is_the_exact_one_but_for_its_bins(run: Path) -> None:
-    result, curves = evaluate_with_curves(run.parent / "data", load_model(run))
+    result, curves = evaluate_model(run.parent / "data", load_model(run))
     assert curves is not None
     false, true = curves.roc(0)
     assert np.trapezoid(true, false) == pytest.approx(result["auc"], abs=2e-3)
@@ -127,7 +128,7 @@ def test_the_area_under_a_curve_is_the_exact_one_but_for_its_bins(run: Path) -> 
 
 
 def test_calibration_counts_every_row_once(run: Path) -> None:
-    result, curves = evaluate_with_curves(run.parent / "data", load_model(run))
+    result, curves = evaluate_model(run.parent / "data", load_model(run))
     assert curves is not None
     assert curves.calibration is not None
     assert curves.calibration.n_rows.sum() == result["n_rows"]
@@ -139,7 +140,7 @@ def test_several_classes_get_a_curve_each(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", multiclass())
     train(data, tmp_path / "run", max_passes=30)
     model = load_model(tmp_path / "run")
-    _, curves = evaluate_with_curves(data, model)
+    _, curves = evaluate_model(data, model)
     assert curves is not None
     assert len(curves.classes) == model.n_classes
     assert ScoreCurves.table_bytes(model) == curves.counts.nbytes

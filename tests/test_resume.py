@@ -183,7 +183,7 @@ def test_a_signal_saves_and_resume_goes_on_to_the_same_bits(
 ) -> None:
     """Stopped again and again, in the middle of reads and at their ends; no checkpoint but those at the stops."""
     plan = windows_of(dataset, 3, resident=resident)
-    asked = options(loss, tol=1e-4, max_passes=25)
+    asked = options(loss, tol=1e-4, max_passes=15)
     train(dataset, tmp_path / "whole", plan=plan, **asked)
     run = tmp_path / "run"
     with pytest.raises(Interrupted, match="resume") as stopped:
@@ -404,11 +404,10 @@ def test_a_changed_shape_in_the_state_is_refused_or_harmless(
     interrupted: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """A shorter array is read without the checksum that ends it: its length has to be checked."""
-    for place in header_digits(interrupted("first") / "state.npz"):
-        for bit in (0, 1):
-            run = interrupted(f"copy{place}-{bit}")
-            flip(run / "state.npz", place, bit)
-            refused_or_harmless(run, run / "state.npz", tmp_path / "whole")
+    for number, place in enumerate(header_digits(interrupted("first") / "state.npz")):
+        run = interrupted(f"copy{place}")
+        flip(run / "state.npz", place, number % 2)
+        refused_or_harmless(run, run / "state.npz", tmp_path / "whole")
 
 
 def test_a_flipped_byte_in_a_slot_in_use_is_refused_by_name(
@@ -418,7 +417,7 @@ def test_a_flipped_byte_in_a_slot_in_use_is_refused_by_name(
     whole, found = tmp_path / "whole", []
     for number, file in enumerate(sorted((interrupted("first") / "dual").iterdir())):
         size = file.stat().st_size
-        for share in (0.01, 0.2, 0.4, 0.6, 0.8, 0.99):
+        for share in (0.01, 0.3, 0.7, 0.99):
             run = interrupted(f"copy{number}-{share}")
             damaged = run / "dual" / file.name
             flip(damaged, int(share * size))
@@ -679,7 +678,7 @@ def test_a_flipped_bit_anywhere_in_the_state_is_damage_or_nothing(dataset: Datas
     whole = (tmp_path / "run" / "state.npz").read_bytes()
     arrays = read_arrays(tmp_path / "run" / "state.npz")
     assert arrays is not None
-    path, n_damaged, places = tmp_path / "flipped.npz", 0, range(0, len(whole), 31)
+    path, n_damaged, places = tmp_path / "flipped.npz", 0, range(0, len(whole), 61)
     for place in places:
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8

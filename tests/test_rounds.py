@@ -17,7 +17,6 @@ import streamcd
 from streamcd.cluster import partition as partitions
 from streamcd.cluster.assignment import Assignment
 from streamcd.cluster.block_steps import LINEAR, next_sigma_prime
-from streamcd.cluster.engines import SerialEngine, Simulation
 from streamcd.cluster.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP
@@ -26,6 +25,7 @@ from streamcd.solvers.protocol import DONE, TRAIN
 from streamcd.solvers.registry import make_solver
 from streamcd.stream.stream import _Reader
 from streamcd.training.stopping import new_lane_arrays
+from tools.simulated_cluster import SerialEngine, Simulation
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
@@ -172,7 +172,9 @@ def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losse
     loss: str, sigma_prime: float, classes: Dataset, tmp_path: Path
 ) -> None:
     """At ``w + s Σ Δa y x``, row by row."""
-    partition, response, w = partition_after(classes, loss, sigma_prime, 3000, tmp_path / "dual")
+    partition, response, w = partition_after(
+        classes, loss, sigma_prime, 3000 if loss == "hinge" else 1000, tmp_path / "dual"
+    )
     arena, n_rows, width = partition._arena, own_rows(partition), partition._width
     assert arena is not None
     alpha, base = arena.alpha[:n_rows, :width], arena.alpha[:n_rows, width:]
@@ -239,12 +241,12 @@ def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
     With acceleration, 10 against 18 and 6 against 12.
     """
     data = write_dataset(tmp_path / "data", random_rows(600, 6, seed=3), n_chunks=16, n_shards=16)
-    options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "max_passes": 300, "client": Simulation(4)}
-    options["acceleration"] = "none"
-    streamcd.train(data, tmp_path / "dealt", **options)
+    options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "client": Simulation(4), "acceleration": "none"}
+    assert streamcd.train(data, tmp_path / "dealt", max_passes=300, **options).converged
     monkeypatch.setattr(Assignment, "_exchange", lambda self: None)
-    streamcd.train(data, tmp_path / "fixed", **options)
-    assert 2 * training_rounds(tmp_path / "dealt") <= training_rounds(tmp_path / "fixed")
+    n_fewer = 2 * training_rounds(tmp_path / "dealt") - 1
+    with pytest.warns(streamcd.ConvergenceWarning):
+        streamcd.train(data, tmp_path / "fixed", max_passes=n_fewer, **options)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamcd.conversion.byte_sources import ByteRange, check_rows, expand_sources, read_blocks
-from streamcd.conversion.libsvm import LibsvmFormat, iterate_batches, write_rows
+from streamcd.conversion.libsvm import iterate_batches, write_rows
 from streamcd.conversion.rows import Counts
+from streamcd.conversion.sources import Reading
 from streamcd.core.errors import DataError, UsageError
 from streamcd.core.threads import AHEAD
 
@@ -41,7 +42,7 @@ def parse(source: Any, **options: Any) -> Parsed:
     label: list[float] = []
     rows: list[list[tuple[int, float]]] = []
     counts = Counts()
-    form = LibsvmFormat(**{"value_dtype": np.float64, **options})
+    form = Reading(**{"value_dtype": np.float64, **options})
     paths = expand_sources(source)
     for batch in iterate_batches([ByteRange(path) for path in paths], form):
         found, counts = batch.rows, batch.counts
@@ -126,7 +127,7 @@ def refusal_of(text: str) -> str:
         return r"number\.libsvm:1: expected a number"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(DECIMALS, min_size=1, max_size=12))
 def test_any_decimal_number_equals_python_float(
     texts: list[str], parse_text: Callable[..., Parsed], tmp_path: Path
@@ -185,7 +186,7 @@ def test_agrees_with_scikit_learn(rows: list[Any], block_bytes: int, tmp_path: P
 HOSTILE = st.text("0123456789:.+-eE #\t\r\nqidnaf\x00_,x", max_size=60)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=HOSTILE, block_bytes=st.sampled_from([16, 1 << 16]))
 def test_hostile_text_is_parsed_like_the_plain_twin_or_refused_by_line(
     text: str, block_bytes: int, tmp_path: Path
@@ -492,7 +493,7 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_standard_input_is_read(tmp_path: Path) -> None:
     program = (
         "from streamcd.conversion.libsvm import *\n"
-        "print([b.rows.label.tolist() for b in iterate_batches([ByteRange('-')], LibsvmFormat())])"
+        "print([b.rows.label.tolist() for b in iterate_batches([ByteRange('-')], Reading())])"
     )
     for data in (b"1 1:1\n-1 2:1", gzip.compress(b"1 1:1\n-1 2:1\n")):
         assert forking.run(["-c", program], input=data).stdout.strip() == "[[1.0, -1.0]]"
@@ -502,7 +503,7 @@ def test_batches_count_the_bytes_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(TEXT)
     (tmp_path / "b.gz").write_bytes(gzip.compress(TEXT))
     ranges = [ByteRange(str(tmp_path / name)) for name in ("a", "b.gz")]
-    seen = [batch.bytes_read for batch in iterate_batches(ranges, LibsvmFormat(block_bytes=5000))]
+    seen = [batch.bytes_read for batch in iterate_batches(ranges, Reading(block_bytes=5000))]
     assert seen == sorted(seen)
     assert len(seen) > 8
     assert seen[-1] == sum(os.path.getsize(part.path) for part in ranges)
@@ -553,7 +554,7 @@ def test_batches_stay_while_the_next_are_parsed_though_texts_between_them_have_n
     for number, path in enumerate(paths):
         path.write_text("# none\n\n" if number % 3 == 2 else f"{number} {number + 1}:{number}.5\n")
     found: list[tuple[int, Any]] = []
-    batches = iterate_batches([ByteRange(str(path)) for path in paths], LibsvmFormat())
+    batches = iterate_batches([ByteRange(str(path)) for path in paths], Reading())
     for number, batch in zip([0, 1, 3, 4, 6, 7], batches, strict=True):
         found.append((number, batch.rows))
         for earlier, rows in found[-1 - AHEAD :]:

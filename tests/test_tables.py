@@ -20,7 +20,8 @@ import pytest
 import streamcd
 from streamcd.cli.output import describe_dataset
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
-from streamcd.conversion.table_rows import TableOptions, plan_encoding
+from streamcd.conversion.sources import TableOptions
+from streamcd.conversion.table_rows import plan_encoding
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
 from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
@@ -390,7 +391,7 @@ def test_a_wrong_type_far_down_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_dictionary_beyond_the_budget_names_the_ways_out(tmp_path: Path) -> None:
-    n = 400_000
+    n = 250_000
     table = pa.table({"c": [f"a category of some length {k}" for k in range(n)], "y": np.arange(n) % 2})
     path = write_table(table, tmp_path / "t.parquet")
     with pytest.raises(StreamcdError, match=r"categories.*hash them into 2\^B features with --hash"):

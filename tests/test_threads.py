@@ -74,7 +74,7 @@ def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str
                 bias=1.0,
                 plan=plan,
                 threads=threads,
-                max_passes=15,
+                max_passes=8,
             )
             states.append(state_of(run))
         assert states[0] == states[1] == states[2]
@@ -155,12 +155,12 @@ def test_a_thread_that_predicts_has_its_chunk_in_the_plan(tmp_path: Path) -> Non
     data = write_dataset(tmp_path / "data", random_rows(3000, 50), n_chunks=9)
     streamcd.train(data, tmp_path / "run")
     model = streamcd.load_model(tmp_path / "run")
-    least = Decisions(data, model, 1 << 40, Listener()).least_bytes
+    least = Decisions(data, model, 1 << 40, Listener()).plan.least_bytes
     alone = Decisions(data, model, RESERVED_BYTES + least + 4 * AHEAD_BYTES, Listener(), threads=4)
     several = Decisions(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=4)
-    assert (alone.n_threads, several.n_threads) == (1, 4)
+    assert (alone.plan.threads, several.plan.threads) == (1, 4)
     one = Decisions(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=1)
-    assert one.left - several.left >= 4 * AHEAD_BYTES
+    assert one.plan.left - several.plan.left >= 4 * AHEAD_BYTES
 
 
 def test_results_are_in_order_and_calls_no_further_ahead_than_the_threads() -> None:

@@ -279,7 +279,7 @@ def test_deaths_on_the_way_leave_the_bits_alone(
     arguments = {"dataset": dataset.path, "plan": astuple(plan), "checkpoint_every": 1e-9, **asked}
     n_operations = doomed("train", run=tmp_path / "counted", **arguments)["operations"]
     assert ended(tmp_path / "counted") == expected
-    for at in [*range(10, 60, 12), *range(60, n_operations, 1 + n_operations // 3)]:
+    for at in [*range(10, 60, 16), *range(60, n_operations, 1 + n_operations // 2)]:
         run = tmp_path / f"run{at}"
         assert doomed("train", {"at": at, "power": True}, run=run, **arguments)["ended"] == "killed"
         resume(run)

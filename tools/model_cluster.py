@@ -1,7 +1,7 @@
 """Model of a training on many workers: rounds measured with simulated partitions, seconds from stated speeds.
 
-    python tools/model_cluster.py DATASET --workers 1,2,4,8,16,32,64,128,256 -o rounds.json
-    python tools/model_cluster.py rounds.json --plot cluster.png
+    python -m tools.model_cluster DATASET --workers 1,2,4,8,16,32,64,128,256 -o rounds.json
+    python -m tools.model_cluster rounds.json --plot cluster.png
 
 The number of rounds does not depend on the hardware: K partitions are trained one after another in this process, exactly as
 K workers would. DATASET needs at least twice as many shards as workers (``convert --shard-size``), because some are
@@ -20,10 +20,10 @@ from typing import Any
 
 import click
 
-from streamcd.cluster.assignment import exchanged_share
-from streamcd.cluster.engines import Simulation
+from streamcd.cluster.assignment import EXCHANGED
 from streamcd.dataset.dataset import open_dataset
 from streamcd.runs.train import train
+from tools.simulated_cluster import Simulation
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,12 @@ def measure(
         )
         click.echo(json.dumps(found[-1]))
     return found
+
+
+def exchanged_share(n_shards: int, n_workers: int) -> float:
+    """Return the share of a worker's shards that change hands before a round."""
+    own = n_shards / n_workers
+    return 0.0 if n_workers == 1 or own <= 1.0 else math.ceil(own / EXCHANGED) / own
 
 
 def modelled(hardware: Hardware, measured: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -126,7 +126,6 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
 
 class _InMemory:
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """Return None: the matrix is in memory."""
         return None
 
 
@@ -149,7 +148,6 @@ class DenseMatrix(_InMemory):
         return np.concatenate(blocks) if blocks else np.zeros(0)
 
     def visit(self, order: np.ndarray, point: Point) -> None:
-        """See `Matrix`."""
         kernels.visit_dense(order, order, self._matrix, np.sort(order), self.diagonal, point)
 
 
@@ -161,13 +159,11 @@ class PackedMatrix(_InMemory):
         self.diagonal = packed[row_offsets(n)[1:] - 1].astype(np.float64)
 
     def product(self, x: np.ndarray) -> np.ndarray:
-        """``Qx``."""
         out = np.zeros(self.n)
         kernels.packed_product(self._packed, 0, self.n, x, out)
         return out
 
     def visit(self, order: np.ndarray, point: Point) -> None:
-        """See `Matrix`."""
         kernels.visit_packed(order, self._packed, self.diagonal, point)
 
 
@@ -179,11 +175,9 @@ class ReversedMatrix:
         self.diagonal = _turned(matrix.diagonal)
 
     def product(self, x: np.ndarray) -> np.ndarray:
-        """``Qx``."""
         return _turned(self._matrix.product(_turned(x)))
 
     def visit(self, order: np.ndarray, point: Point) -> None:
-        """See `Matrix`."""
         mirrored = Point._make([*map(_turned, point[:5]), *point[5:]])
         self._matrix.visit(self.n - 1 - order, mirrored)
         for array, values in zip(point[2:5], mirrored[2:5], strict=True):
@@ -192,7 +186,6 @@ class ReversedMatrix:
             point.out[kernels.UNBOUNDED] = self.n - 1 - point.out[kernels.UNBOUNDED]
 
     def gather(self, active: np.ndarray) -> Matrix | None:
-        """See `Matrix`."""
         found = self._matrix.gather(_turned(self.n - 1 - active))
         return None if found is None else ReversedMatrix(found)
 
@@ -341,7 +334,6 @@ class MappedTriangle:
         return out
 
     def visit(self, order: np.ndarray, point: Point) -> None:
-        """See `Matrix`."""
         before, rank = point.alpha.copy(), np.zeros(self.n, dtype=np.int64)
         rank[order] = np.arange(order.size)
         for rows, starts, panel in self._panels(order):
@@ -384,10 +376,8 @@ class SparseMatrix(_InMemory):
         self.diagonal = rows.diagonal().astype(np.float64)
 
     def product(self, x: np.ndarray) -> np.ndarray:
-        """``Qx``."""
         return np.asarray(self._rows @ x, dtype=np.float64)
 
     def visit(self, order: np.ndarray, point: Point) -> None:
-        """See `Matrix`."""
         rows = self._rows
         kernels.visit_sparse(order, rows.indptr, rows.indices, rows.data, self.diagonal, point)

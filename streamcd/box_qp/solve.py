@@ -178,7 +178,6 @@ class _Box:
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
-    """Copy numbers to float64."""
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths

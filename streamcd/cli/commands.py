@@ -576,7 +576,7 @@ def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> N
       streamcd demo
       streamcd demo --example reviews
     """
-    from .demo import run_demo, write_example
+    from .demo import result_rows, run_demo, write_example
 
     with console.Console(quiet) as listener:
         if example is not None:
@@ -585,8 +585,8 @@ def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> N
                 console.print_json(written)
             return
         result = run_demo(keep, listener)
-    console.show(result.to_json(), as_json, console.print_table, "streamcd demo", result.rows())
-    if not result.ok:
+    console.show(result, as_json, console.print_table, "streamcd demo", result_rows(result))
+    if not result["ok"]:
         sys.exit(1)
 
 

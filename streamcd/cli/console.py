@@ -193,7 +193,6 @@ def _print_rich(title: str, header: Sequence[str] | None, rows: Sequence[Sequenc
 
 
 def print_error(text: str) -> None:
-    """Print an error in one line on standard error."""
     print("streamcd: error: " + " ".join(text.split()), file=sys.stderr, flush=True)
 
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,69 +56,39 @@ class DemoSize:
         return self.n_entries * (_TEXT_BYTES_PER_ENTRY + 3 * _DECODED_BYTES_PER_ENTRY)
 
 
-@dataclass
-class DemoResult:
-    """Result of the demo; the fields are those of ``demo --json``."""
-
-    n_rows: int
-    n_features: int
-    n_entries: int
-    text_bytes: int
-    dataset_bytes: int
-    decoded_bytes: int
-    budget_bytes: int
-    peak_memory_bytes: int
-    passes: int
-    gap: float
-    converged: bool
-    bytes_read: int
-    killed_in_pass: int
-    passes_after_resume: int
-    weights_equal: bool
-    test_rows: int
-    accuracy: float
-    seconds: dict[str, float]
-
-    @property
-    def ok(self) -> bool:
-        """True where everything that the demo claims was found."""
-        return self.weights_equal and self.converged and self.peak_memory_bytes <= self.budget_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the command's JSON object."""
-        return {"ok": self.ok, **asdict(self)}
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return names and values for the table."""
-        seconds = {name: format_seconds(value) for name, value in self.seconds.items()}
-        ratio = self.decoded_bytes / self.budget_bytes
-        parse_rate = format_size(self.text_bytes / self.seconds["convert"])
-        within = "within" if self.peak_memory_bytes <= self.budget_bytes else "ABOVE"
-        equal = "equal, bit for bit" if self.weights_equal else "DIFFERENT"
-        return [
-            ("data", f"{self.n_rows:,} rows × {self.n_features:,} features, {self.n_entries:,} entries"),
-            ("text", f"{format_size(self.text_bytes)}, made in {seconds['make']}"),
-            (
-                "dataset",
-                f"{format_size(self.dataset_bytes)}, converted in {seconds['convert']} ({parse_rate}/s of text)",
-            ),
-            ("decoded entries", f"{format_size(self.decoded_bytes)}, {ratio:.1f} times the budget"),
-            ("memory budget", format_size(self.budget_bytes)),
-            ("peak memory of training", f"{format_size(self.peak_memory_bytes)}, {within} the budget"),
-            (
-                "uninterrupted training",
-                f"{self.passes} passes in {seconds['train']}, {format_size(self.bytes_read)} read",
-            ),
-            ("relative gap", f"{self.gap:.2g}"),
-            (
-                "second training",
-                f"killed with SIGKILL in pass {self.killed_in_pass}, after {seconds['killed']}",
-            ),
-            ("resumed", f"to pass {self.passes_after_resume}, in {seconds['resume']}"),
-            ("weights of the two", equal),
-            ("accuracy", f"{100 * self.accuracy:.2f} % on {self.test_rows:,} rows held out"),
-            ("all in all", seconds["total"]),
-        ]
+def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values of a demo's result for the table."""
+    seconds = {name: format_seconds(value) for name, value in result["seconds"].items()}
+    decoded, budget, peak = (result[f"{what}_bytes"] for what in ("decoded", "budget", "peak_memory"))
+    parse_rate = format_size(result["text_bytes"] / result["seconds"]["convert"])
+    shape = f"{result['n_rows']:,} rows × {result['n_features']:,} features"
+    return [
+        ("data", f"{shape}, {result['n_entries']:,} entries"),
+        ("text", f"{format_size(result['text_bytes'])}, made in {seconds['make']}"),
+        (
+            "dataset",
+            f"{format_size(result['dataset_bytes'])}, converted in {seconds['convert']} ({parse_rate}/s of text)",
+        ),
+        ("decoded entries", f"{format_size(decoded)}, {decoded / budget:.1f} times the budget"),
+        ("memory budget", format_size(budget)),
+        (
+            "peak memory of training",
+            f"{format_size(peak)}, {'within' if peak <= budget else 'ABOVE'} the budget",
+        ),
+        (
+            "uninterrupted training",
+            f"{result['passes']} passes in {seconds['train']}, {format_size(result['bytes_read'])} read",
+        ),
+        ("relative gap", f"{result['gap']:.2g}"),
+        (
+            "second training",
+            f"killed with SIGKILL in pass {result['killed_in_pass']}, after {seconds['killed']}",
+        ),
+        ("resumed", f"to pass {result['passes_after_resume']}, in {seconds['resume']}"),
+        ("weights of the two", "equal, bit for bit" if result["weights_equal"] else "DIFFERENT"),
+        ("accuracy", f"{100 * result['accuracy']:.2f} % on {result['test_rows']:,} rows held out"),
+        ("all in all", seconds["total"]),
+    ]
 
 
 def write_example(folder: str, listener: Listener) -> dict[str, Any]:
@@ -140,8 +110,8 @@ def write_example(folder: str, listener: Listener) -> dict[str, Any]:
 
 def run_demo(
     keep: str | None = None, listener: Listener | None = None, size: DemoSize | None = None
-) -> DemoResult:
-    """Make data, convert, train, kill, resume, compare, evaluate; always clean up.
+) -> dict[str, Any]:
+    """Make data, convert, train, kill, resume, compare, evaluate; always clean up. Returns the command's JSON object.
 
     Files are made, and kept, in the directory `keep`, which must be empty; by default in a temporary one that is removed.
     """
@@ -169,7 +139,7 @@ class _Demo:
         self.directory, self.size, self.listener = directory, size, listener
         self.seconds: dict[str, float] = {}
 
-    def run(self) -> DemoResult:
+    def run(self) -> dict[str, Any]:
         started = time.monotonic()
         self._check_disk()
         text_bytes = self._timed("make", self._make_text)
@@ -182,26 +152,28 @@ class _Demo:
         message = "evaluates on rows held out"
         evaluation = self._step("evaluate", message, "test.libsvm", "run-killed", "--memory", memory)
         self.seconds["total"] = time.monotonic() - started
-        return DemoResult(
-            n_rows=dataset["n_rows"],
-            n_features=dataset["n_features"],
-            n_entries=dataset["n_entries"],
-            text_bytes=text_bytes,
-            dataset_bytes=dataset["bytes"],
-            decoded_bytes=dataset["n_entries"] * _DECODED_BYTES_PER_ENTRY,
-            budget_bytes=parse_size(self.size.memory),
-            peak_memory_bytes=max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"]),
-            passes=whole["passes"],
-            gap=whole["gap"],
-            converged=whole["converged"] and resumed["converged"],
-            bytes_read=whole["bytes_read"],
-            killed_in_pass=killed_in_pass,
-            passes_after_resume=resumed["passes"],
-            weights_equal=self._same_weights(),
-            test_rows=evaluation["n_rows"],
-            accuracy=evaluation["accuracy"],
-            seconds=self.seconds,
-        )
+        budget = parse_size(self.size.memory)
+        peak = max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"])
+        converged, weights_equal = whole["converged"] and resumed["converged"], self._same_weights()
+        return {
+            "ok": weights_equal and converged and peak <= budget,
+            **{name: dataset[name] for name in ("n_rows", "n_features", "n_entries")},
+            "text_bytes": text_bytes,
+            "dataset_bytes": dataset["bytes"],
+            "decoded_bytes": dataset["n_entries"] * _DECODED_BYTES_PER_ENTRY,
+            "budget_bytes": budget,
+            "peak_memory_bytes": peak,
+            "passes": whole["passes"],
+            "gap": whole["gap"],
+            "converged": converged,
+            "bytes_read": whole["bytes_read"],
+            "killed_in_pass": killed_in_pass,
+            "passes_after_resume": resumed["passes"],
+            "weights_equal": weights_equal,
+            "test_rows": evaluation["n_rows"],
+            "accuracy": evaluation["accuracy"],
+            "seconds": self.seconds,
+        }
 
     def _step(self, command: str, message: str, *arguments: str) -> dict[str, Any]:
         """Carry out a command, and record its seconds."""

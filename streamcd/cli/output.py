@@ -47,7 +47,6 @@ def _about_classes(dataset: Dataset) -> list[str]:
 
 
 def print_dataset(path: str, info: dict[str, Any]) -> None:
-    """Print the result of `describe_dataset`."""
     console.print_table(f"dataset {path}", _dataset_rows(info))
 
 
@@ -103,7 +102,6 @@ def _size_on_disk(info: dict[str, Any]) -> str:
 
 
 def print_columns(path: str, info: dict[str, Any]) -> None:
-    """Print the contents of a column layout."""
     rows = [
         ("features", f"{info['n_features']:,} that occur"),
         ("entries", f"{info['n_entries']:,}"),
@@ -237,7 +235,6 @@ def print_evaluation(title: str, result: dict[str, Any]) -> None:
 
 
 def print_description(path: str, found: dict[str, Any]) -> None:
-    """Print the description of a run or a model."""
     is_model = found["kind"] == "model"
     model = found if is_model else found["model"]
     rows = _model_rows(found) if is_model else _run_rows(found)

@@ -7,7 +7,6 @@ heart_scale, squared_hinge 9.3, 10 and 12.8. With shards that stay, synthetic te
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..core.randomness import random_key
 from ..kernels.primitives import shuffle
 
 _KEY = 0x6465616C  # makes these keys differ from those of reads and windows
-_EXCHANGED = 2  # one shard of so many changes hands
+EXCHANGED = 2  # one shard of so many changes hands
 
 
 class Assignment:
@@ -59,7 +58,7 @@ class Assignment:
         for number, shards in enumerate(self._owned):
             order = np.array(shards, dtype=np.int64)
             shuffle(order, random_key(self._seed, _KEY, self._round, number + 1))
-            count = -(-order.size // _EXCHANGED)
+            count = -(-order.size // EXCHANGED)
             given += order[:count].tolist()
             self._owned[number] = order[count:].tolist()
         self._deal(np.array(sorted(given)), self._owned)
@@ -79,9 +78,3 @@ class Assignment:
             worker = min(range(len(owned)), key=lambda worker: 4 * load[worker] // largest)
             owned[worker].append(shard)
             load[worker] += int(size[shard])
-
-
-def exchanged_share(n_shards: int, n_workers: int) -> float:
-    """Return the share of a worker's shards that change hands before a round."""
-    own = n_shards / n_workers
-    return 0.0 if n_workers == 1 or own <= 1.0 else math.ceil(own / _EXCHANGED) / own

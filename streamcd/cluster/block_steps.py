@@ -33,11 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from ..core.errors import EnvironmentFailure
 from ..solvers.problem import Problem
+
+Item = TypeVar("Item")
 
 LINEAR, QUADRATIC, LONGEST, APART, MAGNITUDE = range(5)
 """Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
@@ -109,11 +112,11 @@ def add_changes(a: Change, b: Change) -> Change:
     return Change(None, joint.dense(), a.n_rows, moved)
 
 
-def add_in_tree(changes: Sequence[Change]) -> Change:
-    """Add the partitions' changes in the order in which a tree of processes adds them."""
+def add_in_tree(changes: Sequence[Item], add: Callable[[Item, Item], Item]) -> Item:
+    """Add the partitions' changes, or what stands for them, in the order in which a tree of processes adds them."""
     level = list(changes)
     while len(level) > 1:
-        pairs = [add_changes(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        pairs = [add(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]
     return level[0]
 

@@ -32,7 +32,7 @@ from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.progress import Listener
 from . import dask_worker
 from .assignment import Assignment
-from .block_steps import Change
+from .block_steps import Change, add_in_tree
 from .dask_worker import SharedWeights
 from .engines import RoundResult, WorkersLost, join_responses
 from .partition import RoundRequest, Superseded, WorkerSpec
@@ -155,15 +155,14 @@ class DaskEngine:
             for (name, shards), copy in zip(owners.items(), copies, strict=True)
         ]
         futures += works
-        level = list(zip(names, works, strict=True))
-        while len(level) > 1:
-            sums = []
-            for number in range(0, len(level) - 1, 2):
-                name, own = level[number]
-                sums.append((name, self._on(name, dask_worker.add_sums, own, level[number + 1][1])))
-            futures += [total for _, total in sums]
-            level = sums + level[2 * len(sums) :]
-        return works, level[0][1]
+
+        def add(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[str, Any]:
+            name, own = first
+            futures.append(self._on(name, dask_worker.add_sums, own, second[1]))
+            return name, futures[-1]
+
+        _, root = add_in_tree(list(zip(names, works, strict=True)), add)
+        return works, root
 
     def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Submit a task pinned to one worker."""

@@ -38,7 +38,7 @@ from .block_steps import (
     next_sigma_prime,
     quadratic_step,
 )
-from .engines import Engine, RoundResult, SerialEngine, Simulation, WorkersLost, shard_entries
+from .engines import Engine, RoundResult, WorkersLost, shard_entries
 from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
 
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
@@ -68,7 +68,7 @@ class _Step:
 
 
 class RoundLoop(TrainingLoop):
-    """Training on workers of a client (or `Simulation`), round after round; every round is a checkpoint.
+    """Training on workers of a client, round after round; every round is a checkpoint.
 
     `method` and `kappa` are the method and acceleration of `registry.make_solver`. `memory` is each worker's, in bytes. A
     worker that does not respond for `worker_timeout` seconds loses its shards to others. `local_passes` is the number of a
@@ -123,8 +123,9 @@ class RoundLoop(TrainingLoop):
             self._round(self.engine)
 
     def _make_engine(self) -> Engine:
-        if isinstance(self.client, Simulation):
-            return SerialEngine(self.spec, self.client.n_workers)
+        if make := getattr(self.client, "make_engine", None):  # of a client that is not dask's
+            engine: Engine = make(self.spec)
+            return engine
         from .dask_engine import DaskEngine
 
         entries = shard_entries(self.task.dataset)
@@ -336,7 +337,6 @@ class RoundLoop(TrainingLoop):
 
 
 def _range(numbers: np.ndarray) -> list[float] | None:
-    """Return the smallest and the largest."""
     return [float(numbers.min()), float(numbers.max())] if numbers.size else None
 
 

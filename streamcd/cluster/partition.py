@@ -110,7 +110,6 @@ class RoundRequest:
     assigned: int  # number of the round's assignment of shards; the last round's leaves them where they are
 
     def phase(self, *phases: int) -> np.ndarray:
-        """Return the lanes in one of these phases."""
         return np.flatnonzero(np.isin(self.lanes["phase"], phases))
 
     def sigma_prime(self) -> np.ndarray:
@@ -379,7 +378,6 @@ class Partition:
                 local.direction = add_direction(local.direction, sums)
 
     def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows' classes, and their costs in every lane."""
         code = arena.code[start:stop]
         return code, self._problem.row_costs(code, arena.weight[start:stop], arena.fold[start:stop])
 

@@ -97,7 +97,6 @@ class _Table(NamedTuple):
         return int(struct.unpack_from(form, self.data, place)[0]) if place else 0
 
     def table(self, number: int) -> _Table | None:
-        """Find a table."""
         place = self._field(number)
         return _Table.root(self.data, place) if place else None
 

@@ -10,10 +10,9 @@ import glob
 import io
 import lzma
 import os
-import queue
 import re
 import sys
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from ..core.storage import Url, file_size, location, open_bytes
+from ..core.threads import AHEAD, ahead
 
 STANDARD_INPUT = "-"
 BLOCK_BYTES = 8 << 20
@@ -39,7 +39,6 @@ DECODER_BYTES = 70 << 20
 PADDING = 16
 """Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
 
-_N_BUFFERS = 3  # one being parsed, one waiting, one being filled
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
 _COMPRESSED_READ_BYTES = 1 << 18
@@ -165,7 +164,6 @@ class ByteRange:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes on disk."""
         return ((file_size(self.path) or 0) if self.stop is None else self.stop) - self.start
 
 
@@ -259,16 +257,6 @@ def share_out(paths: Sequence[str], n_tasks: int) -> list[ByteRange]:
 def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> list[ByteRange]:
     """Cut regular files into ranges of about `range_bytes` that can be read on their own; compressed ones are not cut."""
     return [part for path in paths for part in _ranges(path, range_bytes)]
-
-
-def range_starts(ranges: Sequence[ByteRange], counted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Count the rows of the input and the lines of its file before every range, from the rows and lines in each."""
-    starts, row, line = [], 0, 0
-    for part, (n_rows, n_lines) in zip(ranges, counted, strict=True):
-        line = line if part.start else 0
-        starts.append((row, line))
-        row, line = row + n_rows, line + n_lines
-    return starts
 
 
 def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
@@ -376,58 +364,29 @@ def _last_line_end(buffer: bytearray, size: int) -> int:
 
 
 class _Reader:
-    """Thread that fills buffers during one call of `read_blocks`."""
+    """Reader of blocks of lines, into buffers that are used in turn."""
 
-    def __init__(
-        self,
-        ranges: Sequence[ByteRange],
-        block_bytes: int,
-        max_line_bytes: int,
-        decoder_bytes: int,
-        last_end: LastEnd,
-    ) -> None:
-        self._ranges, self._decoder_bytes, self._last_end = ranges, decoder_bytes, last_end
-        self._max_line_bytes = max_line_bytes
-        self.free: queue.Queue[bytearray | None] = queue.Queue()
-        self.filled: queue.Queue[ByteBlock | BaseException | None] = queue.Queue()
-        for _ in range(_N_BUFFERS):
-            self.free.put(bytearray(block_bytes + PADDING))
-        self._block_bytes = block_bytes
-        self._bytes_before = 0
-        self._stopped = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="streamcd-read", daemon=True)
+    def __init__(self, block_bytes: int, max_line_bytes: int, decoder_bytes: int, last_end: LastEnd) -> None:
+        self._max_line_bytes, self._decoder_bytes, self._last_end = max_line_bytes, decoder_bytes, last_end
+        self._block_bytes, self._bytes_before = block_bytes, 0
+        self._buffers = deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
 
-    def _run(self) -> None:
-        try:
-            for part in self._ranges:
-                with _open(part) as raw:
-                    self._read_range(raw, part)
-                    self._bytes_before += raw.n_bytes
-            self.filled.put(None)
-        except BaseException as error:  # raised in the thread that takes the blocks
-            self.filled.put(error)
+    def blocks(self, ranges: Sequence[ByteRange]) -> Generator[ByteBlock, None, None]:
+        for part in ranges:
+            with _open(part) as raw:
+                yield from self._blocks_of(raw, part)
+                self._bytes_before += raw.n_bytes
 
-    def stop(self) -> None:
-        """End the thread; one that waits for standard input is left waiting, as nothing can wake it."""
-        self._stopped.set()
-        self.free.put(None)
-        self.thread.join(timeout=1.0)
-
-    def _take_buffer(self) -> bytearray:
-        buffer = self.free.get()
-        if buffer is None or self._stopped.is_set():
-            raise _Stopped
-        if len(buffer) > self._block_bytes + PADDING:  # it had grown for a long line
-            buffer = bytearray(self._block_bytes + PADDING)
-        return buffer
-
-    def _read_range(self, raw: _Counted, part: ByteRange) -> None:
+    def _blocks_of(self, raw: _Counted, part: ByteRange) -> Iterator[ByteBlock]:
         name = display_name(part.path)
         file = _decompressed(raw, part.stop is None, self._decoder_bytes)
         tail, first, more = b"", part.start == 0, True
         while more:
-            buffer = self._take_buffer()
+            buffer = self._buffers.popleft()
+            if len(buffer) > self._block_bytes + PADDING:  # it had grown for a long line
+                buffer = bytearray(self._block_bytes + PADDING)
             buffer, size = self._read_lines(file, buffer, tail, name)
+            self._buffers.append(buffer)
             more = size == len(buffer) - PADDING
             if not more and size and buffer[size - 1] != 0x0A:
                 buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
@@ -435,7 +394,7 @@ class _Reader:
             stop = self._last_end(buffer, size) if more else size
             tail = bytes(memoryview(buffer)[stop:size])
             start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
-            self.filled.put(ByteBlock(buffer, start, stop, name, first, self._bytes_before + raw.n_bytes))
+            yield ByteBlock(buffer, start, stop, name, first, self._bytes_before + raw.n_bytes)
             first = False
 
     def _read_lines(self, file: Any, buffer: bytearray, tail: bytes, name: str) -> tuple[bytearray, int]:
@@ -458,10 +417,6 @@ class _Reader:
             buffer = larger
 
 
-class _Stopped(Exception):
-    """End of the thread: no more blocks are taken."""
-
-
 def read_blocks(
     ranges: Sequence[ByteRange],
     block_bytes: int,
@@ -475,19 +430,5 @@ def read_blocks(
     `max_line_bytes` (by default 64 blocks, or 1 GB if that is more), and a decoder of xz take up to `decoder_bytes`.
     `last_end` finds where the last whole line of a buffer's first bytes ends, 0 where none does.
     """
-    reader = _Reader(
-        ranges,
-        block_bytes,
-        max_line_bytes or max(64 * block_bytes, 1_000_000_000),
-        decoder_bytes,
-        last_end,
-    )
-    reader.thread.start()
-    try:
-        while (block := reader.filled.get()) is not None:
-            if isinstance(block, BaseException):
-                raise block
-            yield block
-            reader.free.put(block.buffer)
-    finally:
-        reader.stop()
+    most = max_line_bytes or max(64 * block_bytes, 1_000_000_000)
+    return ahead(_Reader(block_bytes, most, decoder_bytes, last_end).blocks(ranges))

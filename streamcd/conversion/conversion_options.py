@@ -13,7 +13,7 @@ from ..core.memory_budget import format_size
 from ..core.storage import Location, Url, location
 from ..dataset.scaling import Scaling
 from ..models.encoding import Encoding
-from .table_rows import TableOptions
+from .sources import TableOptions
 
 _LEAST_DECODER_BYTES = 10 << 20
 

@@ -294,7 +294,6 @@ def _reading(options: Options, plan: Plan) -> Reading:
 
 
 def _check_source(options: Options, source: Source) -> None:
-    """Refuse options that do not fit the source."""
     if options.like is not None and source.encoding is not None:
         if options.like.encoding is None:
             raise UsageError(
@@ -339,7 +338,7 @@ def _check_place(options: Options, dest: Path, paths: list[str]) -> None:
     """Refuse to replace anything but a dataset, and to replace a dataset without `force`."""
     if not os.path.lexists(dest):
         return
-    if _has_content(dest) and not (dest / "manifest.json").exists():
+    if (not dest.is_dir() or any(dest.iterdir())) and not (dest / "manifest.json").exists():
         raise UsageError(f"{dest} exists and is not a dataset; name another place")
     inputs = [*paths, options.weights, None if options.like is None else options.like.name]
     for path in inputs:
@@ -347,11 +346,6 @@ def _check_place(options: Options, dest: Path, paths: list[str]) -> None:
             raise UsageError(f"{dest} holds the input {path}; name another place")
     if not options.force:
         raise UsageError(f"{dest} exists; name another place or replace it with --force")
-
-
-def _has_content(path: Path) -> bool:
-    """Tell whether the path is a file, or a directory with something in it."""
-    return not path.is_dir() or any(path.iterdir())
 
 
 def _plan(options: Options, reads_urls: bool, held_bytes: int = 0) -> Plan:

@@ -71,7 +71,6 @@ class RunFormat:
 
     @property
     def n_buckets(self) -> int:
-        """Number of buckets in a run."""
         return _N_SEGMENTS if self.seed is None else 1 << self.bits
 
     def layout(self, wide: bool) -> Layout:
@@ -80,7 +79,6 @@ class RunFormat:
         return Layout(tuple(fields), (np.dtype(np.int64 if wide else np.int32), self.value_dtype))
 
     def rows(self, records: Records) -> Rows:
-        """Return records as rows."""
         source_row, label, *weight = records.fields
         assert records.indptr is not None
         return Rows(source_row, label, weight[0] if weight else None, records.indptr, *records.items)

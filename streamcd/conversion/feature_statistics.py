@@ -22,7 +22,7 @@ from ..core.external_partition import Layout, PartitionReader, PartitionWriter, 
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.parquet import read_groups
 from ..dataset.schema import MAX_CLASSES
-from ..kernels.feature_sums import add_entries, count_integers, fold_shard
+from ..kernels.feature_sums import add_entries, fold_shard
 
 STATISTICS_BYTES = 56
 """Memory of a feature while its statistics are made."""
@@ -136,7 +136,6 @@ def join_statistics(sums: list[Path], start: int, stop: int, n_rows: int, out: P
 
 
 def read_statistics(read: Callable[[], Entries], start: int, stop: int, n_rows: int, out: Path) -> None:
-    """Make the statistics of a range of features by reading all entries."""
     statistics = RangeStatistics(start, stop)
     for entries in read():
         statistics.add(*entries)
@@ -173,7 +172,6 @@ def _partitioned_entries(reader: PartitionReader, number: int) -> Entries:
 
 
 def save_columns(batches: FeatureColumns, path: Path) -> None:
-    """Write columns for `saved_columns`."""
     with open(path, "wb") as file:
         for batch in batches:
             np.save(file, np.array(len(batch)))
@@ -266,13 +264,11 @@ class LabelCounts:
     counts: dict[float, int] | None = field(default_factory=dict)
 
     def add(self, label: np.ndarray) -> None:
-        """Count the labels of rows."""
         if self.counts is not None:
             distinct, count = (part.tolist() for part in _counted(label))
             self.merge(LabelCounts(dict(zip(distinct, count, strict=True))))
 
     def merge(self, other: LabelCounts) -> None:
-        """Add the counts of other rows."""
         if self.counts is None or other.counts is None:
             self.counts = None
             return
@@ -302,9 +298,10 @@ class LabelCounts:
 def _counted(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct labels, ascending, and how often each occurs; small integers are counted without sorting."""
     least, greatest = label.min(initial=np.inf), label.max(initial=-np.inf)
-    if greatest - least < MAX_CLASSES:  # not where there is none, or one that is no number
-        count = np.zeros(int(greatest - least) + 1, np.int64)
-        if count_integers(label, least, count):
+    if greatest - least < MAX_CLASSES:  # not where one is no number
+        offset = (label - least).astype(np.int64)
+        if np.array_equal(offset + least, label):
+            count = np.bincount(offset)
             found = np.flatnonzero(count)
             return found + least, count[found]
     return np.unique(label, return_counts=True)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import DataError, UsageError
 from ..core.storage import is_url
@@ -19,10 +19,7 @@ from .byte_sources import (
     read_head,
     total_bytes,
 )
-from .sources import LibsvmSource, Reading, Source
-
-if TYPE_CHECKING:
-    from .table_rows import TableOptions
+from .sources import Reading, Source, TableOptions
 
 FORMATS = ("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy")
 _TABLES = ("csv", "parquet", "arrow")
@@ -164,7 +161,7 @@ def _refuse_urls(paths: list[str], format: str) -> None:
 
 
 def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
-    from .libsvm import LibsvmFormat  # the parser's kernels: only where there is text
+    from .libsvm import LibsvmReader, LibsvmSource  # the parser's kernels: only where there is text
 
     if options.given and not reading.encoding:
         raise UsageError(
@@ -177,17 +174,7 @@ def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: Table
             f"{display_name(paths[0])}: expected a table with the strings of the training data (columns {names}, …), found "
             "libsvm text"
         )
-    form = LibsvmFormat(
-        reading.value_dtype,
-        reading.index_base,
-        reading.n_features,
-        reading.ignore_beyond,
-        reading.block_bytes,
-        reading.max_line_bytes,
-        reading.decoder_bytes,
-        needs_label=reading.needs_label,
-    )
-    return LibsvmSource(paths, form, head=head)
+    return LibsvmSource(reader=LibsvmReader(paths, reading, head=head), what="rows of libsvm text")
 
 
 def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading) -> Any:

@@ -14,37 +14,28 @@ import pyarrow as pa
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import frame_reader
 from .matrices import MatrixBlock, open_matrix
-from .sources import Counted, FilePart, Reading, Source, locator
-from .table_rows import TableBatch, TableOptions, column_types, open_tables
+from .sources import FilePart, Reader, Reading, Source, TableOptions, locator
+from .table_rows import TableBatch, column_types, open_tables
 
 LABEL = "label"
 """Name of the column for labels that are given beside a frame."""
 
 
 @dataclass(frozen=True)
-class _InMemory:
+class _InMemory(Reader):
     """Base of readers of data in memory."""
 
     batches_of: Iterable[Any]
+    paths: tuple[str, ...] = ()
 
     in_memory = True
-    total_bytes = None
 
     @property
-    def paths(self) -> list[str]:
-        return []
-
-    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+    def total_bytes(self) -> int | None:
         return None
 
     def whole(self) -> list[Any]:
         return [FilePart("data in memory")]
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        return self.whole()
-
-    def count(self, piece: Any) -> Counted:
-        raise AssertionError("data in memory is one piece")
 
 
 @dataclass(frozen=True)
@@ -52,9 +43,6 @@ class FrameReader(_InMemory):
     """Frames, as record batches of Arrow's."""
 
     first_types: dict[str, str] = field(default_factory=dict)
-
-    def held_bytes(self, types: dict[str, str]) -> int:
-        return 0
 
     def types(self) -> dict[str, str]:
         return self.first_types
@@ -118,7 +106,9 @@ def _open_frames(tables: Iterator[Any], reading: Reading, options: TableOptions)
     types = column_types(first.schema, "columns")
     if not options.label and LABEL in types and reading.encoding is None:
         options = options._replace(label=LABEL)
-    return open_tables(FrameReader(chain([first], tables), types), types, reading, options, "data")
+    return open_tables(
+        FrameReader(chain([first], tables), first_types=types), types, reading, options, "data"
+    )
 
 
 def _open_arrays(batches: Iterator[Any], reading: Reading) -> Source:
@@ -126,7 +116,7 @@ def _open_arrays(batches: Iterator[Any], reading: Reading) -> Source:
     first = next(triples)
     X, label, weight = first
     names = label is not None and np.asarray(label).dtype.kind in "OUST"
-    reader = ArrayReader(chain([first], triples), X.shape[1])
+    reader = ArrayReader(chain([first], triples), n_columns=X.shape[1])
     return open_matrix(reader, reading, names_labels=names, weighted=weight is not None)
 
 

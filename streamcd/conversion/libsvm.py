@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,19 +19,11 @@ from ..core.threads import AHEAD
 from ..kernels.compile import kernel
 from ..kernels.primitives import load8
 from ..solvers.problem import LEAST_WEIGHT
-from .byte_sources import (
-    BLOCK_BYTES,
-    DECODER_BYTES,
-    ByteBlock,
-    ByteRange,
-    check_rows,
-    expand_sources,
-    read_blocks,
-)
+from .byte_sources import ByteBlock, ByteRange, check_rows, expand_sources, read_blocks
 from .decimals import HARD, MALFORMED, OK, digits, number_at, trailing_zeros
+from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights
-
-MAX_INDEX = 1 << 62
+from .sources import MAX_INDEX, Counted, Reading, Source, TextReader
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Lines
@@ -284,41 +276,39 @@ def _count(text, start, stop):
 
 
 @dataclass(frozen=True)
-class LibsvmFormat:
-    """Options of parsing."""
+class LibsvmReader(TextReader):
+    """Reader of libsvm text."""
 
-    value_dtype: Any = np.float32
-    index_base: int | None = (
-        None  # the least index allowed; None allows 0, `Counts.zero_index` tells if it occurs
-    )
-    n_features: int | None = None  # indices are below ``n_features + index_base``; no base counts as 1
-    ignore_beyond: bool = False  # pass over entries beyond the width, and count them, rather than refuse them
-    block_bytes: int = BLOCK_BYTES  # parsed at a time; memory used is about ten times as much
-    max_line_bytes: int | None = None  # for which a block may grow
-    decoder_bytes: int = DECODER_BYTES  # for decompression
-    needs_label: bool = True  # else a row may begin with an entry, and its label is NaN
+    options: Reading
 
-    @property
-    def end_index(self) -> int:
-        """The first index that is too large."""
-        if self.n_features is None:
-            return MAX_INDEX + 1
-        return self.n_features + (1 if self.index_base is None else self.index_base)
+    def count(self, piece: ByteRange) -> Counted:
+        return Counted(*count_rows(piece, self.options))
 
-    def blocks(self, ranges: Sequence[ByteRange]) -> Generator[ByteBlock, None, None]:
-        """The text, in blocks of whole lines."""
-        return read_blocks(ranges, self.block_bytes, self.max_line_bytes, self.decoder_bytes)
+
+@dataclass(frozen=True, kw_only=True)
+class LibsvmSource(Source):
+    """Rows of libsvm text."""
+
+    def parse(
+        self, pieces: Sequence[ByteRange], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        return iterate_batches(pieces, self.reader.options, first_row, first_line)
+
+
+def _blocks(ranges: Sequence[ByteRange], options: Reading) -> Generator[ByteBlock, None, None]:
+    """The text, in blocks of whole lines."""
+    return read_blocks(ranges, options.block_bytes, options.max_line_bytes, options.decoder_bytes)
 
 
 class _Parser:
     """Parser of consecutive blocks of text; holds sets of buffers for rows, used in turn, and the counts so far."""
 
-    def __init__(self, form: LibsvmFormat, first_row: int, first_line: int) -> None:
-        self._form, self._first_row, self._line = form, first_row, first_line
-        self._value_dtype = np.dtype(form.value_dtype)
-        self._least_index, self._end_index = form.index_base or 0, form.end_index
+    def __init__(self, options: Reading, first_row: int, first_line: int) -> None:
+        self._options, self._first_row, self._line = options, first_row, first_line
+        self._value_dtype = np.dtype(options.value_dtype)
+        self._least_index, self._end_index = options.index_base or 0, options.width_end
         self._counts = Counts()
-        self._make_room(form.block_bytes)
+        self._make_room(options.block_bytes)
 
     def _make_room(self, n_bytes: int) -> None:
         # an entry takes four bytes of text or more; rows that are shorter than 16 make several batches of a text
@@ -361,8 +351,8 @@ class _Parser:
         return Rows(np.arange(end - n_rows, end), label[:n_rows], None, indptr[: n_rows + 1], *entries)
 
     def _parse(self, block: ByteBlock, text: np.ndarray, state: np.ndarray) -> int:
-        form = self._form
-        allowed = (self._least_index, self._end_index, form.ignore_beyond, form.needs_label)
+        options = self._options
+        allowed = (self._least_index, self._end_index, options.ignore_beyond, options.needs_label)
         known = 0.0
         while True:
             status = _parse(text, block.stop, state, *self._rooms[0], *allowed, known)
@@ -386,7 +376,7 @@ class _Parser:
         raise DataError(f"{location}: {self._complaint(status, token, int(state[_LAST]))}")
 
     def _complaint(self, status: int, token: str, last: int) -> str:
-        found = f"found {_shortened(token)}"
+        found = f"found {token if len(token) <= 40 else token[:40] + '…'!r}"
         if token.startswith("qid:"):
             return f"expected qid:number, {found}; correct the line"
         number = token.rpartition(":")[2].lower().lstrip("+-")
@@ -421,12 +411,8 @@ def _token(block: ByteBlock, start: int) -> str:
     return bytes(memoryview(block.buffer)[start : max(stop, start + 1)]).decode("utf-8", errors="replace")
 
 
-def _shortened(token: str, limit: int = 40) -> str:
-    return repr(token if len(token) <= limit else token[:limit] + "…")
-
-
 def iterate_batches(
-    ranges: Sequence[ByteRange], form: LibsvmFormat, first_row: int = 0, first_line: int = 0
+    ranges: Sequence[ByteRange], options: Reading, first_row: int = 0, first_line: int = 0
 ) -> Iterator[RowBatch]:
     """Parse libsvm text.
 
@@ -438,7 +424,7 @@ def iterate_batches(
     ----------
     ranges : sequence of ByteRange
         Consecutive files, of which the first may start at an offset.
-    form : LibsvmFormat
+    options : Reading
     first_row, first_line : int
         Rows of the input, and lines of the first file, before the ranges.
 
@@ -453,16 +439,16 @@ def iterate_batches(
         Naming file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
         the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
     """
-    parser = _Parser(form, first_row, first_line)
-    with closing(form.blocks(ranges)) as blocks:
+    parser = _Parser(options, first_row, first_line)
+    with closing(_blocks(ranges, options)) as blocks:
         for block in blocks:
             yield from parser.batches(block)
 
 
-def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:
+def count_rows(part: ByteRange, options: Reading) -> tuple[int, int]:
     """Count the rows and the lines of a range, without parsing them."""
     n_rows = n_lines = 0
-    with closing(form.blocks([part])) as blocks:
+    with closing(_blocks([part], options)) as blocks:
         for block in blocks:
             rows, lines = _count(block.as_array(), block.start, block.stop)
             n_rows, n_lines = n_rows + rows, n_lines + lines
@@ -472,12 +458,10 @@ def count_rows(part: ByteRange, form: LibsvmFormat) -> tuple[int, int]:
 def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
-    form = LibsvmFormat(
-        np.float64, block_bytes=1 << 16, max_line_bytes=max_line_bytes, decoder_bytes=decoder_bytes
-    )
+    options = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)
     paths, n_weights = expand_sources(path), 0
     with open(out, "wb") as file:
-        for batch in iterate_batches([ByteRange(name) for name in paths], form):
+        for batch in iterate_batches([ByteRange(name) for name in paths], options):
             weight = batch.rows.label
             bad = np.flatnonzero(~are_weights(weight) | (np.diff(batch.rows.indptr) > 0))
             if bad.size:

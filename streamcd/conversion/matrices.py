@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..models.table_encoder import BLOCK_CELLS, describe_refusal, sorted_rows
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
-from .sources import Reader, ReaderSource, Reading
+from .sources import Reader, Reading, Source
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -33,42 +33,21 @@ class MatrixBlock(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """Rows of the block."""
         return self.indptr.size - 1 if self.values is None else self.values.shape[0]
 
 
-class MatrixReader(Reader, Protocol):
-    """Reader of matrices, a block of rows at a time."""
+@dataclass(frozen=True, kw_only=True)
+class MatrixSource(Source):
+    """Rows of matrices, whose columns are the indices from `first_index` on.
 
-    @property
-    def n_columns(self) -> int | None:
-        """Width of the matrix; None where it is not known before it is read."""
+    The reader has `n_columns`, the width of the matrix, and `blocks`, which reads the rows of pieces as `MatrixBlock`.
+    """
 
-    def blocks(self, pieces: Sequence[Any]) -> Iterator[MatrixBlock]:
-        """Read rows."""
-
-
-@dataclass(frozen=True)
-class MatrixSource(ReaderSource):
-    """Rows of matrices, whose columns are the indices from `first_index` on."""
-
-    reader: MatrixReader
     value_dtype: np.dtype
-    names_labels: bool
-    class_names: list[str]
-    weighted: bool
     needs_label: bool = True
     width_end: int = kernels.LARGEST_INDEX + 1  # columns beyond are too many
     ignore_beyond: bool = False
     first_index: int = 0
-
-    what = "rows"
-    encoding = None
-    grows = False
-    of_indices = True
-
-    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
-        return None if self.total_bytes is None else 2 * sum(piece.n_bytes for piece in pieces)
 
     def parse(
         self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
@@ -88,15 +67,15 @@ class MatrixSource(ReaderSource):
 
 
 def open_matrix(
-    reader: MatrixReader, reading: Reading, *, names_labels: bool, weighted: bool = False
+    reader: Reader, reading: Reading, *, names_labels: bool, weighted: bool = False
 ) -> MatrixSource:
     """Make the source of a reader's rows; `names_labels` where labels are strings."""
     first_index = reading.index_base or 0
     return MatrixSource(
-        reader,
-        np.dtype(reading.value_dtype),
+        reader=reader,
+        value_dtype=np.dtype(reading.value_dtype),
         names_labels=bool(reading.class_names) or names_labels,
-        class_names=list(reading.class_names),
+        class_names=reading.class_names,
         weighted=weighted,
         needs_label=reading.needs_label,
         width_end=reading.width_end - first_index,
@@ -152,7 +131,6 @@ class _RowMaker:
         self._state[kernels.MAX_INDEX] = -1
 
     def rows(self, block: MatrixBlock, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Make the entries of rows ``start:stop`` of a block."""
         source = self._source
         indptr = np.zeros(stop - start + 1, np.int64)
         if block.values is None:
@@ -223,7 +201,6 @@ class _RowMaker:
         return codes[places].astype(np.float64)
 
     def count(self, label: np.ndarray, n_entries: int, block: MatrixBlock, start: int) -> None:
-        """Add rows to the counts."""
         counts, state = self.counts, self._state
         counts.n_rows, counts.n_entries = counts.n_rows + label.size, counts.n_entries + n_entries
         counts.n_explicit_zeros = int(state[kernels.ZEROS])

@@ -18,8 +18,7 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from .matrices import MatrixBlock, open_matrix
-from .sources import Counted, FileReader, Reading, Source, locator, refusing_damage
-from .table_rows import TableOptions
+from .sources import Counted, Reader, Reading, Source, TableOptions, locator, refusing_damage
 
 _LABELS = ("y", "label", "labels", "target")
 """Arrays of a ``.npz`` that are taken as labels if none is named."""
@@ -73,7 +72,6 @@ class _Stream:
         self.array = _header(file, name)
 
     def read(self, count: int) -> np.ndarray:
-        """The next elements."""
         wanted = count * self.array.dtype.itemsize
         parts, n_bytes = [], 0
         with _refusing_damage(self._name):
@@ -86,7 +84,8 @@ class _Stream:
 
 
 @dataclass(frozen=True)
-class _MatrixFiles(FileReader):
+class _MatrixFiles(Reader):
+    paths: list[str]
     label: str
     batch_bytes: int
     needs_label: bool = True
@@ -142,9 +141,6 @@ class NpzReader(_MatrixFiles):
 
     def whole(self) -> list[RowRange]:
         return [RowRange(path, 0, self._shape(path)[0], os.path.getsize(path)) for path in self.paths]
-
-    def pieces(self, n_tasks: int) -> list[RowRange]:
-        return self.whole()  # a compressed array is read from its beginning
 
     def count(self, piece: RowRange) -> Counted:
         return Counted(piece.stop, piece.stop)
@@ -307,7 +303,6 @@ class NpyReader(_MatrixFiles):
 
 
 def open_matrices(paths: list[str], format: str, reading: Reading, options: TableOptions) -> Source:
-    """Make the source of rows of files of matrices."""
     given = [name for name in options.given if name != "--label"]
     if given:
         raise UsageError(

@@ -6,6 +6,7 @@ map for each task turns its codes into features when its rows are written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,7 @@ _MERGE_FACTOR = 4
 class TaskDictionary:
     """Strings that a task has met, numbered in order of appearance, after the known class names."""
 
-    def __init__(self, memory_bytes: int, class_names: list[str]) -> None:
+    def __init__(self, memory_bytes: int, class_names: Sequence[str]) -> None:
         self.categories, self.labels = StringTable(memory_bytes), StringTable(memory_bytes)
         self.collisions: Collisions | None = None  # a source that hashes strings leaves them here
         if class_names:
@@ -71,7 +72,7 @@ class Merged(NamedTuple):
 def merge_dictionaries(
     directory: Path,
     encoding: Encoding | None,
-    known: list[str],
+    known: Sequence[str],
     memory_bytes: int,
     budget: int,
     workers: int,
@@ -130,7 +131,6 @@ def _merge_categories(directory: Path, encoding: Encoding) -> list[int]:
 
 
 def _taken(strings: Strings, rows: np.ndarray) -> Strings:
-    """Return some of the strings, in the order of `rows`."""
     found, _ = strings_of(strings.to_arrow().take(arrow_array(rows, pa.int64())))
     return found
 
@@ -147,7 +147,7 @@ def _static_features(encoding: Encoding, n_static: int) -> np.ndarray:
     return np.array(features, np.int64)
 
 
-def _merge_labels(directory: Path, known: list[str]) -> list[str]:
+def _merge_labels(directory: Path, known: Sequence[str]) -> list[str]:
     """Return the names of the classes: those known, then the others by their bytes; the tasks' maps go to ``labels.npy``."""
     tasks = [strings for strings, _ in _saved_strings(directory, "labels")]
     found = [[strings.text(k) for k in range(strings.size)] for strings in tasks]
@@ -191,7 +191,6 @@ def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding
 
 
 def with_counts(encoding: Encoding, counts: list[int], categories: Strings | None) -> Encoding:
-    """Return the encoding with the categories found."""
     columns = [
         type(column)(column.name, column.kind, column.values, count)
         for column, count in zip(encoding.columns, counts, strict=True)

@@ -38,7 +38,6 @@ class Weights(NamedTuple):
     n_weights: int
 
     def of(self, rows: Rows, task: Task) -> np.ndarray:
-        """Return the weights of some rows."""
         weight = np.fromfile(self.path, count=rows.n_rows, offset=8 * int(rows.source_row[0]))
         if weight.size < rows.n_rows and task.n_rows is not None:  # more rows than were counted
             raise changed(task.pieces[0].path)

@@ -24,7 +24,7 @@ from ..core.process_pool import TASKS_PER_WORKER, InProcess, Pool, in_shares
 from ..dataset.scaling import Scaling
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import SPARSE_CODES
-from .byte_sources import check_rows, display_name, range_starts
+from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
 from .conversion_options import Options, Plan, Stamp
 from .external_shuffle import MAX_BITS, HeldRows, RunFormat, RunReader
@@ -84,7 +84,7 @@ class Conversion:
     publication: Publication | None = None  # of the dataset in a bucket
 
     def __post_init__(self) -> None:
-        self.stamps = [Stamp.of(path) for path in self.source.paths]
+        self.stamps = [Stamp.of(path) for path in self.source.reader.paths]
         self.encoding = self.source.encoding
 
     def run(self) -> None:
@@ -126,19 +126,17 @@ class Conversion:
         """Return the whole source as one task for one worker; for several, pieces of it with their rows counted."""
         source = self.source
         if self.pool.n_workers == 1 or source.in_memory:
-            return [Task(0, source.whole())]
-        pieces, counted = counted_pieces(source, TASKS_PER_WORKER * self.pool.n_workers, self.pool)
-        check_rows(sum(found.n_rows for found in counted), source.paths, source.what)
-        starts = range_starts(pieces, [(found.n_rows, found.n_lines) for found in counted])
+            return [Task(0, source.reader.whole())]
+        pieces = counted_pieces(source, TASKS_PER_WORKER * self.pool.n_workers, self.pool)
         return [
-            Task(number, [piece], *starts[number], counted[number].n_rows)
-            for number, piece in enumerate(pieces)
+            Task(number, [piece], *start, counted.n_rows)
+            for number, (piece, counted, start) in enumerate(pieces)
         ]
 
     def _form(self, tasks: Sequence[Task]) -> RunFormat:
         options = self.options
         (self.work / "runs").mkdir()
-        expected = self.source.expected_bytes([piece for task in tasks for piece in task.pieces])
+        expected = self.source.reader.expected_bytes([piece for task in tasks for piece in task.pieces])
         bits = _UNKNOWN_BITS
         if expected is not None:
             # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
@@ -164,7 +162,7 @@ class Conversion:
     def _parse(self, tasks: Sequence[Task], form: RunFormat) -> list[Parsed]:
         source = self.source
         pool = InProcess(self.pool.listener) if source.in_memory else self.pool
-        tell = pool.tell_within("parse", "B", source.total_bytes)
+        tell = pool.tell_within("parse", "B", source.reader.total_bytes)
         weights = self._weights(tasks)
         parsing = Parsing(
             form,
@@ -181,7 +179,7 @@ class Conversion:
             parse_task, [(parsing, task) for task in tasks], phase="parse", sizes=sizes
         )
         n_rows = sum(parsed.counts.n_rows for parsed in found)
-        check_rows(n_rows, source.paths, source.what)
+        check_rows(n_rows, source.reader.paths, source.what)
         if weights is not None:
             weights.check_end(n_rows)
         return found
@@ -279,7 +277,7 @@ class Conversion:
     def _unchanged_sources(self) -> list[dict[str, Any]]:
         """Describe the sources; refused if one changed while it was read: the dataset's contents are then unknown."""
         sources = []
-        for path, before in zip(self.source.paths, self.stamps, strict=True):
+        for path, before in zip(self.source.reader.paths, self.stamps, strict=True):
             if Stamp.of(path) != before:
                 raise changed(path)
             sources.append({"name": display_name(path), "bytes": None if before is None else before.n_bytes})

@@ -175,10 +175,6 @@ def _listed(folder: Url) -> set[str]:
     names: set[str] = set()
     for table, prefix in tables:
         with suppress(FileNotFoundError, StreamcdError):
-            manifest, _ = read_metadata(_below(folder, prefix) / _MANIFEST, table.KIND)
+            manifest, _ = read_metadata(folder / prefix / _MANIFEST, table.KIND)
             names |= {prefix + name for name, *_ in table.listed_files(manifest)} | {prefix + _MANIFEST}
     return names
-
-
-def _below(folder: Location, prefix: str) -> Location:
-    return folder / prefix.rstrip("/") if prefix else folder

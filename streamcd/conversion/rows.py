@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ..kernels.rows import gather_entries, gather_fields
+from ..kernels.rows import gather_entries
 from ..solvers.problem import LEAST_WEIGHT
 
 _INT32_MAX = 2**31 - 1
@@ -48,8 +48,9 @@ class Rows:
     def gather(self, rows: np.ndarray, out: Rows, start: int = 0) -> None:
         """Copy the given rows, in the given order, to rows `start` and following of `out`, after those before it."""
         stop = start + len(rows)
-        fields = (out.indptr[start : stop + 1], out.source_row[start:stop], out.label[start:stop])
-        gather_fields(rows, self.indptr, self.source_row, self.label, *fields)
+        lengths = self.indptr[rows + 1] - self.indptr[rows]
+        out.indptr[start + 1 : stop + 1] = out.indptr[start] + np.cumsum(lengths)
+        out.source_row[start:stop], out.label[start:stop] = self.source_row[rows], self.label[rows]
         entries = slice(int(out.indptr[start]), int(out.indptr[stop]))
         columns = (self.index, self.value, out.index[entries], out.value[entries])
         gather_entries(rows, self.indptr, *columns)

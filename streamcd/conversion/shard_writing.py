@@ -76,7 +76,6 @@ class Writing:
     tell: Tell | None = None  # takes the rows written, if all shards are one task
 
     def whole_scaling(self) -> Scaling:
-        """The scaling, with its divisors."""
         return self.scaling if self.scales is None else replace(self.scaling, scales=np.load(self.scales))
 
 
@@ -112,7 +111,6 @@ class _Encoder:
         self._uploads.shutdown(cancel_futures=True)
 
     def write(self, shard: Shard, chunks: Iterator[Rows]) -> Written:
-        """Write a shard."""
         part, tell = self._writing.part(shard.number, shard.row0), self._writing.tell
         pending: Future[None] | None = None
         row = shard.row0
@@ -166,7 +164,6 @@ class _Encoder:
 
 
 def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
-    """Write shards from the runs."""
     numberer, index_dtype = Numberer(writing.numbering), writing.shape.index_dtype
     with writing.reader() as reader, _Encoder(writing) as encoder:
         written = []
@@ -232,7 +229,6 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
 
 
 def save_means(unscaled: Path, out: Path) -> None:
-    """Write the means of the features."""
     dataset = open_dataset(unscaled)
     np.save(out, feature_means(dataset.read_features(), dataset.n_features))
 

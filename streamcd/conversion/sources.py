@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import EINVAL
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..core.errors import DataError
 from ..core.process_pool import Pool
 from ..models.encoding import Encoding
 from .byte_sources import (
+    BLOCK_BYTES,
     DECODER_BYTES,
     STANDARD_INPUT,
     ByteRange,
+    check_rows,
     expected_text_bytes,
     share_out,
     total_bytes,
@@ -22,34 +26,56 @@ from .byte_sources import (
 from .numbering import TaskDictionary
 from .rows import RowBatch
 
+MAX_INDEX = 1 << 62
+
 
 @dataclass(frozen=True)
 class Reading:
     """Options of reading, for every format of source."""
 
-    value_dtype: Any
-    block_bytes: int
-    max_line_bytes: int | None = None
-    decoder_bytes: int = DECODER_BYTES
+    value_dtype: Any = np.float32
+    block_bytes: int = BLOCK_BYTES  # of text, parsed at a time; memory used is about ten times as much
+    max_line_bytes: int | None = None  # for which a block may grow
+    decoder_bytes: int = DECODER_BYTES  # for decompression
     batch_bytes: int = 64 << 20  # of tables, decoded
-    index_base: int | None = None
-    n_features: int | None = None
-    ignore_beyond: bool = False
-    needs_label: bool = True
+    index_base: int | None = (
+        None  # the least index allowed; None allows 0, `Counts.zero_index` tells if it occurs
+    )
+    n_features: int | None = None  # indices are below ``n_features + index_base``; no base counts as 1
+    ignore_beyond: bool = False  # pass over entries beyond the width, and count them, rather than refuse them
+    needs_label: bool = True  # else a row of text may begin with an entry; a missing label is NaN
     reads_weights: bool = True  # of a table's column, which has to be there where labels have to be
     encoding: Encoding | None = None  # given by another dataset or a model
     class_names: tuple[str, ...] = ()
     of_numbers: bool = False  # labels must be numbers, as in the data to match
     threaded: bool = (
-        False  # Arrow's threads decode the columns of tables: where no other process wants the processors
+        False  # Arrow's threads decode columns of tables: where no other process wants the processors
     )
 
     @property
     def width_end(self) -> int:
         """The first index that is too large."""
         if self.n_features is None:
-            return (1 << 62) + 1
+            return MAX_INDEX + 1
         return self.n_features + (1 if self.index_base is None else self.index_base)
+
+
+class TableOptions(NamedTuple):
+    """Options of a conversion that are for tables; `features` and `drop` are lists of columns."""
+
+    label: str = ""
+    weight: str = ""
+    features: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    bits: int = 0
+    missing: str = "error"
+
+    @property
+    def given(self) -> list[str]:
+        """Return the options that differ from their defaults, by their names on the command line."""
+        names = ("--label", "--weight-column", "--features", "--drop", "--hash", "--missing")
+        default = TableOptions()
+        return [name for name, value, usual in zip(names, self, default, strict=True) if value != usual]
 
 
 class FilePart(NamedTuple):
@@ -69,92 +95,46 @@ class Counted(NamedTuple):
     whole: bool = True
 
 
-class Reader(Protocol):
-    """A reader of rows in pieces, which processes share unless it is in memory."""
+class Reader:
+    """Base of readers of rows in pieces, which processes share unless it is in memory.
 
-    @property
-    def paths(self) -> list[str]:
-        """Files that are read."""
+    A piece has `path`, `start`, and `n_bytes` on disk.
+    """
 
-    @property
-    def in_memory(self) -> bool:
-        """True where this process alone can read it."""
+    paths: Sequence[str]  # files that are read
+    in_memory = False  # True where this process alone can read it
 
     @property
     def total_bytes(self) -> int | None:
         """Bytes on disk; None if unknown, or if the source can be read only once."""
-
-    def whole(self) -> list[Any]:
-        """Return all of it, in consecutive pieces, each with `path`, `start`, and `n_bytes` on disk."""
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        """Return all of it, in about `n_tasks` pieces."""
-
-    def count(self, piece: Any) -> Counted:
-        """Count the rows of a piece."""
-
-
-class Source(Reader, Protocol):
-    """A source of rows; processes share it, unless it is in memory."""
-
-    @property
-    def what(self) -> str:
-        """Name of the rows, in messages."""
-
-    @property
-    def encoding(self) -> Encoding | None:
-        """Encoding of a table's columns as features."""
-
-    @property
-    def grows(self) -> bool:
-        """True where strings that occur become features."""
-
-    @property
-    def names_labels(self) -> bool:
-        """True where labels are names."""
-
-    @property
-    def class_names(self) -> list[str]:
-        """Names of the classes known beforehand."""
-
-    @property
-    def weighted(self) -> bool:
-        """True where rows come with weights."""
-
-    @property
-    def of_indices(self) -> bool:
-        """True where features are numbered by indices in the data."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that reading holds all the time, besides blocks and batches."""
+        return total_bytes(self.paths)
 
     def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
         """Estimate the bytes of some pieces as text; None if unknown."""
+        return None if self.total_bytes is None else 2 * sum(piece.n_bytes for piece in pieces)
 
-    def parse(
-        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
-    ) -> Iterator[RowBatch]:
-        """Make batches of the rows of pieces; strings are numbered by `dictionary`, or by the encoding."""
+    def held_bytes(self, types: Mapping[str, str]) -> int:
+        """Estimate the bytes that reading the columns of `types` holds all the time, besides blocks and batches."""
+        return 0
+
+    def whole(self) -> list[Any]:
+        """Return all of it, in consecutive pieces."""
+        raise NotImplementedError
+
+    def pieces(self, n_tasks: int) -> list[Any]:
+        """Return all of it, in about `n_tasks` pieces."""
+        return self.whole()
+
+    def count(self, piece: Any) -> Counted:
+        """Count the rows of a piece."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class FileReader:
-    """Base of readers of files, which every process can open."""
-
-    paths: list[str]
-
-    in_memory = False
-
-    @property
-    def total_bytes(self) -> int | None:
-        return total_bytes(self.paths)
-
-
-@dataclass(frozen=True)
-class TextReader(FileReader):
+class TextReader(Reader):
     """Base of readers of text, whose pieces are ranges of bytes."""
 
+    paths: list[str]
     head: bytes = field(default=b"", kw_only=True)  # of standard input, read already
 
     def expected_bytes(self, pieces: Sequence[ByteRange]) -> int | None:
@@ -164,11 +144,35 @@ class TextReader(FileReader):
         return [self.all_of(path) for path in self.paths]
 
     def all_of(self, path: str) -> ByteRange:
-        """Return all of a file as a range."""
         return ByteRange(path, head=self.head if path == STANDARD_INPUT else b"")
 
     def pieces(self, n_tasks: int) -> list[ByteRange]:
         return share_out(self.paths, n_tasks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Base of sources of rows, which get them from a reader; processes share it, unless it is in memory."""
+
+    reader: Any  # a `Reader`, with more methods for tables and matrices
+    what: str = "rows"  # name of the rows, in messages
+    encoding: Encoding | None = None  # of a table's columns as features
+    grows: bool = False  # strings that occur become features
+    names_labels: bool = False
+    class_names: tuple[str, ...] = ()  # known beforehand
+    weighted: bool = False  # rows come with weights
+    of_indices: bool = True  # features are numbered by indices in the data
+    held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
+
+    @property
+    def in_memory(self) -> bool:
+        return bool(self.reader.in_memory)
+
+    def parse(
+        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        """Make batches of the rows of pieces; strings are numbered by `dictionary`, or by the encoding."""
+        raise NotImplementedError
 
 
 def locator(name: str, before: int) -> Callable[[int], str]:
@@ -190,79 +194,24 @@ def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) 
         raise DataError(f"{name}: {found} ({reason}); get it again") from None
 
 
-class ReaderSource:
-    """Base of sources that get their rows from a reader."""
-
-    reader: Any
-
-    @property
-    def held_bytes(self) -> int:
-        return 0
-
-    @property
-    def paths(self) -> list[str]:
-        return self.reader.paths
-
-    @property
-    def in_memory(self) -> bool:
-        return self.reader.in_memory
-
-    @property
-    def total_bytes(self) -> int | None:
-        return self.reader.total_bytes
-
-    def whole(self) -> list[Any]:
-        return self.reader.whole()
-
-    def pieces(self, n_tasks: int) -> list[Any]:
-        return self.reader.pieces(n_tasks)
-
-    def count(self, piece: Any) -> Counted:
-        return self.reader.count(piece)
-
-
-@dataclass(frozen=True)
-class LibsvmSource(TextReader):
-    """Rows of libsvm text."""
-
-    form: Any  # a `libsvm.LibsvmFormat`
-
-    what = "rows of libsvm text"
-    held_bytes = 0
-    encoding = None
-    grows = False
-    names_labels = False
-    weighted = False
-    of_indices = True
-
-    @property
-    def class_names(self) -> list[str]:
-        return []
-
-    def count(self, piece: ByteRange) -> Counted:
-        from .libsvm import count_rows  # the parser's kernels: only where there is text
-
-        return Counted(*count_rows(piece, self.form))
-
-    def parse(
-        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
-    ) -> Iterator[RowBatch]:
-        from .libsvm import iterate_batches
-
-        return iterate_batches(pieces, self.form, first_row, first_line)
-
-
-def count_piece(source: Source, piece: Any) -> Counted:
-    """Count the rows of a piece."""
-    return source.count(piece)
-
-
-def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> tuple[list[Any], list[Counted]]:
-    """Cut a source into pieces that end with a row, and count the rows of each."""
-    for pieces in (source.pieces(n_tasks), source.whole()):
-        tasks = [(source, piece) for piece in pieces]
+def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, Counted, tuple[int, int]]]:
+    """Cut a source into pieces that end with a row; returns each with its counts, and the rows and lines before it."""
+    reader = source.reader
+    for pieces in (reader.pieces(n_tasks), reader.whole()):
         sizes = [piece.n_bytes for piece in pieces]
-        counted: list[Counted] = pool.run(count_piece, tasks, phase="count", sizes=sizes)
+        counted: list[Counted] = pool.run(
+            _count, [(reader, piece) for piece in pieces], phase="count", sizes=sizes
+        )
         if all(found.whole for found in counted):
             break
-    return pieces, counted
+    check_rows(sum(found.n_rows for found in counted), reader.paths, source.what)
+    starts, row, line = [], 0, 0
+    for piece, found in zip(pieces, counted, strict=True):
+        line = line if piece.start else 0
+        starts.append((row, line))
+        row, line = row + found.n_rows, line + found.n_lines
+    return list(zip(pieces, counted, starts, strict=True))
+
+
+def _count(reader: Reader, piece: Any) -> Counted:
+    return reader.count(piece)

@@ -34,7 +34,8 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
         ),
         _locked(work),
     ):
-        _clean(work, dest)
+        restore_directory(dest, work / "replaced")
+        _remove_entries(work)
         try:
             yield work
             put_directory(work / "dataset", dest, work / "replaced" if force else None)
@@ -127,12 +128,6 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _clean(work: Path, dest: Path) -> None:
-    """Remove what an interrupted conversion left; restore a dataset that it was about to replace."""
-    restore_directory(dest, work / "replaced")
-    _remove_entries(work)
 
 
 def _remove_entries(work: Path) -> None:

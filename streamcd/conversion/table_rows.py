@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ..models.table_encoder import StringTable, TableEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
-from .sources import Reader, ReaderSource, Reading
+from .sources import Reader, Reading, Source, TableOptions
 
 
 class TableBatch(NamedTuple):
@@ -35,42 +35,6 @@ class TableBatch(NamedTuple):
     columns: Any
     bytes_read: int
     message: Callable[[int], str]
-
-
-class TableReader(Reader, Protocol):
-    """Reader of tables in files or in memory, a batch at a time."""
-
-    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
-        """Estimate the decoded bytes of some pieces."""
-
-    def held_bytes(self, types: dict[str, str]) -> int:
-        """Estimate the bytes that reading the columns of `types` holds all the time, besides batches."""
-
-    def types(self) -> dict[str, str]:
-        """Return the columns with their types (`arrow_columns.type_name`)."""
-
-    def batches(
-        self, pieces: Sequence[Any], first_line: int, types: dict[str, str]
-    ) -> Generator[TableBatch, None, None]:
-        """Read the columns of `types`; those of text are parsed as these types."""
-
-
-class TableOptions(NamedTuple):
-    """Options of a conversion that are for tables; `features` and `drop` are lists of columns."""
-
-    label: str = ""
-    weight: str = ""
-    features: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    bits: int = 0
-    missing: str = "error"
-
-    @property
-    def given(self) -> list[str]:
-        """Return the options that differ from their defaults, by their names on the command line."""
-        names = ("--label", "--weight-column", "--features", "--drop", "--hash", "--missing")
-        default = TableOptions()
-        return [name for name, value, usual in zip(names, self, default, strict=True) if value != usual]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -214,46 +178,23 @@ def column_types(schema: Any, where: str) -> dict[str, str]:
 # Rows
 
 
-@dataclass(frozen=True)
-class TableSource(ReaderSource):
+@dataclass(frozen=True, kw_only=True)
+class TableSource(Source):
     """Rows of tables.
 
     `table_types` gives the types of the columns to read. With `grows`, categories are numbered in order of appearance;
     else they are the encoding's. Without `needs_label` a label, or its column, may be missing: it is then NaN. Indices of
-    a sparse column are less than `width_end`.
+    a sparse column are less than `width_end`. The reader has `batches`, which reads pieces as `TableBatch`: the columns of
+    the types given, those of text parsed as these types.
     """
 
-    reader: TableReader
     encoding: Encoding
     table_types: dict[str, str]
     value_dtype: np.dtype
-    class_names: list[str]
-    grows: bool = True
     needs_label: bool = True
     sparse_least: int = 0
     width_end: int = kernels.LARGEST_INDEX + 1
     ignore_beyond: bool = False
-
-    what = "rows"
-
-    @property
-    def names_labels(self) -> bool:
-        return bool(self.class_names) or self.table_types.get(self.encoding.label) in ("string", "boolean")
-
-    @property
-    def weighted(self) -> bool:
-        return bool(self.encoding.weight)
-
-    @property
-    def of_indices(self) -> bool:
-        return self.encoding.sparse is not None and len(self.encoding.columns) == 1
-
-    @property
-    def held_bytes(self) -> int:
-        return self.reader.held_bytes(self.table_types)
-
-    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
-        return self.reader.expected_bytes(pieces)
 
     def parse(
         self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
@@ -293,7 +234,7 @@ class TableSource(ReaderSource):
 
 
 def open_tables(
-    reader: TableReader, types: dict[str, str], reading: Reading, options: TableOptions, name: str
+    reader: Reader, types: dict[str, str], reading: Reading, options: TableOptions, name: str
 ) -> TableSource:
     """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
     known = reading.encoding
@@ -303,13 +244,18 @@ def open_tables(
         check_columns(known, types, reading.needs_label, name)
         weighted = reading.reads_weights and known.weight in types
         encoding = known if weighted else replace(known, weight="")
+    table_types = wanted_types(encoding, types, reading.class_names, reading.of_numbers)
     return TableSource(
-        reader,
-        encoding,
-        wanted_types(encoding, types, reading.class_names, reading.of_numbers),
-        np.dtype(reading.value_dtype),
-        list(reading.class_names),
+        reader=reader,
+        encoding=encoding,
         grows=known is None,
+        names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
+        class_names=reading.class_names,
+        weighted=bool(encoding.weight),
+        of_indices=encoding.sparse is not None and len(encoding.columns) == 1,
+        held_bytes=reader.held_bytes(table_types),
+        table_types=table_types,
+        value_dtype=np.dtype(reading.value_dtype),
         needs_label=reading.needs_label,
         sparse_least=reading.index_base or 0,
         width_end=reading.width_end - (0 if known is None else known.sparse_start),

@@ -6,7 +6,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from csv import Error as RecordError
 from csv import reader as records
@@ -35,7 +35,7 @@ from .byte_sources import (
     read_head,
 )
 from .delimited import PlainColumns
-from .sources import Counted, FilePart, FileReader, TextReader, locator, refusing_damage
+from .sources import Counted, FilePart, Reader, TextReader, locator, refusing_damage
 from .table_rows import TableBatch, column_types, distinct_names
 
 SAMPLE_BYTES = 1 << 20
@@ -80,9 +80,6 @@ class CsvReader(TextReader):
                 rows, lines, odd = kernels.count_records(block.as_array(), block.start, block.stop, _QUOTE)
                 n_rows, n_lines, quoted = n_rows + rows, n_lines + lines, quoted or odd
         return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
-
-    def held_bytes(self, types: dict[str, str]) -> int:
-        return 0
 
     def types(self) -> dict[str, str]:
         sample, text = read_head(self.all_of(self.paths[0]), SAMPLE_BYTES, self.decoder_bytes)
@@ -230,7 +227,8 @@ _refusing_damage = partial(
 
 
 @dataclass(frozen=True)
-class _WholeFiles(FileReader):
+class _WholeFiles(Reader):
+    paths: list[str]
     memory_bytes: int
 
     def whole(self) -> list[FilePart]:
@@ -284,7 +282,7 @@ class ParquetReader(_WholeFiles):
         n_rows = sum(self._metadata[piece.path].row_group(group).num_rows for group in self._groups(piece))
         return Counted(n_rows, n_rows)
 
-    def held_bytes(self, types: dict[str, str]) -> int:
+    def held_bytes(self, types: Mapping[str, str]) -> int:
         """Bytes of the pages that are open at a time: of every column one, compressed and not, and its dictionary."""
         most = 0
         for metadata in self._metadata.values():
@@ -389,7 +387,7 @@ class ParquetReader(_WholeFiles):
         return batch
 
 
-def _chunks(group: Any, types: dict[str, str]) -> list[Any]:
+def _chunks(group: Any, types: Mapping[str, str]) -> list[Any]:
     """Return the column chunks of a row group that belong to the columns of `types`."""
     chunks = map(group.column, range(group.num_columns))
     return [chunk for chunk in chunks if not types.keys().isdisjoint(_prefixes(chunk.path_in_schema))]
@@ -432,12 +430,6 @@ def partitions_of(path: str, root: str) -> dict[str, str | None]:
 @dataclass(frozen=True)
 class ArrowReader(_WholeFiles):
     """Files of Arrow's IPC formats (Feather is one), mapped into memory; what was read is given back to the system."""
-
-    def held_bytes(self, types: dict[str, str]) -> int:
-        return 0  # pages of a mapped file are given back
-
-    def expected_bytes(self, pieces: Sequence[FilePart]) -> int | None:
-        return 2 * sum(piece.n_bytes for piece in pieces)
 
     def pieces(self, n_tasks: int) -> list[FilePart]:
         found = []

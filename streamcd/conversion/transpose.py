@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -42,6 +41,7 @@ from ..core.process_pool import (
 )
 from ..core.progress import Listener, ends_progress
 from ..core.storage import UPLOADING_BYTES, Location, Url, writable
+from ..core.threads import ahead
 from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import scatter
@@ -255,7 +255,6 @@ class FeatureCounts:
                 yield feature[chosen].astype(np.int64), count[chosen].astype(np.int64)
 
     def sort_bytes(self, bucket: Bucket) -> int:
-        """Compute the memory to sort a bucket."""
         return bucket.n_entries * self._entry_bytes + bucket.n_features * _FEATURE_BYTES
 
     def cut(self, whole: Bucket, limit: int, borders: Sequence[int] = ()) -> list[Bucket]:
@@ -286,7 +285,6 @@ class FeatureCounts:
 
 
 def _begin_bucket(buckets: list[Bucket], feature: int) -> None:
-    """Begin a bucket with a feature."""
     last = buckets[-1]
     if last.n_features:
         buckets[-1] = last._replace(stop=feature)
@@ -416,7 +414,7 @@ class Transposition:
         done, _ = self._share_entries(number)
         ranges = Ranges(0, [bucket.stop for bucket in self._buckets])
         with self._partition(self._runs[number], self._buckets, durable=True) as run:
-            for entries in _told(_read_ahead(self._dataset, *self._shares[number]), done, tell):
+            for entries in _told(ahead(_entries(self._dataset, *self._shares[number]), 1), done, tell):
                 run.append(ranges.number(entries.fields[0]), entries)
 
     def _partition(self, path: Path, buckets: list[Bucket], *, durable: bool) -> PartitionWriter:
@@ -434,7 +432,7 @@ class Transposition:
             for bucket in range(start, stop):
                 blocks = reader.blocks(bucket, _BLOCK_BYTES)
                 if not self._runs:  # all entries fit in memory
-                    blocks = _read_ahead(self._dataset, 0, self._dataset.n_chunks)
+                    blocks = ahead(_entries(self._dataset, 0, self._dataset.n_chunks), 1)
                 self._sort_bucket(self._buckets[bucket], _told(blocks, done, tell), again, writer)
                 done += self._buckets[bucket].n_entries
         finished = writer.close_parts()
@@ -524,18 +522,10 @@ def _told(blocks: Blocks, done: int, tell: Tell | None) -> Blocks:
             tell(done)
 
 
-def _read_ahead(dataset: Dataset, start: int, stop: int) -> Blocks:
-    """Read the entries of row chunks; the next chunk is read while one is processed."""
-
-    def read(chunk: int) -> Records:
+def _entries(dataset: Dataset, start: int, stop: int) -> Generator[Records, None, None]:
+    """Read the entries of row chunks."""
+    for chunk in range(start, stop):
         feature, row, value = dataset.read_entries(chunk, ("feature", "row", "value"))
         if feature.size and (feature.min() < 0 or feature.max() >= dataset.n_features):
             raise DatasetError(f"{dataset.place(chunk)}: a feature outside 0 … {dataset.n_features - 1}")
-        return Records((feature, row, value))
-
-    with ThreadPoolExecutor(1) as reader:
-        ahead: Future[Records] | None = None
-        for chunk in range(start, stop):
-            current = ahead or reader.submit(read, chunk)
-            ahead = reader.submit(read, chunk + 1) if chunk + 1 < stop else None
-            yield current.result()
+        yield Records((feature, row, value))

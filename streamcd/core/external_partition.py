@@ -45,7 +45,6 @@ class Layout(NamedTuple):
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one item of every kind together."""
         return sum(dtype.itemsize for dtype in self.items)
 
 
@@ -282,7 +281,6 @@ def _cut_ranges(ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
 
 
 def index_path(path: Path) -> Path:
-    """Return the path of a run's index."""
     return path.with_name(path.name + ".index")
 
 

@@ -44,7 +44,6 @@ def share_lock(path: Path) -> int:
 
 
 def release_lock(descriptor: int) -> None:
-    """Release a lock."""
     _held.discard(descriptor)
     os.close(descriptor)
 

@@ -131,7 +131,6 @@ def write_metadata(
 
 
 def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:
-    """Return the bytes of a metadata file."""
     return _text(_sealed(kind, fields), allow_nan)
 
 

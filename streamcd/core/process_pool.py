@@ -50,7 +50,6 @@ Tell = Callable[[int], None]
 
 
 def checked_workers(workers: int) -> int:
-    """Return the number of workers, or refuse it."""
     if workers < 1:
         raise UsageError(f"expected --workers 1 or more, found {workers}")
     return workers

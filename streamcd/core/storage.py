@@ -213,8 +213,6 @@ class Url(os.PathLike[str]):
         return {name[start:]: entry["size"] for name, entry in found.items()}
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files below."""
-
         def remove_one(name: str) -> None:
             with suppress(FileNotFoundError):
                 self._try(lambda: self._files().rm_file(f"{self.text.rstrip('/')}/{name}"))
@@ -525,7 +523,6 @@ class LocalReader:
                 os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        """Close it."""
         self._close()
 
 
@@ -537,7 +534,6 @@ class RemoteReader:
         self.size = url.size() if url.known_size is None else url.known_size
 
     def read(self, offset: int, n_bytes: int) -> bytes:
-        """See `LocalReader.read`."""
         return self._ranges.read(self._url, offset, min(n_bytes, self.size - offset))
 
     def expect(self, offset: int, n_bytes: int) -> None:

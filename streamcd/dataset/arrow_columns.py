@@ -31,7 +31,6 @@ class Strings(NamedTuple):
         return int(self.data.nbytes + self.offsets.nbytes)
 
     def text(self, number: int) -> str:
-        """Decode one of the strings."""
         return bytes(self.data[self.offsets[number] : self.offsets[number + 1]]).decode(errors="replace")
 
     def slice(self, start: int, stop: int) -> Strings:
@@ -45,7 +44,6 @@ class Strings(NamedTuple):
 
 
 def no_strings() -> Strings:
-    """Make an empty sequence of strings."""
     return Strings(np.empty(0, np.uint8), np.zeros(1, np.int64))
 
 
@@ -171,12 +169,10 @@ def arrow_array(column: Any, type_: pa.DataType) -> pa.Array:
 
 
 def null_strings(n: int) -> pa.Array:
-    """Make an Arrow array of strings that are all null."""
     return pa.nulls(n, pa.large_string())
 
 
 def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
-    """Make an Arrow array of strings."""
     encoded = [None if text is None else text.encode() for text in texts]
     ends = np.cumsum([0, *(len(text or b"") for text in encoded)])
     valid = np.packbits(np.array([text is not None for text in encoded], np.bool_), bitorder="little")

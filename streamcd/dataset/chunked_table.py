@@ -382,7 +382,6 @@ class PartOfTable:
         return int(self._whole.chunk_bytes(int(self._chunks[chunk])))
 
     def place(self, chunk: int, table: str = "entries") -> str:
-        """Location of a chunk, for messages."""
         return str(self._whole.place(int(self._chunks[chunk]), table))
 
     def close(self) -> None:
@@ -444,7 +443,6 @@ class RowTable(ChunkedTable):
         return self._read_entries(chunk, columns, verify)
 
     def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
-        """Read a whole chunk."""
         source, label, weight, n_entries = self.read_rows(
             chunk, ("source", "label", "weight", "n_entries"), verify=verify
         )

@@ -77,7 +77,6 @@ class Columns(ChunkedTable):
 
 
 def has_columns(dataset: RowTable) -> bool:
-    """Check if the dataset has a column layout."""
     return (dataset.path / FOLDER / "manifest.json").exists()
 
 

@@ -353,7 +353,6 @@ class RowSelection(PartOfTable, Dataset):
     def read_rows(
         self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
     ) -> list[np.ndarray]:
-        """Read columns of a chunk's rows; see `RowTable.read_rows`."""
         number = int(self._chunks[chunk])
         kept = self._kept_of(number)
         arrays = [array[kept] for array in self._whole.read_rows(number, columns, verify=verify)]

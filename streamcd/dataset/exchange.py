@@ -21,7 +21,6 @@ _LISTED_CLASSES = 10
 
 
 def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarray]:
-    """See `Dataset.to_scipy`."""
     from scipy.sparse import csr_array
 
     _require_room(dataset, memory, "SciPy's matrix", _table_bytes(dataset))
@@ -36,7 +35,6 @@ def to_scipy(dataset: Dataset, memory: int | str | None) -> tuple[Any, np.ndarra
 
 
 def to_numpy(dataset: Dataset, dtype: Any) -> np.ndarray:
-    """See `Dataset.__array__`."""
     if dataset.weighted:
         raise UsageError(
             f"expected an array, found the dataset {dataset.path}, whose rows have weights, which would be lost; of the "
@@ -64,13 +62,11 @@ def to_numpy(dataset: Dataset, dtype: Any) -> np.ndarray:
 
 
 def to_arrow(dataset: Dataset, memory: int | str | None) -> pa.Table:
-    """See `Dataset.to_arrow`."""
     _require_room(dataset, memory, "Arrow's table", _table_bytes(dataset))
     return _table(dataset, _rows_in_source_order(dataset))
 
 
 def labels(dataset: Dataset, memory: int | str | None) -> np.ndarray:
-    """See `Dataset.labels`."""
     _require_room(dataset, memory, "the labels", dataset.n_rows * _label_bytes(dataset))
     (label,) = in_source_order(dataset, "label")
     return source_labels(dataset, label)
@@ -91,7 +87,6 @@ def in_source_order(dataset: Dataset, *names: str) -> list[np.ndarray]:
 
 
 def head(dataset: Dataset, n_rows: int) -> pa.Table:
-    """See `Dataset.head`."""
     last = max(int(np.searchsorted(dataset.row_start, n_rows)), 1)
     return _table(dataset, _gather(dataset, range(min(last, dataset.n_chunks)))).slice(0, n_rows)
 

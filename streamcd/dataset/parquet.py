@@ -83,7 +83,6 @@ def column_values(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def parquet_file(path: Location, **options: Any) -> pq.ParquetFile:
-    """Open a Parquet file."""
     if isinstance(path, Url):
         return pq.ParquetFile(pa.PythonFile(io.BufferedReader(open_bytes(path)), mode="r"), **options)
     return pq.ParquetFile(path, **options)

@@ -106,7 +106,6 @@ class ReadAhead:
         return memoryview(wanted.buffer)[shift : shift + wanted.length]
 
     def close(self) -> None:
-        """Stop the threads."""
         self._threads.shutdown(cancel_futures=True)
 
     def _next(self) -> _Range:

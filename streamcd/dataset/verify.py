@@ -274,10 +274,7 @@ def _feature_problems(dataset: RowTable) -> Iterator[str]:
 
 def _hash_sum(numbers: np.ndarray) -> int:
     """Compute the sum of a 64-bit hash of numbers: two different sets of the same size agree with probability 2⁻⁶⁴."""
-    mixed = numbers.astype(np.uint64)
-    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return int((mixed ^ (mixed >> np.uint64(32))).sum(dtype=np.uint64))
+    return int(primitives.mix.py_func(numbers.astype(np.uint64)).sum(dtype=np.uint64))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

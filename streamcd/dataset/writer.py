@@ -126,7 +126,6 @@ class DatasetWriter:
             (self.path / folder).mkdir(parents=True, exist_ok=True)
 
     def add_part(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        """Add the next part, written by a `PartWriter`."""
         self._parts.append(
             part | {f"{table}_crcs": array("q", part[f"{table}_crcs"]) for table in FIRST_OF_ROWS}
         )

@@ -242,12 +242,15 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
     @property
     def coef_(self) -> np.ndarray:
         """Weights, shape (1, n_features) for two classes, else (n_classes, n_features)."""
-        return self.model_.weights.T
+        return self._per_class(self.model_.weights.T)
 
     @property
     def intercept_(self) -> np.ndarray:
         """Intercepts, shape (1,) for two classes, else (n_classes,)."""
-        return self.model_.intercept
+        return self._per_class(self.model_.intercept)
+
+    def _per_class(self, vectors: np.ndarray) -> np.ndarray:
+        return vectors
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.

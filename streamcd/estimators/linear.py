@@ -109,22 +109,9 @@ class LinearSVC(LinearClassifier):
             "bias": float(self.intercept_scaling) if self.fit_intercept else -1.0,
         }
 
-    @property
-    def coef_(self) -> np.ndarray:
-        """Weights, shape (1, n_features) for two classes, else (n_classes, n_features)."""
-        weights = self.model_.weights.T
-        return weights[1:] - weights[:1] if self._is_difference else weights
-
-    @property
-    def intercept_(self) -> np.ndarray:
-        """Intercepts, shape (1,) for two classes, else (n_classes,)."""
-        intercept = self.model_.intercept
-        return intercept[1:] - intercept[:1] if self._is_difference else intercept
-
-    @property
-    def _is_difference(self) -> bool:
-        """True where two classes have a vector each, whose difference is scikit-learn's ``coef_``."""
-        return bool(self.model_.n_vectors == self.model_.n_classes == 2)
+    def _per_class(self, vectors: np.ndarray) -> np.ndarray:
+        # where two classes have a vector each, scikit-learn has the difference
+        return vectors[1:] - vectors[:1] if self.model_.n_vectors == self.model_.n_classes == 2 else vectors
 
 
 class LogisticRegression(LinearClassifier):

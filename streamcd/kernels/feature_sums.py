@@ -42,17 +42,6 @@ def add_entries(position, value, sums):
 
 
 @cached
-def count_integers(numbers, least, counts):
-    """Count the integers from `least` on among `numbers` (float64); tell if there are no other numbers, none too large."""
-    for number in numbers:
-        place = np.int64(number - least)
-        if not 0 <= place < counts.size or place + least != number:
-            return False
-        counts[place] += 1
-    return True
-
-
-@cached
 def fold_shard(sums):
     """Add the sums of a shard to those of all before it, in place; see `add_entries`."""
     for i in range(len(sums)):

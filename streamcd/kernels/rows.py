@@ -29,15 +29,6 @@ def _row_norm(value, start, stop):
 
 
 @kernel
-def gather_fields(rows, indptr, source_row, label, out_indptr, out_source_row, out_label):
-    """Copy the fields of `rows` (int64); the ends of their entries, after ``out_indptr[0]``, go to `out_indptr`."""
-    for i in range(rows.size):
-        row = rows[i]
-        out_indptr[i + 1] = out_indptr[i] + indptr[row + 1] - indptr[row]
-        out_source_row[i], out_label[i] = source_row[row], label[row]
-
-
-@kernel
 def gather_entries(rows, indptr, index, value, out_index, out_value):
     """Copy the entries of `rows` (int64), one row after another, to `out_index` and `out_value`."""
     end, last = np.uint64(0), rows.size - 1

@@ -489,44 +489,18 @@ def last_record_end(text, stop, quote):
     return 0
 
 
-@inlined
-def _bytes_equal(word, byte):
-    """Set the highest bit of every byte of `word` that equals `byte`, and no other bit."""
-    low = np.uint64(0x7F7F7F7F7F7F7F7F)
-    x = word ^ (np.uint64(byte) * np.uint64(0x0101010101010101))
-    return ~(((x & low) + low) | x | low)
-
-
-@inlined
-def _sum_of_bytes(word):
-    """Return the sum of a word's bytes, which are 0 or 1."""
-    return (word * np.uint64(0x0101010101010101)) >> np.uint64(56)
-
-
-@inlined
-def _is_odd(marks):
-    """Tell if the number of bytes whose highest bit is set is odd; no other bits are."""
-    return _sum_of_bytes(marks >> np.uint64(7)) & np.uint64(1) == 1
-
-
 @kernel
 def count_records(text, start, stop, quote):
     """Count the records and the lines of delimited text, and tell if it ends between quotes; blank lines are no records."""
-    records, lines, record = 0, 0, start
-    # exclusive or of the marks of all quotes: as many are set as there are quotes, modulo 2
-    odd = np.uint64(0)
-    for k in range(start, stop, 8):
-        word = _word(text, k, min(stop - k, 8))
-        newlines, quotes = _bytes_equal(word, 0x0A), _bytes_equal(word, quote)
-        while newlines:
-            below = (newlines & (~newlines + np.uint64(1))) - np.uint64(1)
+    records, lines, record, quoted = 0, 0, start, False
+    for k in range(start, stop):
+        if text[k] == quote:
+            quoted = not quoted
+        elif text[k] == 0x0A:
             lines += 1
-            if not _is_odd(odd ^ (quotes & below)):
-                end = k + np.int64(_sum_of_bytes(below & np.uint64(0x0101010101010101)))
+            if not quoted:
                 while text[record] == 0x0D:
                     record += 1
-                records += record < end - 1
-                record = end
-            newlines &= newlines - np.uint64(1)
-        odd ^= quotes
-    return records, lines, _is_odd(odd)
+                records += record < k
+                record = k + 1
+    return records, lines, quoted

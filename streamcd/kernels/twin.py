@@ -131,17 +131,6 @@ def subtract_products(matrix, first, last, panel, scaled, part, n_parts):
 
 
 @kernel
-def mirror(matrix):
-    """Copy the lower triangle of a square matrix to the upper one, in place, in blocks that stay in the cache."""
-    n = matrix.shape[0]
-    for block in range(0, n, 64):
-        for other in range(0, block + 64, 64):
-            for i in range(block, min(block + 64, n)):
-                for j in range(other, min(other + 64, i)):
-                    matrix[j, i] = matrix[i, j]
-
-
-@kernel
 def twin_sor_visit(order, rows, costs, variables, steering, totals, lanes, elimination):
     """Visit rows once in the given order: SOR on the dual of a twin plane from which the rows with y = -1 are eliminated.
 

@@ -71,13 +71,6 @@ class Encoding:
     weight: str = ""
     categories: Strings | None = field(default=None, compare=False)
 
-    @classmethod
-    def from_record(cls, record: EncodingRecord, categories: Strings | None) -> Encoding:
-        """Make an encoding from its stored form."""
-        return cls(
-            tuple(record.columns), record.missing, record.bits, record.label, record.weight, categories
-        )
-
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
         columns = [
@@ -103,7 +96,6 @@ class Encoding:
 
     @property
     def sparse(self) -> Column | None:
-        """Sparse column, if there is one."""
         return next((column for column in self.columns if column.kind == "sparse"), None)
 
     @property
@@ -175,11 +167,6 @@ class Encoding:
                 features[n_before[number] : n_before[number + 1]] += starts[number] - n_before[number]
         return features
 
-    def category_columns(self) -> np.ndarray:
-        """Return the column number of every category."""
-        counts = [column.n_categories for column in self.columns]
-        return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-
     @property
     def nbytes(self) -> int:
         """Bytes of the categories and of their hash table."""
@@ -190,7 +177,9 @@ class Encoding:
         from ..dataset.string_files import write_strings  # pyarrow: not for a bare import
 
         assert self.categories is not None
-        write_strings(path, "category", self.categories, column=self.category_columns())
+        counts = [column.n_categories for column in self.columns]
+        column = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        write_strings(path, "category", self.categories, column=column)
 
 
 def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
@@ -202,7 +191,10 @@ def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, An
         return None
     if isinstance(record, Mapping):
         record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
-    encoding = Encoding.from_record(record, no_strings())
+    columns = tuple(record.columns)
+    encoding = Encoding(
+        columns, record.missing, record.bits, record.label, record.weight, categories=no_strings()
+    )
     if encoding.has_categories:
         found = read_strings(categories, "category")
         counted = sum(column.n_categories for column in encoding.columns)

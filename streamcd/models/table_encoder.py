@@ -397,7 +397,6 @@ class Collisions:
         self.seen, self.collided = np.full(1 << bits, -1, np.int64), np.zeros(1 << bits, np.bool_)
 
     def add(self, hashes: np.ndarray) -> None:
-        """Add hashes."""
         kernels.mark_collisions(hashes, self._bits, self.seen, self.collided)
 
     def merge(self, other: Collisions) -> None:

@@ -47,7 +47,6 @@ class ScoreCurves:
         return (1 if model.n_classes == 2 else model.n_classes) * 2 * N_BINS * 8
 
     def add(self, rows: DecidedRows) -> None:
-        """Count a block of rows."""
         model = self.model
         place, known = class_indices(model.classes, rows.label)
         place, decisions = place[known], rows.decisions[known]

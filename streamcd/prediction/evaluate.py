@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
 from ..solvers.problem import Problem, crammer_singer_losses, row_loss, twin_losses
 from .curves import MAX_CLASSES, ScoreCurves
-from .decisions import DecidedRows, Decisions, cached, threads_of_each
+from .decisions import DecidedRows, Decisions, threads_of_each
 from .outputs import positive_scores
+from .reading_plan import Data, cached
 from .roc_auc import RocArea
 from .sums import ExactSum
 
@@ -109,7 +109,6 @@ class _Evaluation:
 
 
 def _listed_label(model: Model, label: float) -> int | float | str:
-    """Return a label as listed in results, known to the model or not."""
     if model.class_names is not None:
         return model.label_text(label)
     return int(label) if model.label_kind == "integer" and label == int(label) else label
@@ -205,50 +204,39 @@ def evaluate(
     >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
     (2000, True, [-1, 1])
     """
-    budget, data = parse_size(memory), cached(data, cache, cache_size)
-    model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
-    each = threads_of_each(threads, workers)
-    return _evaluate(data, model, budget, (workers, each), listener or Listener(), lambda rows: None)
+    data = cached(data, cache, cache_size)
+    model = model if isinstance(model, Model) else load_model(model, C, memory=parse_size(memory))
+    result, _ = evaluate_model(
+        data, model, memory=memory, workers=workers, threads=threads, listener=listener, curves=False
+    )
+    return result
 
 
-def evaluate_with_curves(
-    data: Dataset | str | os.PathLike[str],
+def evaluate_model(
+    data: Data,
     model: Model,
     *,
     memory: int | str = "1GB",
     workers: int = 1,
     threads: int | None = None,
     listener: Listener | None = None,
+    curves: bool = True,
 ) -> tuple[dict[str, Any], ScoreCurves | None]:
     """Return the result of `evaluate`, and the distributions of scores for curves; None for more than `MAX_CLASSES`."""
-    budget = parse_size(memory)
-    curves = None
-    if model.n_classes <= MAX_CLASSES:
-        curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
-    observe = curves.add if curves is not None else lambda rows: None
+    budget, listener, found = parse_size(memory), listener or Listener(), None
+    if curves and model.n_classes <= MAX_CLASSES:
+        found, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
     each = threads_of_each(threads, workers)
-    return _evaluate(data, model, budget, (workers, each), listener or Listener(), observe), curves
-
-
-def _evaluate(
-    data: Dataset | str | os.PathLike[str],
-    model: Model,
-    budget: int,
-    processes: tuple[int, int],
-    listener: Listener,
-    observe: Callable[[DecidedRows], None],
-) -> dict[str, Any]:
-    """Evaluate by a number of processes and of threads of each."""
-    workers, threads = processes
-    decisions = Decisions(data, model, budget, listener, workers, threads=threads, compared=True)
-    with RocArea(decisions.left) as roc:
+    decisions = Decisions(data, model, budget, listener, workers, threads=each, compared=True)
+    with RocArea(decisions.plan.left) as roc:
         evaluation = _Evaluation(model, roc)
         for rows in decisions.blocks("evaluate"):
             evaluation.add(rows)
-            observe(rows)
+            if found is not None:
+                found.add(rows)
         if evaluation.n_unknown:
             listener.warning(
                 f"{evaluation.n_unknown:,} rows have labels that the model does not know "
                 f"({', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''}); they count as errors"
             )
-        return evaluation.result()
+        return evaluation.result(), found

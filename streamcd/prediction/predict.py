@@ -20,8 +20,9 @@ from ..dataset.dataset import Dataset
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
-from .decisions import FOOTER_BYTES, Decisions, cached, is_dataset, threads_of_each
+from .decisions import Decisions, threads_of_each
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
+from .reading_plan import FOOTER_BYTES, cached, is_dataset
 from .source_order import SourceOrder
 
 
@@ -133,8 +134,8 @@ def _write_parquet(path: Path, columns: PredictionColumns, decisions: Decisions,
     types, n_rows = columns.types(), 0
     writer = TableWriter(path, schema(**types), "zstd")
     for number, block in enumerate(_row_groups(_in_source_order(decisions), decisions)):
-        if number == decisions.most_groups:
-            room = format_size(decisions.most_groups * FOOTER_BYTES * len(types))
+        if number == decisions.plan.most_groups:
+            room = format_size(decisions.plan.most_groups * FOOTER_BYTES * len(types))
             raise UsageError(
                 f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
                 f"{n_rows:,} rows of {len(types):,} columns, and there are more; give a larger --memory"
@@ -147,14 +148,14 @@ def _write_parquet(path: Path, columns: PredictionColumns, decisions: Decisions,
 
 def _row_groups(blocks: Iterable[tuple[int, np.ndarray]], decisions: Decisions) -> Iterator[np.ndarray]:
     """Join blocks, so that all but the last have `block_rows` rows; each is valid until the next one is taken."""
-    joined, filled = np.empty((decisions.block_rows, decisions.model.n_vectors)), 0
+    joined, filled = np.empty((decisions.plan.block_rows, decisions.model.n_vectors)), 0
     for _, block in blocks:
         start = 0
         while start < block.shape[0]:
-            part = block[start : start + decisions.block_rows - filled]
+            part = block[start : start + decisions.plan.block_rows - filled]
             joined[filled : filled + part.shape[0]] = part
             start, filled = start + part.shape[0], filled + part.shape[0]
-            if filled == decisions.block_rows:
+            if filled == decisions.plan.block_rows:
                 yield joined
                 filled = 0
     if filled:
@@ -169,7 +170,7 @@ def _in_source_order(decisions: Decisions) -> Iterator[tuple[int, np.ndarray]]:
             yield int(rows.source[0]), rows.decisions
         return
     with scratch_directory(decisions.scratch, "predict") as directory:
-        order = SourceOrder(dataset.n_rows, decisions.model.n_vectors, decisions.left, directory)
+        order = SourceOrder(dataset.n_rows, decisions.model.n_vectors, decisions.plan.left, directory)
         for rows in decisions.blocks("predict"):
             order.add(rows.source, rows.decisions)
-        yield from order.blocks(decisions.block_rows)
+        yield from order.blocks(decisions.plan.block_rows)

@@ -28,7 +28,6 @@ class ExactSum:
             self._add(numbers[start : start + _BLOCK])
 
     def value(self) -> float:
-        """Return the sum."""
         return float(self._total) + self._special
 
     def _add(self, numbers: np.ndarray) -> None:

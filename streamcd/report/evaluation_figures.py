@@ -25,7 +25,6 @@ class Curve(NamedTuple):
 
     @property
     def area(self) -> float:
-        """Area under the curve."""
         return float(np.trapezoid(self.true_positive, self.false_positive))
 
 

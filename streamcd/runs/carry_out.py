@@ -68,7 +68,10 @@ def train_groups(
         part = directory.part(group.directory) if group.directory else directory
         task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
         if run.config.validation is not None:
-            task = _validated(task, run.config.validation, session.listener)
+            from .validation import Validation  # with the kernels of decisions
+
+            found = Validation(run.config.validation, task.dataset, task.problem, session.listener)
+            task = replace(task, validate=found)
         outcomes.append(_train_group(part, task, run, session))
     return join_outcomes(outcomes)
 
@@ -91,12 +94,6 @@ def _make_task(
         name=stage + part,
         warm_start=None if previous is None else previous.warm_start(lanes, numbers),
     )
-
-
-def _validated(task: Task, path: str, listener: Listener) -> Task:
-    from .validation import Validation  # with the kernels of decisions
-
-    return replace(task, validate=Validation(path, task.dataset, task.problem, listener))
 
 
 def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:

@@ -155,7 +155,6 @@ class ProblemOptions:
         )
 
     def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
-        """Make the solver of some lanes."""
         numbers = {"omega": self.omega, "acceleration": self.acceleration}
         return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
 
@@ -290,7 +289,6 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 def write_config(directory: checkpoint.Run, config: RunConfig) -> None:
-    """Write ``config.json``, whole."""
     content = {name: value for name, value in asdict(config).items() if value is not None}
     if config.rounds is not None and config.rounds.shared_memory is None:
         del content["rounds"]["shared_memory"]
@@ -345,7 +343,6 @@ class ResolvedRun:
         return self.problem.n_lanes // self._together
 
     def make_solver(self, lanes: Problem) -> Solver:
-        """Make the solver of some of the problem's lanes."""
         return self.options.make_solver(lanes, self.dataset)
 
 
@@ -442,7 +439,7 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 def same_validation(config: RunConfig) -> None:
     """Refuse a validation set that has changed since the run was begun; earlier versions have not recorded it."""
     if config.validation is not None and config.validation_identity is not None:
-        from ..prediction.decisions import identify  # with the kernels of decisions
+        from ..prediction.reading_plan import identify  # with the kernels of decisions
 
         if identify(config.validation) != config.validation_identity:
             raise CheckpointError(

@@ -108,7 +108,7 @@ def _plan_groups(
 def _identity(validation: str | None) -> str | None:
     if validation is None:
         return None
-    from ..prediction.decisions import identify  # with the kernels of decisions
+    from ..prediction.reading_plan import identify  # with the kernels of decisions
 
     return identify(validation)
 

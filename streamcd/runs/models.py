@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dataset.dataset import Dataset
 from ..models.encoding import encoding_of
 from ..models.model import Model, path_directory, stored_certificate
 from ..solvers.problem import Problem
@@ -90,27 +91,36 @@ def _make_model(
     problem, options, dataset = run.problem, run.options, run.dataset
     factors = problem.class_factors(lanes)
     (intercept,) = next(_weight_rows(directory, run, lanes, last=True))
-    return Model(
+    return new_model(
+        dataset,
+        problem,
         weights=weights,
         intercept=intercept * problem.bias,
-        classes=problem.classes,
         code=problem.code,
-        loss=problem.loss,
         C=problem.lanes[lanes.start].C,
         method=options.method,
         ridge=problem.ridge,
         slack=problem.slack,
         bias=options.bias if options.bias >= 0 else -1.0,
         free_bias=problem.free_bias,
-        index_base=dataset.index_base,
-        label_kind=dataset.label_kind,
         class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=certificate,
+    )
+
+
+def new_model(dataset: Dataset, problem: Problem, **own: Any) -> Model:
+    """Make a model of lanes of a problem; `own` are its weights, and what the dataset does not tell."""
+    return Model(
+        classes=problem.classes,
+        loss=problem.loss,
+        index_base=dataset.index_base,
+        label_kind=dataset.label_kind,
         scaling=dataset.read_scaling(),
         class_names=dataset.class_names,
         encoding=encoding_of(dataset),
+        **own,
     )
 
 

@@ -19,8 +19,8 @@ from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model, models_of_path
 from ..prediction.curves import ScoreCurves
-from ..prediction.decisions import cached
-from ..prediction.evaluate import evaluate_with_curves
+from ..prediction.evaluate import evaluate_model
+from ..prediction.reading_plan import cached
 from ..report.drawing import image, image_format
 from ..report.evaluation_figures import Curve, Decisions, Reliability, evaluation_figure, weights_figure
 from ..report.page import Picture, Section, render_page
@@ -97,7 +97,7 @@ def write_report(
     """
     run, page_path = local_path(run, "a run"), local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=force)
-    config, histories = read_config(run), _few(read_history(run))
+    config, histories = read_config(run), dict(list(read_history(run).items())[:MAX_LOGS])
     sections = [_configuration(config), _training(histories, config), *_search(run)]
     model = _model(run, C)
     if model is None:
@@ -137,15 +137,11 @@ def plot_evaluation(
     form = image_format(path)
     check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
     data, loaded = cached(data, cache, cache_size), load_model(model, C)
-    result, curves = evaluate_with_curves(
+    result, curves = evaluate_model(
         data, loaded, memory=memory, workers=workers, threads=threads, listener=listener
     )
     write_file(path, image(_evaluation_figure(loaded, result, curves), form))
     return result
-
-
-def _few(histories: Histories) -> Histories:
-    return dict(list(histories.items())[:MAX_LOGS])
 
 
 def _model(run: Path, C: float | None) -> Model | None:
@@ -274,9 +270,11 @@ def _lanes(model: Model) -> Section:
 def _weights(model: Model) -> Section:
     largest = largest_weights(model.weights, _N_WEIGHTS)
     labels = model.label_texts()
-    several = not model.is_binary
+    vectors = (
+        labels if model.n_vectors == model.n_classes else [f"vector {k}" for k in range(model.n_vectors)]
+    )
     named = [
-        model.feature_name(feature) + (f" ({_vector_name(model, labels, vector)})" if several else "")
+        model.feature_name(feature) + ("" if model.is_binary else f" ({vectors[vector]})")
         for feature, vector, _ in largest
     ]
     positive = f"Positive weights are evidence for {labels[-1]}." if model.is_binary else ""
@@ -287,11 +285,6 @@ def _weights(model: Model) -> Section:
         "Weights of the largest magnitude.",
     )
     return Section("Largest weights", text, pictures=[picture])
-
-
-def _vector_name(model: Model, labels: list[str], vector: int) -> str:
-    one_each = model.n_vectors == model.n_classes
-    return labels[vector] if one_each else f"vector {vector}"
 
 
 def _provenance(model: Model) -> Section:
@@ -307,7 +300,7 @@ def _provenance(model: Model) -> Section:
 def _evaluation(
     data: Dataset | str | os.PathLike[str], model: Model, memory: int | str, listener: Listener
 ) -> Section:
-    result, curves = evaluate_with_curves(data, model, memory=memory, listener=listener)
+    result, curves = evaluate_model(data, model, memory=memory, listener=listener)
     name = data.path if isinstance(data, Dataset) else data
     rows = [(_words(name), _text(value)) for name, value in result.items() if isinstance(value, int | float)]
     picture = Picture(

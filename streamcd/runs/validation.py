@@ -11,13 +11,14 @@ from ..core.errors import DataError, UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
-from ..models.encoding import encoding_of
 from ..models.model import Model
-from ..prediction.decisions import DecidedRows, Decisions, is_dataset, reads_once
+from ..prediction.decisions import DecidedRows, Decisions
 from ..prediction.evaluate import row_terms
+from ..prediction.reading_plan import is_dataset, reads_once
 from ..prediction.sums import ExactSum
 from ..solvers.problem import Problem
 from .held_out import predicted_classes
+from .models import new_model
 
 _MORE_BYTES = 16_000_000  # beside the least: larger blocks of rows, and the kernels of parsing
 
@@ -46,8 +47,9 @@ class Validation:
         self._path, self._lanes, self._listener = path, lanes, listener
         self._model = _without_weights(dataset, lanes)
         # all that is read of a look, but for the weights, which the training has anyway
-        least = Decisions(self._data, self._model, 1 << 62, Listener()).least_bytes
-        self.n_bytes = least - self._model.weights.nbytes + _code_bytes(lanes) + _MORE_BYTES
+        least = Decisions(self._data, self._model, 1 << 62, Listener()).plan.least_bytes
+        code_bytes = 0 if has_vector_per_class(lanes.code) else 8 * lanes.code.shape[1]  # a class at a time
+        self.n_bytes = least - self._model.weights.nbytes + code_bytes + _MORE_BYTES
         self._budget = RESERVED_BYTES + least + _MORE_BYTES
 
     def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,24 +100,9 @@ class _Sums:
         return self._loss.value() / self.weight.value(), self._n_correct / self._n_rows
 
 
-def _code_bytes(lanes: Problem) -> int:
-    """Bytes of a code matrix as float64, class by class, where classes are told by one."""
-    return 0 if has_vector_per_class(lanes.code) else 8 * lanes.code.shape[1]
-
-
 def _without_weights(dataset: Dataset, lanes: Problem) -> Model:
     """Describe the model of all lanes side by side, by which rows are read and decided about; its weights are untouched."""
     n_vectors = lanes.n_lanes * lanes.lane_vectors
-    return Model(
-        weights=np.zeros((lanes.n_features, n_vectors)),
-        intercept=np.zeros(n_vectors),
-        classes=lanes.classes,
-        code=np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes),
-        loss=lanes.loss,
-        C=None,
-        index_base=dataset.index_base,
-        label_kind=dataset.label_kind,
-        scaling=dataset.read_scaling(),
-        class_names=dataset.class_names,
-        encoding=encoding_of(dataset),
-    )
+    code = np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes)
+    weights, intercept = np.zeros((lanes.n_features, n_vectors)), np.zeros(n_vectors)
+    return new_model(dataset, lanes, weights=weights, intercept=intercept, code=code, C=None)

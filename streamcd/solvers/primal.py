@@ -125,29 +125,25 @@ class PrimalSolver:
         if certifying.size:
             if window.number == 0:
                 self._begin_certificates(state, certifying)
-            self._certify(window, state, self.columns(window, order), certifying)
+            self._sweep(window, state, self.columns(window, order), "fresh", _sides(state), certifying)
         if training.size:
             if self._extrapolation:
                 self._extrapolation.begin_pass(state, training, self._rows(state), self._costs)
-            self._train(window, state, self.visits(window, order, key), training)
+            begins = np.isnan(state.lanes["start_norm"])
+            self._sweep(window, state, self.visits(window, order, key), "score", begins, training)
 
-    def _certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        side, rows = _sides(state), self._rows(state)
-        for columns, column in self._columns(window, state, order, "fresh"):
+    def _sweep(
+        self, window: Window, state: State, order: np.ndarray, changed: str, *of_lanes: np.ndarray
+    ) -> None:
+        """Visit columns in order, with the kernels that change the scores `changed`: certify, or train."""
+        certifies = changed == "fresh"
+        visit = primal_kernels.primal_certify if certifies else primal_kernels.primal_visit
+        for columns, column in self._columns(window, state, order, changed):
             if column is not None:
-                long_columns.certify(column, side, lanes)
+                (long_columns.certify if certifies else long_columns.train)(column, *of_lanes)
             else:
-                primal_kernels.primal_certify(*columns, side, lanes, state.totals)
-        rows.store(("fresh",))
-
-    def _train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        begins, rows = np.isnan(state.lanes["start_norm"]), self._rows(state)
-        for columns, column in self._columns(window, state, order, "score"):
-            if column is not None:
-                long_columns.train(column, begins, lanes)
-            else:
-                primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
-        rows.store(("score",))
+                visit(*columns, *of_lanes, state.totals)
+        self._rows(state).store((changed,))
 
     def columns(self, window: Window, order: np.ndarray) -> np.ndarray:
         """Write the offsets of a window's columns, and of the bias in one window per read, to the front of `order`."""
@@ -394,7 +390,6 @@ def _gap_on_the_ray(
 
 
 def columns_of(window: Window) -> Columns:
-    """Return the columns of a window's arena."""
     arena = window.arena
     return Columns(arena.indptr, arena.feature, primitives.unsigned(arena.row), arena.value)
 

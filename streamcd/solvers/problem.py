@@ -86,7 +86,6 @@ class Problem:
         return 1 if self.loss == "crammer_singer" else int(self.code.shape[1])
 
     def subset(self, lanes: Sequence[int] | np.ndarray) -> Problem:
-        """Return the problem with some of its lanes."""
         chosen = np.asarray(lanes, dtype=np.int64)
         return replace(
             self,

@@ -113,7 +113,8 @@ class TwinSorSolver(RowSolver):
         for start, stop in blocks:
             twin_kernels.take_block(matrix, start, stop, panel, scaled)
             self._subtract_products(matrix, 0, stop, panel, scaled)
-        twin_kernels.mirror(matrix)
+        for i in range(1, self.size):
+            matrix[:i, i] = matrix[i, :i]
 
     def _subtract_products(self, *given: Any) -> None:
         n_parts = self.threads.count

@@ -71,7 +71,6 @@ class Run:
         return Run(self.path / name, self.identity.part(name), locked=False)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write ``config.json``, whole."""
         own: dict[str, Any] = {"identity": self.identity.name}
         if self.identity.adopted:
             own["identity_adopted"] = True
@@ -186,7 +185,6 @@ class MemoryRun(Run):
         """Return None: every run in memory is new."""
 
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
-        """Return slots in memory."""
         return MemorySlots()
 
     def state_rows(self, part: str, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:

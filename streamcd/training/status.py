@@ -16,7 +16,9 @@ def training_status(
     """Summarise the lanes of a task; the read or round in progress adds `passes_ahead` passes."""
     lanes = state.lanes
     is_open = lanes["phase"] != DONE
-    measured = lanes["seen_violation"] if rule.tol is None else _relative_estimates(lanes)
+    measured = lanes["seen_violation"]
+    if rule.tol is not None:  # nan where there is no estimate yet
+        measured = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
     lane_costs = np.array([lane.C for lane in problem.lanes])
     costs = tuple(
         CostStatus(float(C), int(mine.sum()), int((mine & is_open).sum()), _largest(measured[mine & is_open]))
@@ -41,12 +43,6 @@ def describe_status(status: TrainingStatus) -> str:
     if not np.isnan(status.now):
         text += f", {status.measure} about {status.now:.1e}, wanted {status.wanted:.1e}"
     return text
-
-
-def _relative_estimates(lanes: dict[str, np.ndarray]) -> np.ndarray:
-    """Estimate the relative gap of every lane; nan if there is no estimate yet."""
-    relative: np.ndarray = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
-    return relative
 
 
 def _largest(numbers: np.ndarray) -> float:

@@ -5,7 +5,7 @@
     python -m tools.acceleration_suite FOLDER --report-only --docs docs/acceleration.md --plot docs/img/acceleration.png
 
 FOLDER gets the datasets; real sets are found by STREAMCD_DATA. A cell is a set, a loss, a C, and a method or a number of
-workers (in one process, by `cluster.engines.Simulation`). It is trained to a relative gap of 1e-3, and goes on to 1e-6
+workers (in one process, by `simulated_cluster.Simulation`). It is trained to a relative gap of 1e-3, and goes on to 1e-6
 (hinge, crammer_singer, twin with the slack hinge: 1e-4), plain and accelerated. Records are kept, and runs on record are not
 repeated: the whole takes hours. ``--fresh`` measures accelerated runs again.
 """

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from streamcd import ConvergenceWarning, resume, train
-from streamcd.cluster.engines import Simulation
 from streamcd.core.errors import Interrupted
 
+from ..simulated_cluster import Simulation
 from .cells import COARSE, Cell, prepare
 
 ACCELERATIONS = ("auto", "none")

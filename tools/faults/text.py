@@ -112,12 +112,13 @@ def _saved(path: Path, text: bytes) -> Path:
 
 def _parse_ours(path: Path) -> Parsed:
     from streamcd.conversion.byte_sources import ByteRange, check_rows
-    from streamcd.conversion.libsvm import LibsvmFormat, iterate_batches
+    from streamcd.conversion.libsvm import iterate_batches
+    from streamcd.conversion.sources import Reading
 
     labels: list[float] = []
     rows: list[dict[int, float]] = []
     options: dict[str, Any] = {"value_dtype": np.float64, "index_base": 0, "block_bytes": 1 << 16}
-    for batch in iterate_batches([ByteRange(str(path))], LibsvmFormat(**options)):
+    for batch in iterate_batches([ByteRange(str(path))], Reading(**options)):
         found = batch.rows
         labels += found.label.tolist()
         index, value = found.index.tolist(), found.value.tolist()

@@ -1,0 +1,262 @@
+"""Rows to decide about, of a dataset or of files, and the shares of the memory in which they are read."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+
+from ..conversion.byte_sources import expand_sources, is_compressed, total_bytes
+from ..conversion.formats import expand, open_source
+from ..conversion.sources import Reading, Source, TableOptions
+from ..core.errors import ModelError, UsageError
+from ..core.memory_budget import RESERVED_BYTES, require
+from ..core.metadata import content_digest
+from ..core.process_pool import checked_workers, memory_per_worker
+from ..core.progress import Listener
+from ..core.storage import REMOTE_BYTES, Url, is_url, location
+from ..dataset.dataset import Dataset, open_cached, open_dataset
+from ..dataset.parquet import file_checksum
+from ..dataset.read_ahead import AHEAD_BYTES
+from ..dataset.scaling import Scaling
+from ..models.model import Model
+
+_LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # decided at a time
+FOOTER_BYTES = 900
+"""Bytes that pyarrow keeps for each column of a row group until the file is closed; measured: 860 to 890."""
+
+_LEAST_LINE_BYTES = 2  # a label and the end of the line
+_LEAST_DECODER_BYTES = 10 << 20  # memory of xz -6
+_TEXT_BLOCK = 4 << 20
+_TEXT_BLOCKS_HELD = 14  # the parser's own figure, a copy of the indices, and scaled values
+
+Data = Dataset | str | os.PathLike[str]
+
+
+class RowsToDecide:
+    """Rows of a dataset, or of files, as a model sees them; `scaling` is what their values still need, if anything.
+
+    Rows that are `compared` with their labels need one, and have the weights of the table's column, where it is there;
+    others need none, and weigh 1.
+    """
+
+    def __init__(self, data: Data, model: Model, *, compared: bool = False) -> None:
+        self.data, self.model, self.compared = data, model, compared
+        self.path = str(data.path if isinstance(data, Dataset) else data)
+        self.dataset: Dataset | None = None
+        self.paths: list[str] = []
+        if isinstance(data, Dataset) or is_dataset(data):
+            self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
+            self.scaling = _missing_scaling(self.dataset, model)
+            self.shift = _feature_shift(self.dataset, model)
+        else:
+            self.paths, self._roots = expand(self.path)
+            self.scaling = model.scaling if model.scaling.changes_values else None
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Memory to read the largest chunk: as stored, decoded, and again with 64-bit features or scaled values."""
+        dataset = self.dataset
+        assert dataset is not None
+        n_entries = int(np.diff(dataset.entry_start).max(initial=0))
+        n_rows = int(np.diff(dataset.row_start).max(initial=0))
+        return (
+            n_entries * (2 * dataset.entry_bytes + (8 if self.scaling is None else 16)) + n_rows * 2 * 8 * 6
+        )
+
+    def needs(self) -> dict[str, int]:
+        """Return the memory that reading needs at least."""
+        if self.dataset is not None:
+            return {"the client of the URL": self.dataset.client_bytes, "one chunk": self.chunk_bytes}
+        is_plain = total_bytes(self.paths) is not None and not any(map(is_compressed, self.paths))
+        return {
+            "the client of the URL": REMOTE_BYTES if any(map(is_url, self.paths)) else 0,
+            "text": _TEXT_BLOCKS_HELD << 16,
+            "decompression": 0 if is_plain else _LEAST_DECODER_BYTES,
+            "columns being read": self.source(1 << 16, 0).held_bytes if is_plain else 0,
+        }
+
+    def source(self, block_bytes: int, decoder_bytes: int, batch_bytes: int = 0) -> Source:
+        """Open the files as a source of rows with the model's features."""
+        model = self.model
+        reading = Reading(
+            np.float64,
+            block_bytes,
+            decoder_bytes=decoder_bytes,
+            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes + batch_bytes,
+            index_base=model.index_base,
+            n_features=model.n_features,
+            ignore_beyond=True,
+            needs_label=False,
+            reads_weights=self.compared,
+            encoding=model.encoding,
+            class_names=tuple(model.class_names or ()),
+            of_numbers=model.class_names is None,
+        )
+        return open_source(self.paths, self._roots, "auto", reading, TableOptions())
+
+
+class ReadingPlan:
+    """Shares of the memory in which rows are decided about.
+
+    The budget is for the sum of the processes that decide, and then for this one, which reads their results; `left` of it
+    remains for the caller; `least_bytes` are needed beside the interpreter. The footer of the Parquet file that the caller
+    writes, of `n_columns` columns in row groups of `block_rows` rows, is counted; `most_groups` is the number of groups
+    there is room for. At most `threads` share the work of this process, as many as the memory has room for.
+    """
+
+    def __init__(
+        self, rows: RowsToDecide, budget: int, listener: Listener, workers: int, n_columns: int, threads: int
+    ) -> None:
+        model, self._rows = rows.model, rows
+        # decisions, scores, probabilities, and the arrays made from them
+        row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
+        needs = {"the model": _model_bytes(model), **rows.needs(), "decisions": _LEAST_ROWS * row_bytes}
+        self.left = require(budget, needs)
+        least_rows = self._rows_of_a_group(needs, row_bytes, FOOTER_BYTES * n_columns)
+        self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
+        self.least_bytes = sum(needs.values())
+        self.workers = _usable_workers(rows.data, workers, listener)
+        self.worker_bytes = self._bytes_of_a_worker(budget, needs) if self.workers > 1 else 0
+        self.text_block, self.decoder_bytes, self.batch_bytes = 1 << 16, needs.get("decompression", 0), 0
+        if self.decoder_bytes:
+            self.decoder_bytes += self._take()
+        if rows.dataset is None:
+            self.text_block += self._take(_TEXT_BLOCKS_HELD, _TEXT_BLOCK - self.text_block, share=2)
+            self.batch_bytes = self._take()  # of tables: a compressed batch of Arrow's is decoded as a whole
+        self.block_rows = least_rows + self._take(row_bytes, _MAX_ROWS - least_rows)
+        self.threads = self._count_threads(threads)
+        room = needs.get("the footer of the predictions", 0) + self.left // 2
+        self.most_groups = room // max(FOOTER_BYTES * n_columns, 1)
+
+    def _bytes_of_a_worker(self, budget: int, needs: dict[str, int]) -> int:
+        """Return the budget of each of several workers; the footer is this process's alone."""
+        theirs, own = dict(needs), {"model": needs["the model"]}
+        own["footer of the predictions"] = theirs.pop("the footer of the predictions", 0)
+        each = sum(theirs.values()) + RESERVED_BYTES
+        return each + memory_per_worker(budget, self.workers, theirs, own)
+
+    @property
+    def piece_decoder_bytes(self) -> int:
+        """Memory to decompress with, of a worker that counts rows."""
+        return max(_LEAST_DECODER_BYTES, (self.worker_bytes - RESERVED_BYTES) // 4)
+
+    def _take(self, each: int = 1, most: int = 1 << 62, share: int = 4) -> int:
+        """Take the memory of up to `most` things of `each` bytes, in one of `share` parts of what is left; returns their
+        number."""
+        count = max(min(most, self.left // share // each), 0)
+        self.left -= count * each
+        return count
+
+    def _count_threads(self, threads: int) -> int:
+        """Return the number of threads there is memory for, and take it; with a dataset, each reads and decides a chunk."""
+        dataset = self._rows.dataset
+        if dataset is None or self.workers > 1:
+            return threads
+        n_rows = int(np.diff(dataset.row_start).max(initial=0))
+        each = self._rows.chunk_bytes + AHEAD_BYTES + n_rows * 8 * self._rows.model.n_vectors
+        count = 1 + min(threads - 1, self.left // 4 // each, dataset.n_chunks)
+        # of several, each has a chunk, or its results wait
+        self.left -= count * each if count > 1 else 0
+        return count
+
+    def _rows_of_a_group(self, needs: dict[str, int], row_bytes: int, footer_bytes: int) -> int:
+        """Return the rows of a group that minimise the memory of group and footers; adds both to `needs`.
+
+        `footer_bytes` is for one group. Rows of text are counted if the most rows that its bytes can hold do not fit. For
+        sources that can be read only once the number of rows is unknown: as many as half of the memory can hold.
+        """
+        if not footer_bytes:
+            return _LEAST_ROWS
+        if self._rows.dataset is not None:
+            n_rows = self._rows.dataset.n_rows
+        elif (n_bytes := total_bytes(self._rows.paths)) is None:
+            return _LEAST_ROWS + min(_MAX_ROWS - _LEAST_ROWS, self.left // 4 // row_bytes)
+        else:
+            n_rows = n_bytes // _LEAST_LINE_BYTES
+            least = 2 * math.sqrt(n_rows * footer_bytes * row_bytes)
+            source = self._rows.source(1 << 16, _LEAST_DECODER_BYTES + self.left // 4)
+            if needs["decompression"] or least > self.left // 2 or source.encoding is not None:
+                n_rows = sum(source.reader.count(piece).n_rows for piece in source.reader.whole())
+        rows = max(_LEAST_ROWS, math.ceil(math.sqrt(n_rows * footer_bytes / row_bytes)))
+        needs["decisions"] = rows * row_bytes
+        needs["the footer of the predictions"] = -(-n_rows // rows) * footer_bytes
+        return rows
+
+
+def cached(data: Data, cache: str | os.PathLike[str] | None, cache_size: int | str | None) -> Data:
+    """Open a dataset with a cache, if one is asked for; other data stay as they are."""
+    return data if cache is None and cache_size is None else open_cached(data, cache, cache_size)
+
+
+def is_dataset(data: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a dataset; files in other directories are read like a glob."""
+    if not isinstance(data, str | os.PathLike):
+        raise UsageError(
+            f"expected a dataset or the path of one, or of files, found {type(data).__name__}; Model.predict and "
+            "Model.decision_function take frames and matrices, and convert makes datasets of them"
+        )
+    return (location(data) / "manifest.json").exists()
+
+
+def identify(data: str) -> str:
+    """Identify data: a dataset by its fingerprint, files by a digest of their bytes, at URLs of sizes and versions."""
+    if is_dataset(data):
+        return open_dataset(data, check_files=False).fingerprint
+    paths, _ = expand([data])
+    found = [
+        str(place.status()) if isinstance(place := location(path), Url) else file_checksum(place)
+        for path in paths
+    ]
+    return content_digest({"files": found})[:32]
+
+
+def reads_once(data: Data) -> bool:
+    """Tell standard input and pipes, which cannot be read again."""
+    if isinstance(data, Dataset) or is_dataset(data):
+        return False
+    return total_bytes(expand_sources(os.fspath(data))) is None
+
+
+def _model_bytes(model: Model) -> int:
+    """Return the memory of a model, with its own copy of the code matrix, of one byte, and an intermediate one."""
+    arrays = model.weights.nbytes + (0 if model.scaling.scales is None else model.scaling.scales.nbytes)
+    return arrays + (0 if model.encoding is None else model.encoding.nbytes) + 2 * model.score_code_bytes
+
+
+def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
+    """Return the scaling that a dataset's values still need for the model; None if scaled like its training data."""
+    if dataset.scaling == model.scaling:
+        return None
+    if dataset.scaling.changes_values:
+        same_options = dataset.scaling.options() == model.scaling.options()
+        raise ModelError(
+            f"{dataset.path}: converted with {dataset.scaling.options()}, the model was trained on data with "
+            f"{model.scaling.options()}{', by other scales' if same_options else ''}; "
+            "convert it with --like MODEL, or without scaling, which predictions then apply"
+        )
+    return model.scaling
+
+
+def _feature_shift(dataset: Dataset, model: Model) -> int:
+    """Return the number to add to the dataset's features so that the same index in the text means the same feature."""
+    shift = dataset.index_base - model.index_base
+    if shift < 0:
+        raise ModelError(
+            f"{dataset.path}: its text counts features from 0, the model's from {model.index_base}; "
+            "convert it with --like MODEL or with the training data's --index-base"
+        )
+    return shift
+
+
+def _usable_workers(data: Data, workers: int, listener: Listener) -> int:
+    """The number of workers that can read the data: one, where it can be read but once, or has rows chosen in memory."""
+    if isinstance(data, Dataset) and data is not data.whole:
+        return 1
+    if checked_workers(workers) == 1 or not reads_once(data):
+        return workers
+    listener.warning(
+        "standard input, pipes and servers without ranges are read by one process: continuing with --workers 1"
+    )
+    return 1
