@@ -21,6 +21,7 @@ from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VALIDATION, BY_VIOLAT
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows, or in features that were not visited
 _LEAST_CAUTION = 0.005  # with 0.05 news20 (twin, squared hinge, C = 100) took 44 certificates in place of 3
 _UNSEEN = 0.6  # of such a gap that is expected to remain after another pass, which visits about this share of the features
+_NEAR = 1.5  # times the allowed gap is as small as the extrapolated one has to be; with 1 letter took 90 passes, not 82
 _SLOWEST = 0.97  # per pass: the least fall by which the gaps of failed certificates are extrapolated
 
 
@@ -191,7 +192,7 @@ def _update_phase(state: State, rule: StopRule, lane: int, previous: float, was_
     lanes, primal = state.lanes, float(state.lanes["estimated_primal"][lane])
     if rule.tol is not None:
         expected, allowed = _expected_gap(lanes, lane, previous), rule.tol * max(primal, 0.0)
-        if expected <= lanes["caution"][lane] * allowed and _extrapolated_gap(lanes, lane) <= allowed:
+        if expected <= lanes["caution"][lane] * allowed and _extrapolated_gap(lanes, lane) <= _NEAR * allowed:
             lanes["phase"][lane] = CERTIFY
     elif rule.eps is not None and lanes["seen_violation"][lane] <= rule.eps:
         if was_shrunk:
@@ -241,7 +242,7 @@ def _extrapolated_gap(lanes: dict[str, np.ndarray], lane: int) -> float:
     """Return the gap of this pass by extrapolation of the last two failed certificates; 0 where it is not in use.
 
     Where estimates are noisy the smallest of them is not that of the smallest gap: imdb, squared hinge by online, C = 10,
-    took 5 certificates, after estimates of a fourteenth to a half of the certified gaps; so it takes 3.
+    took 5 certificates, after estimates of a fourteenth to a half of the certified gaps; so it takes 4.
     """
     if "gap_fall" not in lanes:
         return 0.0
