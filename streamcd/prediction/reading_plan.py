@@ -1,4 +1,4 @@
-"""What decisions are made about, a dataset or files, and the shares of the memory in which it is read."""
+"""Rows to decide about, of a dataset or of files, and the shares of the memory in which they are read."""
 
 from __future__ import annotations
 
