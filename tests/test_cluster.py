@@ -240,7 +240,7 @@ def test_one_partition_is_the_single_process_bit_for_bit(
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_partitions_reach_the_optimum_of_one(loss: str, classes: Dataset, tmp_path: Path) -> None:
-    exact = streamcd.train(classes, tmp_path / "one", loss=loss, C=0.1, tol=1e-6, max_passes=5000)
+    exact = streamcd.train(classes, tmp_path / "one", loss=loss, C=0.1, tol=1e-4, max_passes=5000)
     split = streamcd.train(
         classes, tmp_path / "split", loss=loss, C=0.1, tol=1e-3, max_passes=5000, client=Simulation(3)
     )
@@ -283,11 +283,11 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
 
 @pytest.mark.parametrize("loss", BINARY)
 def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_path: Path) -> None:
-    """Windows of two chunks, read from disk in every pass, against all rows in memory: the same optimum."""
+    """Windows of four chunks, read from disk in every pass, against all rows in memory: the same optimum."""
     from streamcd.stream.memory_plan import Plan
 
     def small_plan(*_: Any) -> Plan:
-        return Plan(window_entries=400, window_rows=60, resident=False)
+        return Plan(window_entries=800, window_rows=120, resident=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamcd.cluster.partition.make_plan", small_plan)

@@ -231,7 +231,7 @@ def test_a_flipped_byte_is_named_by_verify_and_never_trained_on(
     original = path.read_bytes()
     size = len(original)
     refused = 0
-    for number, place in enumerate(np.linspace(0, size - 1, 12).astype(int).tolist()):
+    for number, place in enumerate(np.linspace(0, size - 1, 9).astype(int).tolist()):
         data = bytearray(original)
         data[place] ^= 1 << number % 8
         path.write_bytes(data)
@@ -254,7 +254,7 @@ def test_a_flipped_byte_is_named_by_verify_and_never_trained_on(
         else:
             assert weights == expected, f"byte {place} of {size}: damage was trained on"
     if name != "features.parquet":
-        assert refused > 4
+        assert refused > 3
     path.write_bytes(original)
     assert open_dataset(dataset.path).verify() == []
 

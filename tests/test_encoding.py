@@ -102,6 +102,7 @@ def test_rows_without_a_label_are_predicted_and_not_evaluated(trained: Path, tmp
         streamcd.evaluate(path, trained / "run")
 
 
+@pytest.mark.usefixtures("lend")
 def test_weights_in_a_table_count_in_evaluations_and_validations(tmp_path: Path) -> None:
     table = named_table().drop_columns(["w"]).append_column("w", pa.array(1.0 + np.arange(400) % 3))
     path = write_table(table, tmp_path / "t.csv")

@@ -102,8 +102,7 @@ class Lanes:
         w_alpha = np.zeros_like(self.w)
         arguments = self.arguments(order)
         if self.n_lanes == 1:
-            dual_kernels.dual_certify(*arguments, self.totals)
-            dual_kernels.add_alpha_rows(*arguments, 0, w_alpha.size, w_alpha)
+            dual_kernels.dual_certify(*arguments, w_alpha, self.totals)
         else:
             dual_kernels.dual_certify_lanes(*arguments, w_alpha, self.totals, self.lanes)
         return w_alpha

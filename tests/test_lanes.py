@@ -62,16 +62,16 @@ def test_groups_of_lanes_end_where_all_lanes_together_end(
     tmp_path: Path, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_dataset(tmp_path / "data", multiclass(n_rows=60), n_chunks=6)
-    together = train(data, tmp_path / "together", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
+    together = train(data, tmp_path / "together", loss=loss, C=[0.5, 2.0], tol=1e-5, max_passes=20_000)
     group = lane_groups.group_lanes
 
     def two(*arguments: Any, **options: Any) -> Any:
         return 2, *group(*arguments, **options)[1:]
 
     monkeypatch.setattr(lane_groups, "group_lanes", two)
-    apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-6, max_passes=20_000)
+    apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-5, max_passes=20_000)
     assert apart.n_lanes == together.n_lanes
-    assert apart.primal_objective == pytest.approx(together.primal_objective, rel=2e-6)
+    assert apart.primal_objective == pytest.approx(together.primal_objective, rel=2e-5)
     for C in (0.5, 2.0):
         np.testing.assert_allclose(
             streamcd.load_model(apart.run, C=C).weights,
@@ -98,14 +98,14 @@ def test_a_code_matrix_trains_the_classes_that_it_names(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", (x, y))
     classes = np.unique(y)
     one_vs_one = [[1, 1, 0], [-1, 0, 1], [0, -1, -1]]
-    result = train(data, tmp_path / "run", code=one_vs_one, tol=1e-7, max_passes=20_000)
+    result = train(data, tmp_path / "run", code=one_vs_one, tol=1e-6, max_passes=20_000)
     for lane, (positive, negative) in enumerate([(0, 1), (0, 2), (1, 2)]):
         mine = np.isin(y, classes[[positive, negative]])
         pair = write_dataset(
             tmp_path / f"pair-{lane}", (sp.csr_array(x[mine]), (y[mine] == classes[positive]) * 1.0)
         )
-        alone = train(pair, tmp_path / f"alone-{lane}", tol=1e-7, max_passes=20_000)
-        assert result.lanes[lane]["primal_objective"] == pytest.approx(alone.primal_objective, rel=1e-6)
+        alone = train(pair, tmp_path / f"alone-{lane}", tol=1e-6, max_passes=20_000)
+        assert result.lanes[lane]["primal_objective"] == pytest.approx(alone.primal_objective, rel=1e-5)
     accuracy = streamcd.evaluate(tmp_path / "data", result.model)["accuracy"]
     assert accuracy > 0.6
 
@@ -155,17 +155,17 @@ def test_a_code_file_is_read_or_its_line_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_warm_start_begins_with_w_of_alpha_and_saves_passes(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", multiclass(n_rows=60), n_chunks=4)
-    first = train(data, tmp_path / "first", loss=loss, C=1.0, tol=1e-8, max_passes=50_000)
+    first = train(data, tmp_path / "first", loss=loss, C=1.0, tol=1e-7, max_passes=50_000)
     again = train(
         data, tmp_path / "again", loss=loss, C=1.0, tol=1e-5, start_from=first.run, max_passes=50_000
     )
     cold = train(data, tmp_path / "cold", loss=loss, C=1.0, tol=1e-5, max_passes=50_000)
     assert again.passes <= 2 < cold.passes
     other = train(
-        data, tmp_path / "other", loss=loss, C=1.3, tol=1e-6, start_from=first.run, max_passes=50_000
+        data, tmp_path / "other", loss=loss, C=1.3, tol=1e-5, start_from=first.run, max_passes=50_000
     )
-    plain = train(data, tmp_path / "plain", loss=loss, C=1.3, tol=1e-6, max_passes=50_000)
-    assert other.primal_objective == pytest.approx(plain.primal_objective, rel=2e-6)
+    plain = train(data, tmp_path / "plain", loss=loss, C=1.3, tol=1e-5, max_passes=50_000)
+    assert other.primal_objective == pytest.approx(plain.primal_objective, rel=2e-5)
     log = [json.loads(line) for line in (tmp_path / "again" / "log.jsonl").read_text().splitlines()]
     # the sum of the dual's terms was right from the start, else the first estimate of the primal would be off
     assert log[0]["objective_estimate"] == pytest.approx(first.primal_objective, rel=1e-4)
@@ -212,7 +212,7 @@ def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: 
     x, y = make(n_rows=40)
     data = write_dataset(tmp_path / "data", (x, y), n_chunks=3)
     result = tune(
-        data, tmp_path / "tune", C=[0.05, 1.0], cv=3, loss=loss, tol=1e-6, max_passes=50_000, seed=3
+        data, tmp_path / "tune", C=[0.05, 1.0], cv=3, loss=loss, tol=1e-5, max_passes=50_000, seed=3
     )
     fold = assign_folds(np.arange(y.size), 3, 3)
     folds = json.loads((tmp_path / "tune" / "folds" / "log.jsonl").read_text().splitlines()[-1])
@@ -222,16 +222,16 @@ def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: 
             rest = write_dataset(
                 tmp_path / f"{C}-{number}", (sp.csr_array(x[fold != number]), y[fold != number])
             )
-            single = train(rest, tmp_path / f"run-{C}-{number}", loss=loss, C=C, tol=1e-6, max_passes=50_000)
+            single = train(rest, tmp_path / f"run-{C}-{number}", loss=loss, C=C, tol=1e-5, max_passes=50_000)
             held_out = sp.csr_array(x[fold == number])
             decisions = held_out @ single.model.weights
-            close = (np.abs(decisions) < 1e-4).any(axis=1).sum()
+            close = (np.abs(decisions) < 1e-3).any(axis=1).sum()
             hits = (single.model.labels(decisions) == y[fold == number]).sum()
             score = result.scores[f"{C:g}"]["folds"][number] * (fold == number).sum()
             assert abs(score - hits) <= close + 1e-9
     assert result.best_C == max((0.05, 1.0), key=lambda C: (result.scores[f"{C:g}"]["mean"], -C))
-    final = train(data, tmp_path / "final", loss=loss, C=result.best_C, tol=1e-6, max_passes=50_000)
-    assert result.primal_objective == pytest.approx(final.primal_objective, rel=2e-6)
+    final = train(data, tmp_path / "final", loss=loss, C=result.best_C, tol=1e-5, max_passes=50_000)
+    assert result.primal_objective == pytest.approx(final.primal_objective, rel=2e-5)
     np.testing.assert_allclose(streamcd.load_model(result.run).weights, final.model.weights, atol=0.02)
 
 

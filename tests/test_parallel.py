@@ -21,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import forking
 import numpy as np
@@ -650,25 +651,19 @@ def test_a_worker_that_dies_before_it_has_work_is_told_of_with_the_work(
             workers.run(os.getppid, [()])
 
 
-@pytest.mark.parametrize(
-    ("codes", "said"),
-    [
-        ([-9, -15], "was killed by SIGKILL; "),
-        ([-15, -11], "was killed by SIGSEGV; .*; run it again"),
-        ([-15, -15], "was ended by SIGTERM; .*; run it again"),
-        ([None, -15], "was ended by SIGTERM; "),
-        ([1, -15], "ended before its work; .*__main__"),
-    ],
-)
-def test_how_workers_ended_is_told(
-    codes: list[int | None], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_workers_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool ends the others with SIGTERM when one has died."""
     with Workers(2, Listener(), "streamcd.core.process_pool") as workers:
         workers.run(os.getppid, [()])
-        left = iter(codes)
-        monkeypatch.setattr(process_pool, "_exit_code", lambda process: next(left))
-        assert re.search(f"one of 2 worker processes {said}", workers._describe_worker_exit())
+        for codes, said in (
+            ((-9, -15), "was killed by SIGKILL; "),
+            ((-15, -11), "was killed by SIGSEGV; .*; run it again"),
+            ((-15, -15), "was ended by SIGTERM; .*; run it again"),
+            ((None, -15), "was ended by SIGTERM; "),
+            ((1, -15), "ended before its work; .*__main__"),
+        ):
+            monkeypatch.setattr(process_pool, "_exit_code", Mock(side_effect=codes))
+            assert re.search(f"one of 2 worker processes {said}", workers._describe_worker_exit())
 
 
 def test_workers_are_refused_where_they_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,14 +275,14 @@ def many_classes(n_classes: int = 300) -> Model:
 def test_the_footer_of_many_columns_is_part_of_the_budget(tmp_path):
     """900 bytes for each column of each row group: with 500 classes and groups of some hundred rows 1.4 GB of 390 MB."""
     text = tmp_path / "data"
-    text.write_text("1 1:1\n" * 30_000)
+    text.write_text("1 1:1\n" * 15_000)
     budget = RESERVED_BYTES + 60_000_000
     predict(text, many_classes(), tmp_path / "out", proba=True, memory=budget)
     found = pq.ParquetFile(tmp_path / "out").metadata
-    assert found.num_rows == 30_000
+    assert found.num_rows == 15_000
     row_bytes = 8 * 9 * 300
     n_groups = found.num_row_groups
-    assert n_groups * 900 * found.num_columns + 30_000 // n_groups * row_bytes < 60_000_000
+    assert n_groups * 900 * found.num_columns + 15_000 // n_groups * row_bytes < 60_000_000
     assert {found.row_group(group).num_rows for group in range(n_groups - 1)} == {found.row_group(0).num_rows}
 
 

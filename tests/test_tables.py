@@ -391,7 +391,7 @@ def test_a_wrong_type_far_down_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_dictionary_beyond_the_budget_names_the_ways_out(tmp_path: Path) -> None:
-    n = 250_000
+    n = 180_000
     table = pa.table({"c": [f"a category of some length {k}" for k in range(n)], "y": np.arange(n) % 2})
     path = write_table(table, tmp_path / "t.parquet")
     with pytest.raises(StreamcdError, match=r"categories.*hash them into 2\^B features with --hash"):
@@ -413,7 +413,7 @@ def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) 
 
 
 def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:
-    n = 20_000_000
+    n = 8_000_000
     table = pa.table({"x": pa.repeat(pa.scalar(3.25), n), "y": pa.repeat(pa.scalar(1), n)})
     path = tmp_path / "bomb.parquet"
     pa.parquet.write_table(table, path, use_dictionary=False, compression="zstd", row_group_size=n)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import kernel_rows
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
 from threadpoolctl import threadpool_limits
 
@@ -24,8 +23,6 @@ from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
 from streamcd.core.threads import AHEAD, Threads, ahead
 from streamcd.dataset.read_ahead import AHEAD_BYTES
-from streamcd.kernels.dual import add_alpha_rows
-from streamcd.kernels.primitives import Costs, Variables
 from streamcd.models.model import Model
 from streamcd.prediction.decisions import Decisions
 from streamcd.runs.config import ProblemOptions
@@ -38,7 +35,6 @@ from streamcd.training.checkpoint import read_arrays
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
-    monkeypatch.setattr("streamcd.solvers.dual._BLOCK_ENTRIES", 2000)
 
 
 def state_of(run: Path) -> dict[str, bytes]:
@@ -48,7 +44,8 @@ def state_of(run: Path) -> dict[str, bytes]:
         found |= {
             f"{path.relative_to(run)} {name}": array.tobytes()
             for name, array in arrays.items()
-            if name not in ("seconds", "identity", "bytes_read", "log_bytes")
+            # how many checkpoints there were, and with them where the rows' states lie, depends on the time
+            if name not in ("seconds", "identity", "bytes_read", "log_bytes", "slots")
         }
     return found
 
@@ -78,6 +75,20 @@ def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str
             )
             states.append(state_of(run))
         assert states[0] == states[1] == states[2]
+
+
+def test_rows_certified_in_parts_have_the_certificate_of_one_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(300, 20), n_chunks=3)
+    found = []
+    for n_parts in (1, 4, 7):
+        monkeypatch.setattr("streamcd.solvers.dual._PARTS", n_parts)
+        found.append(streamcd.train(data, tmp_path / f"{n_parts}", tol=1e-6, threads=2))
+    for result in found[1:]:
+        assert result.passes == found[0].passes
+        assert result.primal_objective == pytest.approx(found[0].primal_objective, rel=1e-12)
+        assert result.gap == pytest.approx(found[0].gap, rel=1e-5)
 
 
 def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_in_the_plan(
@@ -182,21 +193,6 @@ def test_a_number_of_threads_below_one_is_refused(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(20, 5))
     with pytest.raises(UsageError, match="threads: expected at least 1, found 0"):
         streamcd.train(data, tmp_path / "run", threads=0)
-
-
-def test_ranges_of_features_add_up_what_all_features_do() -> None:
-    x, y = random_rows(60, 13, seed=5)
-    rows, none = kernel_rows(x, (y > 0).astype(int)), np.array([-1], dtype=np.int64)
-    costs = Costs(0, 0.5, np.array([[-1.0], [1.0]]), np.ones((2, 1)), none)
-    alpha = np.random.default_rng(0).random((60, 1)) * (np.arange(60)[:, None] % 3 > 0)
-    variables = Variables(alpha, np.ones((60, 1), dtype=np.uint8), np.zeros(14))
-    whole, parts = np.zeros(14), np.zeros(14)
-    add_alpha_rows(np.arange(60), rows, costs, variables, 0, 14, whole)
-    for first, stop in [(0, 4), (4, 4), (4, 11), (11, 14)]:
-        add_alpha_rows(np.arange(60), rows, costs, variables, first, stop, parts)
-    np.testing.assert_array_equal(parts, whole)
-    signed = alpha[:, 0] * np.where(y > 0, 1.0, -1.0)
-    np.testing.assert_allclose(whole, [*(x.T @ signed), 0.5 * signed.sum()], atol=1e-6)
 
 
 def test_all_calls_end_before_an_error_is_raised() -> None:

@@ -60,6 +60,7 @@ _TINY = 1e-200  # smallest dual variable of the logistic loss; its logarithm is 
 _KINK = 1e-3  # hinge: a margin nearer to 1 than this may be on either side of it
 _SHRINK_NEWTON = 0.1  # factor of Z instead of a Newton step that leaves the interval
 _NEAR = 0.1  # gradient of the logistic dual below which the term of the gap is a series
+_BLOCK = 512  # rows certified before they are added to w(alpha)
 _FAR = 2.0  # such a gradient above which Newton's method does not start from alpha
 
 
@@ -468,8 +469,20 @@ def certify_row(loss, row, a, rest, sums):
 
 
 @kernel
-def dual_certify(order, rows, costs, variables, totals):
-    """Add up rows' terms of gap, loss and dual at fixed `w`, for one lane; `totals` is changed in place."""
+def dual_certify(order, rows, costs, variables, w_alpha, totals):
+    """Add up rows' terms of gap, loss and dual at fixed `w`, and ``y_i alpha_i x_i`` to `w_alpha`, for one lane.
+
+    Changed in place: `w_alpha`, `totals`. A block of rows is still in the cache for its second sweep; one sweep would need
+    room there for both arrays of weights.
+    """
+    for first in range(0, order.size, _BLOCK):
+        block = order[first : first + _BLOCK]
+        _add_terms(block, rows, costs, variables, totals)
+        _add_alpha_rows(block, rows, costs, variables, w_alpha)
+
+
+@inlined
+def _add_terms(order, rows, costs, variables, totals):
     w, bias, alpha = variables.w, costs.bias, variables.alpha
     last = w.size - 1
     sums = sums_of(0, totals)
@@ -488,46 +501,23 @@ def dual_certify(order, rows, costs, variables, totals):
     keep_sums(0, sums, totals)
 
 
-@kernel
-def add_alpha_rows(order, rows, costs, variables, first, stop_feature, w_alpha):
-    """Add ``y_i alpha_i x_i`` of rows to `w_alpha`, for one lane and the features from `first` on below `stop_feature`.
-
-    Features of a row ascend. However they are divided among threads, each is summed up in the order of the rows.
-    """
+@inlined
+def _add_alpha_rows(order, rows, costs, variables, w_alpha):
     last = w_alpha.size - 1
     for p in range(order.size):
+        fetch_ahead(order, p, rows, w_alpha, 1, range(1))
         i = order[p]
         a = variables.alpha[i, 0]
         if a == 0.0 or row_cost(i, 0, rows, costs) <= 0.0:
             continue
         step = a * costs.sign[rows.code[i], 0]
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
-        start = _feature_position(rows.feature, start, stop, first)
-        stop = _feature_position(rows.feature, start, stop, stop_feature)
-        add_row(rows, w_alpha, start, stop, step)
-        if stop_feature > last:
-            w_alpha[last] += step * costs.bias
-
-
-@inlined
-def _feature_position(feature, start, stop, least):
-    """Return the first entry of a row whose feature is not below `least`, by halving."""
-    if start == stop or feature[start] >= least:
-        return start
-    if feature[stop - 1] < least:
-        return stop
-    while start < stop:
-        middle = (start + stop) >> 1
-        if feature[middle] < least:
-            start = middle + 1
-        else:
-            stop = middle
-    return start
+        add_row(rows, w_alpha, rows.indptr[i], rows.indptr[i + 1], step)
+        w_alpha[last] += step * costs.bias
 
 
 @kernel
 def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
-    """As `dual_certify` and `add_alpha_rows` for the given lanes at once; `w_alpha` has the shape of `w`."""
+    """As `dual_certify` for the given lanes at once; `w_alpha` has the shape of `w`."""
     w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
     live, dots, steps = lanes.live, lanes.dots, lanes.steps
     last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]

@@ -39,3 +39,12 @@ def move_columns(source, target, columns):
         for m in columns:
             target[j, m] = source[j, m]
             source[j, m] = 0.0
+
+
+@kernel
+def move_copies(copies, target):
+    """Add `copies`, shape (copies, features), to `target` in their order, and leave zeros."""
+    for j in range(target.size):
+        for k in range(copies.shape[0]):
+            target[j] += copies[k, j]
+            copies[k, j] = 0.0

@@ -51,9 +51,11 @@ from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals, new_lanes, new_totals
 
 _MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
-_BLOCKS_TOGETHER = 2  # per thread, between synchronisations
-_BLOCK_ENTRIES = 1 << 16  # summed at a time: a chunk of the usual 1 MB, or several small ones
-_SAMPLE = 1 << 12  # entries
+_PARTS = 4  # of a window, certified by threads; the sums are the same for any number of these
+_MOST_COPIED = (
+    1 << 19
+)  # features of which each part has a w(alpha) of its own; with more, a window is certified in one part
+_ENTRIES_PER_WEIGHT = 8  # in a window that is certified in parts: their w(alpha) are added up
 _NEW_VALUES = 1 << 17  # dual variables initialised at a time
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 NEGLIGIBLE = 1e-8
@@ -111,6 +113,7 @@ class RowSolver:
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
         weight_kernels.add_squares(state.w[:0], state.w_alpha[:0], none, np.zeros((3, 0)))
+        weight_kernels.move_copies(np.zeros((1, 1))[:, :0], state.w_alpha.reshape(-1)[:0])
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
             self.acceleration.load_kernels(state)
@@ -275,6 +278,9 @@ class DualSolver(RowSolver):
         # C - alpha is stored too: the subtraction would lose digits
         super().__init__(problem, 2 if self._logistic else 1, acceleration)
         self.omega = omega
+        self._copies = np.zeros((0, 0))
+        if problem.n_lanes == 1 and problem.n_features < _MOST_COPIED:
+            self.more_memory = {"needs": {"parts' w(alpha)": 8 * _PARTS * (problem.n_features + 1)}}
         self._scratch: list[Lanes] = []
 
     def new_state(self) -> State:
@@ -319,37 +325,35 @@ class DualSolver(RowSolver):
             self._divide_lanes(window, state, dual_kernels.dual_visit_lanes, rows, lanes)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows = (order, rows_of(window), self.costs, variables_of(window, state))
-        if self.problem.n_lanes == 1:
-            self._certify_blocks(window, rows, state)
+        rows, w_alpha = (rows_of(window), self.costs, variables_of(window, state)), state.w_alpha.reshape(-1)
+        if self.problem.n_lanes > 1:
+            certify = dual_kernels.dual_certify_lanes
+            self._divide_lanes(window, state, certify, (order, *rows, w_alpha), lanes)
+        elif self.more_memory and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
+            self._certify_parts(order, rows, w_alpha, state.totals)
         else:
-            arguments = (*rows, state.w_alpha.reshape(-1))
-            self._divide_lanes(window, state, dual_kernels.dual_certify_lanes, arguments, lanes)
+            dual_kernels.dual_certify(order, *rows, w_alpha, state.totals)
 
-    def _certify_blocks(self, window: Window, rows: tuple[Any, ...], state: State) -> None:
-        """Certify the only lane: threads take blocks of rows for the sums, then ranges of features for ``w(alpha)``."""
-        order, *arguments = rows
-        blocks = _blocks_of_chunks(window, order)
-        totals = [new_totals(1) for _ in blocks]
-        count = self.threads.parts(window.n_entries)
-        bounds, w_alpha = _feature_bounds(window, state.w.size, count), state.w_alpha.reshape(-1)
-        # with one thread a single block, which is still in the cache for the second sweep
-        step = _BLOCKS_TOGETHER * count if count > 1 else 1
-        for first in range(0, len(blocks), step):
-            some = slice(first, first + step)
-            parts = list(zip(blocks[some], totals[some], strict=True))
-            self.threads.run(
-                [partial(dual_kernels.dual_certify, part, *arguments, sums) for part, sums in parts]
-            )
-            whole = np.concatenate(blocks[some])
-            self.threads.run(
-                [
-                    partial(dual_kernels.add_alpha_rows, whole, *arguments, *features, w_alpha)
-                    for features in itertools.pairwise(bounds)
-                ]
-            )
-        for sums in totals:
-            join_totals(state.totals, sums)
+    def _certify_parts(
+        self, order: np.ndarray, rows: tuple[Any, ...], w_alpha: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Certify the only lane in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
+        if not self._copies.size:
+            self._copies = np.zeros((_PARTS, w_alpha.size))
+        # sums are far apart: no two threads may share a cache line of them
+        sums = [new_totals(8)[:1] for _ in range(_PARTS)]
+        certify, parts = dual_kernels.dual_certify, np.array_split(order, _PARTS)
+        each = zip(parts, self._copies, sums, strict=True)
+        self.threads.run([partial(certify, part, *rows, copy, of_part) for part, copy, of_part in each])
+        ends = (
+            np.linspace(0, w_alpha.size, self.threads.parts(self._copies.size) + 1).astype(np.int64).tolist()
+        )
+        move = weight_kernels.move_copies
+        self.threads.run(
+            [partial(move, self._copies[:, a:b], w_alpha[a:b]) for a, b in itertools.pairwise(ends)]
+        )
+        for of_part in sums:
+            join_totals(totals, of_part)
 
     def _divide_lanes(
         self, window: Window, state: State, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray
@@ -373,23 +377,6 @@ class DualSolver(RowSolver):
         )
         for part, sums in zip(parts[1:], totals[1:], strict=True):
             state.totals[part] = sums[part]
-
-
-def _blocks_of_chunks(window: Window, order: np.ndarray) -> list[np.ndarray]:
-    """Divide all rows of a window, in order, into blocks of whole chunks with about `_BLOCK_ENTRIES` entries or more."""
-    indptr, rows = window.arena.indptr, np.cumsum(window.stop - window.start)
-    entries = np.cumsum(indptr[window.stop] - indptr[window.start])
-    ends = rows[np.flatnonzero(np.diff(entries // _BLOCK_ENTRIES, append=-1))].tolist()
-    return [order[start:stop] for start, stop in itertools.pairwise([0, *ends])] or [order]
-
-
-def _feature_bounds(window: Window, size: int, n_parts: int) -> list[int]:
-    """Divide the features, including the bias, into ranges of about equal numbers of entries, estimated from a sample."""
-    if n_parts == 1:
-        return [0, size]
-    sample = np.sort(window.arena.feature[:_SAMPLE]) if window.n_entries >= _SAMPLE else np.zeros(1)
-    inner = sample[np.arange(1, n_parts) * sample.size // n_parts]
-    return [0, *inner.tolist(), size]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
