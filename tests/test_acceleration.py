@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from interrupted import stopping_after
 from reference import (
     augmented,
     exact_optimum,
@@ -22,7 +23,7 @@ from small_datasets import NAMED, Rows, columns_of, multiclass, random_rows, win
 from test_primal import Pass
 
 from streamcd import convert, make_columns
-from streamcd.core.errors import UsageError
+from streamcd.core.errors import Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs import train as train_module
@@ -60,6 +61,19 @@ def badly_conditioned(n_rows: int = 400) -> Rows:
     x = sp.csr_array((np.ones(index.size), index.reshape(-1), np.arange(n_rows + 1) * len(sizes)))
     score = x @ rng.standard_normal(x.shape[1]) + 0.8 * rng.standard_normal(n_rows)
     return x, np.where(score > 0, 1.0, -1.0)
+
+
+def nearly_orthogonal(n_rows: int = 600) -> Rows:
+    """Rows of unit norm, 12 of 4,000 features each, the frequent ones small: as the tf-idf of short texts."""
+    rng = np.random.default_rng(5)
+    share = 1.0 / np.arange(1, 4001)
+    share /= share.sum()
+    index = np.array([rng.choice(share.size, 12, replace=False, p=share) for _ in range(n_rows)])
+    value = share[index] ** -0.5
+    value /= np.linalg.norm(value, axis=1, keepdims=True)
+    x = sp.csr_array((value.reshape(-1), index.reshape(-1), np.arange(n_rows + 1) * 12), (n_rows, share.size))
+    x.sort_indices()
+    return x, np.where(x @ rng.standard_normal(share.size) > 0, 1.0, -1.0)
 
 
 def state_of(run: Path) -> dict[str, np.ndarray]:
@@ -412,3 +426,32 @@ def test_kappa_is_found_within_the_first_pass(loss: str, tmp_path: Path) -> None
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     kappa = [line["kappa"][0] for line in lines if line["kind"] == "train"]
     assert 0.5 < kappa[0] / kappa[4] < 2.0
+
+
+def test_with_logistic_loss_nearly_orthogonal_rows_go_back_to_plain_descent(tmp_path: Path) -> None:
+    """They took 13 passes, with kappa from 1.6 to 4; plain descent 9. The way back is in the state."""
+    data = write_dataset(tmp_path / "data", nearly_orthogonal(), n_chunks=12)
+    asked: dict[str, Any] = {"loss": "log_loss", "C": 100.0, "tol": 1e-6}
+    plain, fast = (train(data, tmp_path / name, acceleration=name, **asked) for name in ("none", "auto"))
+    assert fast.converged
+    assert fast.passes <= plain.passes + 2
+    assert fast.lanes[0]["kappa"] < 0.5
+    with pytest.raises(Interrupted):
+        train(data, tmp_path / "stopped", stop_requested=stopping_after(5), **asked)
+    resume(tmp_path / "stopped")
+    np.testing.assert_array_equal(state_of(tmp_path / "stopped")["w"], state_of(tmp_path / "auto")["w"])
+
+
+def test_after_two_failed_certificates_the_next_waits_until_their_gaps_extrapolate_to_the_tolerance() -> None:
+    """There were 5 where the estimates were noisy, by online, each after the lowest estimate so far."""
+    lanes = {name: np.zeros(1) for name in ("failed_gap", "failed_at", "gap_fall")}
+    for n_passes, gap in ((10, 0.8), (14, 0.4)):
+        assert stopping._extrapolated_gap(lanes | {"passes": np.array([n_passes])}, 0) == 0.0
+        lanes |= {"passes": np.array([n_passes]), "gap": np.array([gap])}
+        stopping._record_failure(lanes, 0)
+    lanes["passes"][0] = 18
+    assert stopping._extrapolated_gap(lanes, 0) == pytest.approx(0.2)
+    lanes["gap"][0] = 0.3999
+    stopping._record_failure(lanes, 0)
+    lanes["passes"][0] += 10
+    assert stopping._extrapolated_gap(lanes, 0) <= 0.3

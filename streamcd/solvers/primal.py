@@ -353,11 +353,12 @@ class OnlineSolver(PrimalSolver):
         """Return the state before the first read.
 
         With extrapolation it has room for the gap of a failed certificate, to which features that later passes leave out
-        may contribute.
+        may contribute; and for the fall of the gap from one failure to the next.
         """
         state = super().new_state()
         if self._extrapolation:
-            state.lanes["unseen_gap"] = np.zeros(self.problem.n_lanes)
+            names = ("unseen_gap", "failed_gap", "failed_at", "gap_fall")
+            state.lanes |= {name: np.zeros(self.problem.n_lanes) for name in names}
         return state
 
 

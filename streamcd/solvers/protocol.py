@@ -26,7 +26,7 @@ START, TRAIN, CERTIFY, DONE = range(4)
 Start = Literal["alpha", "alpha and w", "w"]
 """Content of a warm start: alpha, from which the first read computes w; alpha with its w(alpha); or w alone."""
 
-_ADDED = ("rounding", "primal_rounding", "unseen_gap")
+_ADDED = ("rounding", "primal_rounding", "unseen_gap", "failed_gap", "failed_at", "gap_fall")
 """Per-lane arrays that older runs lack; they keep their initial values until the next certificate."""
 
 
