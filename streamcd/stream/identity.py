@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ..core.errors import CheckpointError
@@ -22,7 +23,7 @@ class Identity:
         """Draw a name at random."""
         return cls(os.urandom(16).hex(), adopted)
 
-    @property
+    @cached_property
     def tag(self) -> bytes:
         """First eight bytes of the name, for headers."""
         return bytes.fromhex(self.name)[:8]
@@ -33,9 +34,13 @@ class Identity:
             return self
         return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32], self.adopted)
 
+    def accepts(self, found: str | bytes | None) -> bool:
+        """Tell whether a name or tag is this run's, or is missing where this run began without."""
+        return found in (self.name, self.tag) or (self.adopted and found in (None, bytes(8)))
+
     def check(self, found: str | bytes | None, path: Path) -> None:
         """Refuse a file with the name or tag of another run, or without one if this run did not begin without."""
-        if found in (self.name, self.tag) or (self.adopted and found in (None, bytes(8))):
+        if self.accepts(found):
             return
         raise CheckpointError(
             f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "

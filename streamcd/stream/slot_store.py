@@ -84,21 +84,23 @@ class SlotStore:
 
     def read(self, chunk: int) -> bytes:
         """Read a chunk's current slot with its header; raises `CheckpointError` if it is damaged or another run's."""
-        path, slot, size = self._path(chunk), int(self.current[chunk]), int(self._slot_bytes[chunk])
-        if not path.exists():
+        slot, size = int(self.current[chunk]), int(self._slot_bytes[chunk])
+        try:
+            file = self._open(chunk, os.O_RDWR)
+        except FileNotFoundError:
             raise CheckpointError(
-                f"{path}: missing; restore the run directory from a copy, or train again with --force"
-            )
-        data = os.pread(self._open(chunk), size, int(self._offset[chunk]) + slot * size)
+                f"{self._path(chunk)}: missing; restore the run directory from a copy, or train again with --force"
+            ) from None
+        data = os.pread(file, size, int(self._offset[chunk]) + slot * size)
         self.bytes_read += len(data)
         header = zlib.crc32(memoryview(data)[4:]).to_bytes(4, "little") + chunk.to_bytes(4, "little")
         if len(data) != size or data[:8] != header:
             raise CheckpointError(
-                f"{path}: the state of chunk {chunk} is damaged or truncated; "
+                f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
                 "restore the run directory from a copy, or train again with --force"
             )
-        if self.identity is not None:
-            self.identity.check(data[8:_HEADER_BYTES], path)
+        if self.identity is not None and not self.identity.accepts(data[8:_HEADER_BYTES]):
+            self.identity.check(data[8:_HEADER_BYTES], self._path(chunk))
         return data
 
     def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
@@ -114,8 +116,11 @@ class SlotStore:
             checksum = zlib.crc32(buffer, checksum)
         buffers = [checksum.to_bytes(4, "little"), *body]
         assert sum(len(buffer) for buffer in buffers) == size
-        with file_named(self._path(chunk)):
+        try:
             _write_all(self._open(chunk), buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
+        except OSError:
+            with file_named(self._path(chunk)):
+                raise
         self._unsynced.add(int(self._shard[chunk]))
 
     def tag_all(self) -> None:
@@ -149,13 +154,12 @@ class SlotStore:
     def _path(self, chunk: int) -> Path:
         return self.folder / f"part-{self._shard[chunk]:05d}.bin"
 
-    def _open(self, chunk: int) -> int:
+    def _open(self, chunk: int, flags: int = os.O_RDWR | os.O_CREAT) -> int:
         shard = int(self._shard[chunk])
         if shard not in self._files:
             if len(self._files) >= _OPEN_FILES:
                 os.close(self._files.pop(next(iter(self._files))))
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            self._files[shard] = os.open(self._path(chunk), flags, 0o644)
+            self._files[shard] = os.open(self._path(chunk), flags | os.O_NOFOLLOW, 0o644)
         return self._files[shard]
 
 
