@@ -69,7 +69,7 @@ KILLED = [
 
 
 @pytest.mark.parametrize(("loss", "problem", "resident", "acceleration"), KILLED)
-def test_kills_at_random_moments_leave_the_bits_alone(
+def test_ten_kills_at_random_moments_leave_the_bits_alone(
     doomed: CrashingProcess, tmp_path: Path, loss: str, problem: str, resident: bool, acceleration: str
 ) -> None:
     """SIGKILL, resume, and so on; the weights are those of the uninterrupted run, and the log has each read once."""
@@ -84,7 +84,7 @@ def test_kills_at_random_moments_leave_the_bits_alone(
     run = tmp_path / "run"
     begin = {"dataset": dataset.path, "run": run, "plan": astuple(plan), "checkpoint_every": 0.02, **asked}
     call, arguments, kills, sessions = "train", begin, 0, []
-    while kills < 6:
+    while kills < 10:
         answer = doomed(call, {"after": float(rng.uniform(0.0, 0.1))}, **arguments)
         sessions.append(call)
         call, arguments = "resume", {"run": run, "checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
@@ -97,7 +97,7 @@ def test_kills_at_random_moments_leave_the_bits_alone(
     if call == "resume":
         resume(run, checkpoint_every=60.0)
         assert ended(run) == expected
-    assert sessions.count("resume") >= 3, "the run is too short to show anything"
+    assert sessions.count("resume") >= 5, "the run is too short to show anything"
 
 
 DEATHS = [
