@@ -162,7 +162,8 @@ def model_bytes(solver: Solver) -> int:
     """
     tables = TABLE_COPIES * solver.problem.full_table_bytes
     w_bytes = 8 * (solver.problem.n_features + 1) * solver.layout.n_flags
-    return solver.state_bytes + (WEIGHT_COPIES - 2) * w_bytes + tables + saving_bytes(solver)
+    more = sum(solver.more_memory.get("needs", {}).values())
+    return solver.state_bytes + (WEIGHT_COPIES - 2) * w_bytes + more + tables + saving_bytes(solver)
 
 
 def saving_bytes(solver: Solver) -> int:

@@ -52,9 +52,7 @@ from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals
 
 _MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
 _PARTS = 4  # of a window, certified by threads; the sums are the same for any number of these
-_MOST_COPIED = (
-    1 << 19
-)  # features of which each part has a w(alpha) of its own; with more, a window is certified in one part
+_MOST_COPIED = 1 << 19  # features; with more, a window is certified in one part, without copies of w(alpha)
 _ENTRIES_PER_WEIGHT = 8  # in a window that is certified in parts: their w(alpha) are added up
 _NEW_VALUES = 1 << 17  # dual variables initialised at a time
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
