@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import types
 import warnings
 from collections.abc import Mapping, Sequence
@@ -225,3 +226,20 @@ def _carry_out(order: dict[str, Any]) -> None:
 if __name__ == "__main__":
     _load()
     _carry_out(_await_order(socket.socket(fileno=int(sys.argv[1]))))
+
+
+def start_endless_training(data: Path, run: Path, **options: Any) -> Forked:
+    """Start a training without an end, and return once its log has begun; it has a checkpoint every tenth of a second."""
+    endless = ["--tol", "0", "--max-passes", "100000000", "--checkpoint-every", "0.1s"]
+    process = Forked(["-m", "streamcd", "train", data, run, *endless], stderr=PIPE, **options)
+    wait_for(run / "log.jsonl", process)
+    return process
+
+
+def wait_for(path: Path, process: Forked) -> None:
+    """Wait until a process has made a file."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None, process.stderr
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -497,23 +496,7 @@ def test_a_reader_that_leaves_early_makes_no_noise(trained):
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(data, tmp_path, signum, status):
-    arguments = [
-        "train",
-        str(data),
-        str(tmp_path / "run"),
-        "--tol",
-        "0",
-        "--max-passes",
-        "100000000",
-        "--checkpoint-every",
-        "0.1s",
-    ]
-    process = forking.Forked(["-m", "streamcd", *arguments], stdout=forking.DEVNULL, stderr=forking.PIPE)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "log.jsonl").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    process = forking.start_endless_training(data, tmp_path / "run", stdout=forking.DEVNULL)
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors

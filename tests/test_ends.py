@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from forking import DEVNULL, PIPE, Forked
+from forking import DEVNULL, PIPE, Forked, start_endless_training
 from small_datasets import random_rows, write_dataset
 
 import streamcd
@@ -133,28 +133,9 @@ def start(*arguments: object, **options) -> Forked:
     return Forked(["-m", "streamcd", *arguments], stderr=PIPE, **{"stdout": DEVNULL, **options})
 
 
-def wait_for(path: Path, process: Forked) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert process.poll() is None, process.stderr
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.05, 0.2])
 def test_a_second_ctrl_c_changes_nothing(data, tmp_path, pause):
-    process = start(
-        "train",
-        data,
-        tmp_path / "run",
-        "--tol",
-        "0",
-        "--max-passes",
-        "100000000",
-        "--checkpoint-every",
-        "0.1s",
-    )
-    wait_for(tmp_path / "run" / "log.jsonl", process)
+    process = start_endless_training(data, tmp_path / "run", stdout=DEVNULL)
     process.send_signal(signal.SIGINT)
     while process.poll() is None:
         time.sleep(pause)

@@ -5,6 +5,7 @@ No result depends on the number of threads: a sum is computed within one part, o
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
@@ -38,6 +39,12 @@ class Threads:
     def parts(self, n_operations: int) -> int:
         """Return the number of parts to divide work into, none so small that handing it over takes longer than doing it."""
         return max(min(self.count, n_operations // _LEAST_OPERATIONS), 1)
+
+    def shares(self, n_items: int, n_operations: int) -> list[slice]:
+        """Divide a range of items, which take so many operations in all, into a share for each of `parts`."""
+        n_parts = self.parts(n_operations)
+        ends = [n_items * part // n_parts for part in range(n_parts + 1)]
+        return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
 
     def run(self, calls: Sequence[Callable[[], object]]) -> None:
         """Make calls, at most `count` at a time, and return when all are done; raises one of their errors.

@@ -42,9 +42,9 @@ def move_columns(source, target, columns):
 
 
 @kernel
-def move_copies(copies, target):
-    """Add `copies`, shape (copies, features), to `target` in their order, and leave zeros."""
-    for j in range(target.size):
+def move_copies(copies, target, start, stop):
+    """Add ``copies[:, start:stop]``, shape (copies, features), to `target` in their order, and leave zeros."""
+    for j in range(start, stop):
         for k in range(copies.shape[0]):
             target[j] += copies[k, j]
             copies[k, j] = 0.0

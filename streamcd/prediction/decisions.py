@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -231,13 +230,12 @@ class Decisions:
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads
     ) -> tuple[np.ndarray, int]:
         """Return the decisions about rows, divided among threads, and the number of ignored entries."""
-        n_parts = threads.parts(int(indptr[-1] - indptr[0]) * self.model.n_vectors)
-        bounds = np.linspace(0, indptr.size - 1, n_parts + 1).astype(np.int64).tolist()
+        shares = threads.shares(indptr.size - 1, int(indptr[-1] - indptr[0]) * self.model.n_vectors)
         calls = [
-            partial(self.model.decisions, indptr[start : stop + 1], feature, value)
-            for start, stop in itertools.pairwise(bounds)
+            partial(self.model.decisions, indptr[share.start : share.stop + 1], feature, value)
+            for share in shares
         ]
-        found = list(Threads(n_parts).in_order(calls))
+        found = list(Threads(len(shares)).in_order(calls))
         return np.concatenate([decisions for decisions, _ in found]), sum(ignored for _, ignored in found)
 
 

@@ -14,7 +14,6 @@ computed from the nonzero dual variables and adapted to the cosine of successive
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -138,10 +137,9 @@ class Acceleration:
         if not new.size:
             return
         w, companion = state.w, state.matrices["companion"]
-        ends = np.linspace(0, w.shape[0], threads.parts(w.size) + 1).astype(np.int64).tolist()
-        shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
         rest = (self._width, new, kept["kappa"])
         begin = acceleration_kernels.begin_pass
+        shares = threads.shares(w.shape[0], w.size)
         threads.run([partial(begin, w[share], companion[share], *rest) for share in shares])
         kept["in_pass"][new] = True
 

@@ -7,7 +7,6 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -111,7 +110,6 @@ class RowSolver:
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
         weight_kernels.add_squares(state.w[:0], state.w_alpha[:0], none, np.zeros((3, 0)))
-        weight_kernels.move_copies(np.zeros((1, 1))[:, :0], state.w_alpha.reshape(-1)[:0])
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
             self.acceleration.load_kernels(state)
@@ -208,9 +206,7 @@ class RowSolver:
         columns = self._columns_of(lanes)
         target = state.matrices["companion"] if self.acceleration else state.w
         source, n_rows = state.w_alpha, state.w.shape[0]
-        n_parts = self.threads.parts(n_rows * columns.size)
-        ends = np.linspace(0, n_rows, n_parts + 1).astype(np.int64).tolist()
-        shares = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        shares = self.threads.shares(n_rows, n_rows * columns.size)
         move = weight_kernels.move_columns
         self.threads.run([partial(move, source[rows], target[rows], columns) for rows in shares])
 
@@ -277,7 +273,8 @@ class DualSolver(RowSolver):
         super().__init__(problem, 2 if self._logistic else 1, acceleration)
         self.omega = omega
         self._copies = np.zeros((0, 0))
-        if problem.n_lanes == 1 and problem.n_features < _MOST_COPIED:
+        self._in_parts = problem.n_lanes == 1 and problem.n_features < _MOST_COPIED
+        if self._in_parts:
             self.more_memory = {"needs": {"parts' w(alpha)": 8 * _PARTS * (problem.n_features + 1)}}
         self._scratch: list[Lanes] = []
 
@@ -287,6 +284,12 @@ class DualSolver(RowSolver):
         lanes = {"inner_tolerance": np.full(n_lanes, 1e-2)}
         lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
         return self.start_state(lanes, TRAIN)
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Load the sum of the parts' ``w(alpha)``, too; see `RowSolver.load_kernels`."""
+        if self._in_parts:
+            weight_kernels.move_copies(np.zeros((1, 1)), state.w_alpha.reshape(-1), 0, 0)
+        super().load_kernels(dataset, state)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0; for the logistic loss, whose alpha is positive, so small that w(alpha) = 0 up to rounding."""
@@ -327,7 +330,7 @@ class DualSolver(RowSolver):
         if self.problem.n_lanes > 1:
             certify = dual_kernels.dual_certify_lanes
             self._divide_lanes(window, state, certify, (order, *rows, w_alpha), lanes)
-        elif self.more_memory and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
+        elif self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
             self._certify_parts(order, rows, w_alpha, state.totals)
         else:
             dual_kernels.dual_certify(order, *rows, w_alpha, state.totals)
@@ -343,13 +346,9 @@ class DualSolver(RowSolver):
         certify, parts = dual_kernels.dual_certify, np.array_split(order, _PARTS)
         each = zip(parts, self._copies, sums, strict=True)
         self.threads.run([partial(certify, part, *rows, copy, of_part) for part, copy, of_part in each])
-        ends = (
-            np.linspace(0, w_alpha.size, self.threads.parts(self._copies.size) + 1).astype(np.int64).tolist()
-        )
-        move = weight_kernels.move_copies
-        self.threads.run(
-            [partial(move, self._copies[:, a:b], w_alpha[a:b]) for a, b in itertools.pairwise(ends)]
-        )
+        move = partial(weight_kernels.move_copies, self._copies, w_alpha)
+        shares = self.threads.shares(w_alpha.size, self._copies.size)
+        self.threads.run([partial(move, share.start, share.stop) for share in shares])
         for of_part in sums:
             join_totals(totals, of_part)
 
