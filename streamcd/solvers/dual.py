@@ -7,7 +7,7 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,10 +50,11 @@ from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals, new_lanes, new_totals
 
 _MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
+_APART = 8  # numbers that fill a cache line: no two threads may share one that they write to
 _PARTS = 4  # of a window, certified by threads; the sums are the same for any number of these
-_MOST_COPIED = 1 << 19  # features; with more, a window is certified in one part, without copies of w(alpha)
+_MOST_COPIED = 1 << 19  # weights; with more, a window is certified in one part, without copies of w(alpha)
 _ENTRIES_PER_WEIGHT = 8  # in a window that is certified in parts: their w(alpha) are added up
-_NEW_VALUES = 1 << 17  # dual variables initialised at a time
+_NEW_VALUES = 1 << 15  # dual variables initialised at a time, by each thread
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 NEGLIGIBLE = 1e-8
 """Relative rounding of a gap below which it is ignored."""
@@ -273,9 +274,10 @@ class DualSolver(RowSolver):
         super().__init__(problem, 2 if self._logistic else 1, acceleration)
         self.omega = omega
         self._copies = np.zeros((0, 0))
-        self._in_parts = problem.n_lanes == 1 and problem.n_features < _MOST_COPIED
+        n_weights = (problem.n_features + 1) * self.n_vectors
+        self._in_parts = n_weights <= _MOST_COPIED
         if self._in_parts:
-            self.more_memory = {"needs": {"parts' w(alpha)": 8 * _PARTS * (problem.n_features + 1)}}
+            self.more_memory = {"needs": {"parts' w(alpha)": 8 * _PARTS * n_weights}}
         self._scratch: list[Lanes] = []
 
     def new_state(self) -> State:
@@ -327,25 +329,35 @@ class DualSolver(RowSolver):
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows, w_alpha = (rows_of(window), self.costs, variables_of(window, state)), state.w_alpha.reshape(-1)
-        if self.problem.n_lanes > 1:
+        if self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
+            self._certify_parts(order, rows, w_alpha, state.totals, lanes)
+        elif self.problem.n_lanes > 1:
             certify = dual_kernels.dual_certify_lanes
             self._divide_lanes(window, state, certify, (order, *rows, w_alpha), lanes)
-        elif self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
-            self._certify_parts(order, rows, w_alpha, state.totals)
         else:
             dual_kernels.dual_certify(order, *rows, w_alpha, state.totals)
 
     def _certify_parts(
-        self, order: np.ndarray, rows: tuple[Any, ...], w_alpha: np.ndarray, totals: np.ndarray
+        self,
+        order: np.ndarray,
+        rows: tuple[Any, ...],
+        w_alpha: np.ndarray,
+        totals: np.ndarray,
+        lanes: np.ndarray,
     ) -> None:
-        """Certify the only lane in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
+        """Certify lanes in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
         if not self._copies.size:
             self._copies = np.zeros((_PARTS, w_alpha.size))
-        # sums are far apart: no two threads may share a cache line of them
-        sums = [new_totals(8)[:1] for _ in range(_PARTS)]
-        certify, parts = dual_kernels.dual_certify, np.array_split(order, _PARTS)
-        each = zip(parts, self._copies, sums, strict=True)
-        self.threads.run([partial(certify, part, *rows, copy, of_part) for part, copy, of_part in each])
+        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(_PARTS)]
+        certify: Any = dual_kernels.dual_certify
+        scratch: list[tuple[Lanes, ...]] = [()] * _PARTS
+        if totals.shape[0] > 1:
+            certify = dual_kernels.dual_certify_lanes
+            scratch = [(own,) for own in self._scratch_of([lanes] * _PARTS)]
+        each = zip(np.array_split(order, _PARTS), self._copies, sums, scratch, strict=True)
+        self.threads.run(
+            [partial(certify, part, *rows, copy, of_part, *own) for part, copy, of_part, own in each]
+        )
         move = partial(weight_kernels.move_copies, self._copies, w_alpha)
         shares = self.threads.shares(w_alpha.size, self._copies.size)
         self.threads.run([partial(move, share.start, share.stop) for share in shares])
@@ -362,18 +374,19 @@ class DualSolver(RowSolver):
         n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), lanes.size // _MIN_LANES), 1)
         parts = np.array_split(lanes, n_parts)
         totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
-        while len(self._scratch) < n_parts:
-            n_lanes = self.problem.n_lanes
-            fetched, live = (np.zeros(n_lanes + 1, dtype=np.int64) for _ in range(2))
-            self._scratch.append(Lanes(lanes, fetched, np.zeros(n_lanes), live, np.zeros(n_lanes)))
-        self.threads.run(
-            [
-                partial(visit, *arguments, sums, scratch._replace(chosen=part))
-                for part, sums, scratch in zip(parts, totals, self._scratch, strict=False)
-            ]
-        )
+        each = zip(totals, self._scratch_of(parts), strict=True)
+        self.threads.run([partial(visit, *arguments, *own) for own in each])
         for part, sums in zip(parts[1:], totals[1:], strict=True):
             state.totals[part] = sums[part]
+
+    def _scratch_of(self, parts: Sequence[np.ndarray]) -> list[Lanes]:
+        """Return the scratch of threads, for the lanes of each."""
+        n_lanes = self.problem.n_lanes
+        while len(self._scratch) < len(parts):
+            fetched, live = (np.zeros(n_lanes + _APART, dtype=np.int64) for _ in range(2))
+            dots, steps = (np.zeros(n_lanes + _APART) for _ in range(2))
+            self._scratch.append(Lanes(parts[0], fetched, dots, live, steps))
+        return [own._replace(chosen=part) for part, own in zip(parts, self._scratch, strict=False)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
