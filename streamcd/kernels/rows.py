@@ -49,12 +49,7 @@ def gather_entries(rows, indptr, index, value, out_index, out_value):
 def add_row_norms(indptr, value, sums):
     """Add rows to the statistics of the norms of all rows.
 
-    Parameters
-    ----------
-    indptr : (rows + 1,) int64
-    value : (entries,) float
-    sums : (4,) float64
-        Least norm above 0, greatest norm, sum of the squared norms, rows of norm 0; changed in place.
+    Changed in place: `sums`, (4,): least norm above 0, greatest norm, sum of the squared norms, rows of norm 0.
     """
     for i in range(indptr.size - 1):
         norm = _row_norm(value, indptr[i], indptr[i + 1])
@@ -100,26 +95,17 @@ def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
 
 
 @kernel
-def margins(indptr, feature, value, w, out):
-    """Write ``x·w_m`` of every row and weight vector to `out`.
+def margins(start, stop, feature, value, w, out):
+    """Write ``x·w_m`` of every row and weight vector to `out`, (rows, vectors); a row has the entries ``start[i]:stop[i]``.
 
-    Parameters
-    ----------
-    w : ndarray of float64, shape (d, n_vectors)
-    out : ndarray of float64, shape (rows, n_vectors)
-        Written.
-
-    Returns
-    -------
-    int
-        Entries that were left out because their feature is not below d.
+    Returns how many entries were left out because their feature is not below that of `w`, (features, vectors).
     """
     n_features, n_vectors = w.shape
     ignored = 0
-    for i in range(indptr.size - 1):
+    for i in range(start.size):
         for m in range(n_vectors):
             out[i, m] = 0.0
-        for k in range(indptr[i], indptr[i + 1]):
+        for k in range(start[i], stop[i]):
             j = feature[k]
             if j < 0 or j >= n_features:
                 ignored += 1

@@ -22,13 +22,8 @@ def hash_numbers(numbers, first, second, out):
 def sort_keys(keys, starts, order):
     """Write the order in which `keys` ascend to `order`: keys are all different, and spread evenly over their range.
 
-    Parameters
-    ----------
-    keys : (n,) uint64
-    starts : (cells + 1,) int64
-        Scratch; cells are a power of two, about n.
-    order : (n,) int64
-        Written. Keys are distributed to cells of their range, which are then sorted: 12 ns a key; numpy's argsort takes 45.
+    Keys are distributed to cells of their range, which are then sorted: 12 ns a key; numpy's argsort takes 45. `starts` is
+    scratch, (cells + 1,); cells are a power of two, about the number of keys.
     """
     if not keys.size:
         return
@@ -80,13 +75,7 @@ def number_by_ranges(key, ends, first_bucket, shift, start, bucket):
 def order_by_bucket(bucket, starts, order):
     """Sort records by bucket, keeping their order within each (a counting sort).
 
-    Parameters
-    ----------
-    bucket : (n,) uint16
-    starts : (buckets + 1,) int64
-        Written: bucket b holds ``order[starts[b]:starts[b + 1]]``.
-    order : (n,) uint32
-        Written.
+    Written: `starts`, (buckets + 1,), and `order`; bucket b holds ``order[starts[b]:starts[b + 1]]``.
     """
     starts[:] = 0
     for k in range(bucket.size):

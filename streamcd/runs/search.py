@@ -36,7 +36,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         result = replace(result_of(directory, outcome, search), run=run)
         return TuneResult(**asdict(result), scores={}, best_C=float("nan"), folds=_summary(outcome))
     _warn_of_open_folds(outcome, listener)
-    scores = _score(folds.path, search, listener)
+    scores = _score(folds.path, search, session)
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
     content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
     write_file(directory.path / "scores.json", (content + "\n").encode())
@@ -86,12 +86,12 @@ def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any
 # Scores
 
 
-def _score(path: Path, search: ResolvedRun, listener: Listener) -> dict[float, list[float]]:
+def _score(path: Path, search: ResolvedRun, session: Session) -> dict[float, list[float]]:
     """Return the accuracy of every C on each fold, by the lanes trained without it."""
     problem = search.problem
     n_correct: Counter[tuple[float, int]] = Counter()
     n_rows: Counter[tuple[float, int]] = Counter()
-    for rows in held_out_rows(path, search, listener, "score the folds"):
+    for rows in held_out_rows(path, search, session, "score the folds"):
         predicted = predicted_classes(problem, rows.decisions, rows.w)
         n_correct[rows.C, rows.fold] += int((predicted == rows.code).sum())
         n_rows[rows.C, rows.fold] += rows.code.size

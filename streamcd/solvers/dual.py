@@ -61,16 +61,7 @@ NEGLIGIBLE = 1e-8
 
 
 class RowSolver:
-    """Base of the solvers over rows.
-
-    Parameters
-    ----------
-    problem : Problem
-    alpha_vectors : int
-        Dual variables of a row for each weight vector.
-    acceleration : Acceleration, optional
-        Plain coordinate descent if omitted.
-    """
+    """Base of the solvers over rows; a row has `alpha_vectors` dual variables for each weight vector."""
 
     rows_bytes = 0
     more_memory: Mapping[str, Any] = MappingProxyType({})
@@ -206,10 +197,9 @@ class RowSolver:
         """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it as their companion."""
         columns = self._columns_of(lanes)
         target = state.matrices["companion"] if self.acceleration else state.w
-        source, n_rows = state.w_alpha, state.w.shape[0]
-        shares = self.threads.shares(n_rows, n_rows * columns.size)
-        move = weight_kernels.move_columns
-        self.threads.run([partial(move, source[rows], target[rows], columns) for rows in shares])
+        source, n_rows, move = state.w_alpha, state.w.shape[0], weight_kernels.move_columns
+        share = self.threads.share
+        share(lambda rows: move(source[rows], target[rows], columns), n_rows, n_rows * columns.size)
 
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Add the estimates of the gap to the dual objectives, which are known exactly."""
@@ -258,12 +248,7 @@ class RowSolver:
 class DualSolver(RowSolver):
     """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`kernels/dual.dual_visit`).
 
-    Parameters
-    ----------
-    problem : Problem
-    omega : float or "auto"
-        Over-relaxation of the closed-form steps (see `over_relaxation`).
-    acceleration : Acceleration, optional
+    `omega` is the over-relaxation of the closed-form steps, or "auto" (see `over_relaxation`).
     """
 
     def __init__(
@@ -330,7 +315,7 @@ class DualSolver(RowSolver):
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows, w_alpha = (rows_of(window), self.costs, variables_of(window, state)), state.w_alpha.reshape(-1)
         if self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
-            self._certify_parts(order, rows, w_alpha, state.totals, lanes)
+            self._certify_parts(order, rows, state, lanes)
         elif self.problem.n_lanes > 1:
             certify = dual_kernels.dual_certify_lanes
             self._divide_lanes(window, state, certify, (order, *rows, w_alpha), lanes)
@@ -338,14 +323,10 @@ class DualSolver(RowSolver):
             dual_kernels.dual_certify(order, *rows, w_alpha, state.totals)
 
     def _certify_parts(
-        self,
-        order: np.ndarray,
-        rows: tuple[Any, ...],
-        w_alpha: np.ndarray,
-        totals: np.ndarray,
-        lanes: np.ndarray,
+        self, order: np.ndarray, rows: tuple[Any, ...], state: State, lanes: np.ndarray
     ) -> None:
         """Certify lanes in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
+        w_alpha, totals = state.w_alpha.reshape(-1), state.totals
         if not self._copies.size:
             self._copies = np.zeros((_PARTS, w_alpha.size))
         sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(_PARTS)]
@@ -359,8 +340,7 @@ class DualSolver(RowSolver):
             [partial(certify, part, *rows, copy, of_part, *own) for part, copy, of_part, own in each]
         )
         move = partial(weight_kernels.move_copies, self._copies, w_alpha)
-        shares = self.threads.shares(w_alpha.size, self._copies.size)
-        self.threads.run([partial(move, share.start, share.stop) for share in shares])
+        self.threads.share(lambda part: move(part.start, part.stop), w_alpha.size, self._copies.size)
         for of_part in sums:
             join_totals(totals, of_part)
 
@@ -442,14 +422,8 @@ def _proven_gap(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bound the gap from above, including rounding; returns the gap, the rounding, and where the gap is that bound.
 
-    Parameters
-    ----------
-    totals : ndarray, shape (lanes, N_TOTALS)
-    norm, drift, moved : ndarray, shape (lanes,)
-        ‖w‖, the computed ‖w - w(alpha)‖, and the distance from w to the w that the lane keeps.
+    Of every lane, `norm` is ‖w‖, `drift` the computed ‖w - w(alpha)‖, `moved` the distance from w to the w that it keeps.
 
-    Notes
-    -----
     Rounding errors arise in the terms themselves and their sum, a few u of objectives and gap; in margins
     (`primitives.rounding_terms`), including their change when w moves; and in w(alpha), where a sum over n rows is wrong by
     at most n u times the sum of its terms' absolute values. If the bound exceeds the plain sum by less than `NEGLIGIBLE`

@@ -31,11 +31,9 @@ _OPEN_FILES = 256
 class SlotStore:
     """Store of the dual variables and active flags of every chunk, in a file per shard with two slots per chunk.
 
-    Several threads may load and save different chunks.
-
-    The folder is created if needed. `chunk_shard` and `n_rows` hold the shard and the rows of every chunk; a row's state
-    takes `row_bytes`. `current`, uint8, is the slot (0 or 1) with a chunk's latest state, or `NO_SLOT`; `identity` is the
-    run's.
+    Threads may load and save different chunks. The folder is created if needed. `chunk_shard` and `n_rows` hold the shard and
+    the rows of every chunk; a row's state takes `row_bytes`. `current`, uint8, is the slot (0 or 1) with a chunk's latest
+    state, or `NO_SLOT`; `identity` is the run's.
     """
 
     def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
@@ -169,15 +167,10 @@ class SlotStore:
 
     @contextmanager
     def _file(self, chunk: int, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-        """Open the file of a chunk, or find it open; it stays so while it is in use, and as long as there is room."""
+        """Open the file of a chunk, or find it open; it stays so while it is in use, and if few others are open."""
         shard = int(self._shard[chunk])
         with self._lock:
             if shard not in self._files:
-                idle = (
-                    [] if len(self._files) < _OPEN_FILES else [n for n in self._files if not self._users[n]]
-                )
-                if idle:
-                    os.close(self._files.pop(idle[0]))
                 self._files[shard] = os.open(self._path(chunk), flags | os.O_NOFOLLOW, 0o644)
             self._users[shard] += 1
         try:
@@ -185,6 +178,8 @@ class SlotStore:
         finally:
             with self._lock:
                 self._users[shard] -= 1
+                if len(self._files) > _OPEN_FILES and not self._users[shard]:
+                    os.close(self._files.pop(shard))
 
 
 class MemorySlots(SlotStore):

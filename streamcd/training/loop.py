@@ -269,7 +269,9 @@ class Loop(TrainingLoop):
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
-        self.next_checkpoint = time.monotonic() + self._until_first_checkpoint()
+        n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.state_bytes
+        first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
+        self.next_checkpoint = time.monotonic() + min(task.checkpoint_every, first)
         options: dict[str, Any] = {"n_folds": folds, "n_threads": self.threads.count}
         options["folder"] = self.directory.path if self.directory.has_files else None
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **options) as stream:
@@ -278,12 +280,6 @@ class Loop(TrainingLoop):
             while self._has_open_lanes():
                 self._read(stream)
             self._checkpoint()
-
-    def _until_first_checkpoint(self) -> float:
-        """Return the seconds of a session until its first checkpoint, which takes a small part of them."""
-        task = self.task
-        n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.state_bytes
-        return min(task.checkpoint_every, max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE))
 
     def _tell_compilation(self, n_compiled: int) -> None:
         if n_compiled == 0:
@@ -467,21 +463,17 @@ class _RowStates:
     def load(self, window: Window, state: State) -> None:
         back = bool(state.lanes["restore"].any())
         chunks = [chunk for chunk in self._chunks(window) if back or not self._present[chunk[0]]]
-        self._by_threads(partial(self._load, window.arena, state), chunks)
+        self._by_threads([partial(self._load, window.arena, state, *chunk) for chunk in chunks])
 
     def save(self, window: Window) -> None:
         arena = window.arena
-        chunks = {
-            chunk: [arena.alpha[start:stop], arena.active[start:stop]]
-            for chunk, start, stop in self._chunks(window)
-        }
-        if self._resident:
-            self._changed |= chunks
-        else:
-            self._by_threads(self._slots.save, list(chunks.items()))
+        for chunk, start, stop in self._chunks(window):
+            self._changed[chunk] = [arena.alpha[start:stop], arena.active[start:stop]]
+        if not self._resident:
+            self.flush()
 
     def flush(self) -> None:
-        self._by_threads(self._slots.save, list(self._changed.items()))
+        self._by_threads([partial(self._slots.save, *changed) for changed in self._changed.items()])
         self._changed.clear()
 
     def _chunks(self, window: Window) -> list[tuple[int, int, int]]:
@@ -495,13 +487,6 @@ class _RowStates:
             self._present[chunk] = self._resident
         self._solver.restore_rows(state, arena, start, stop)
 
-    def _by_threads(self, work: Callable[..., None], chunks: Sequence[tuple[Any, ...]]) -> None:
-        """Call `work` with the arguments of every chunk, among which there is its number; threads take chunks."""
-
-        def work_on(share: slice) -> None:
-            for chunk in chunks[share]:
-                work(*chunk)
-
-        threads = self._solver.threads
-        shares = threads.shares(len(chunks), len(chunks) * self._chunk_bytes)
-        threads.run([partial(work_on, share) for share in shares])
+    def _by_threads(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Make a call for each of some chunks."""
+        self._solver.threads.run(calls, len(calls) * self._chunk_bytes)
