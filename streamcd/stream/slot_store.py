@@ -31,9 +31,9 @@ _OPEN_FILES = 256
 class SlotStore:
     """Store of the dual variables and active flags of every chunk, in a file per shard with two slots per chunk.
 
-    Threads may load and save different chunks. The folder is created if needed. `chunk_shard` and `n_rows` hold the shard and
-    the rows of every chunk; a row's state takes `row_bytes`. `current`, uint8, is the slot (0 or 1) with a chunk's latest
-    state, or `NO_SLOT`; `identity` is the run's.
+    Threads may load and save different chunks. The folder is created if needed; `chunk_shard` and `n_rows` hold the shard
+    and the rows of every chunk; a row's state takes `row_bytes`. `current`, uint8, is the slot (0 or 1) with a chunk's
+    latest state, or `NO_SLOT`; `identity` is the run's.
     """
 
     def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
