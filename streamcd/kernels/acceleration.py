@@ -23,22 +23,12 @@ def end_pass(w, companion, width, lanes, kappa, sums, sketch, moved):
     """Replace the centre by w(alpha), and measure how far the pass moved from it.
 
     Neighbouring lanes are processed together, by vector operations, in loops so short that the compiler finds them free of
-    aliases: 105 lanes of 55,000 features took half the processor time.
+    aliases: 105 lanes of 55,000 features took half the processor time. `w`, (d + 1, columns), is the iterate; `moved` is
+    scratch, like `kappa` (all lanes,).
 
-    Parameters
-    ----------
-    w : ndarray of float64, shape (d + 1, columns)
-        The iterate; not changed.
-    companion : ndarray like `w`
-        The centre v, replaced by ``w(alpha) = (1 + kappa) w - kappa v``.
-    width : int
-    lanes : ndarray of int64, shape (k,)
-    kappa, moved : ndarray of float64, shape (all lanes,)
-        `moved` is scratch.
-    sums : ndarray of float64, shape (2, all lanes)
-        Added to.
-    sketch : ndarray of float64, shape (N_BUCKETS, all lanes)
-        Added to: w - v with its signs changed at random, folded; the angle of two such vectors is about that of theirs.
+    Changed in place: `companion`, the centre v, becomes ``w(alpha) = (1 + kappa) w - kappa v``; added to: `sums`, (2, all
+    lanes), and `sketch`, (N_BUCKETS, all lanes): w - v with its signs changed at random, folded; the angle of two such
+    vectors is about that of theirs.
     """
     if lanes.size == 1 and width == w.shape[1]:
         _end_pass_of_all(w.reshape(-1), companion.reshape(-1), kappa[0], sums.reshape(-1), sketch.reshape(-1))
