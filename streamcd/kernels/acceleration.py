@@ -23,12 +23,11 @@ def end_pass(w, companion, width, lanes, kappa, sums, sketch, moved):
     """Replace the centre by w(alpha), and measure how far the pass moved from it.
 
     Neighbouring lanes are processed together, by vector operations, in loops so short that the compiler finds them free of
-    aliases: 105 lanes of 55,000 features took half the processor time. `w`, (d + 1, columns), is the iterate; `moved` is
-    scratch, like `kappa` (all lanes,).
+    aliases: 105 lanes of 55,000 features took half the processor time.
 
-    Changed in place: `companion`, the centre v, becomes ``w(alpha) = (1 + kappa) w - kappa v``; added to: `sums`, (2, all
-    lanes), and `sketch`, (N_BUCKETS, all lanes): w - v with its signs changed at random, folded; the angle of two such
-    vectors is about that of theirs.
+    The centre v (`companion`, like the iterate `w`) becomes ``w(alpha) = (1 + kappa) w - kappa v``. Added to `sums` (2, all
+    lanes); and to `sketch` (N_BUCKETS, all lanes), w - v with its signs changed at random, folded: the angle of two such
+    vectors is about that of theirs. `moved` (all lanes) is scratch.
     """
     if lanes.size == 1 and width == w.shape[1]:
         _end_pass_of_all(w.reshape(-1), companion.reshape(-1), kappa[0], sums.reshape(-1), sketch.reshape(-1))
