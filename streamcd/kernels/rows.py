@@ -48,10 +48,13 @@ def place_rows(rows, classes, offsets, arena):
     if left and label.size:
         return WRONG_COUNTS
     for i in range(label.size):
-        index = np.searchsorted(classes, label[i])
-        if index == classes.size or classes[index] != label[i]:
+        low, high = 0, classes.size - 1
+        while low < high:
+            middle = (low + high) >> 1
+            low, high = (middle + 1, high) if classes[middle] < label[i] else (low, middle)
+        if high < 0 or classes[low] != label[i]:
             return WRONG_LABEL
-        code[first + i] = index
+        code[first + i] = low
     indptr[first] = end
     for i in range(label.size):
         end += n_entries[i]
