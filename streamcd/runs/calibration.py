@@ -79,8 +79,8 @@ def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[float, np.nda
             for file in files.values():
                 stack.enter_context(file_named(file))
             outputs = {C: stack.enter_context(open(file, "wb")) for C, file in files.items()}
-            for rows in held_out_rows(path, folds, session, "decide about the folds"):
-                _records(rows).tofile(outputs[rows.C])
+            for C, records in held_out_rows(path, folds, session, _records, "decide about the folds"):
+                records.tofile(outputs[C])
         session.listener.message(
             f"calibration: fitting one sigmoid per vector, {n_vectors * len(files):,} in all"
         )
@@ -90,9 +90,9 @@ def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[float, np.nda
             file.unlink(missing_ok=True)
 
 
-def _records(rows: HeldOut) -> np.ndarray:
-    """Join a row's class to its decisions."""
-    return np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
+def _records(rows: HeldOut) -> tuple[float, np.ndarray]:
+    """Return C, and the rows' classes with their decisions."""
+    return rows.C, np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
 
 
 def _blocks(file: Path, n_vectors: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -91,10 +91,10 @@ class RowSolver:
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """See `protocol.Solver`."""
-        for lane in np.flatnonzero(state.lanes["restore"]).tolist():
-            flags = arena.active[start:stop, self.columns(lane)]
-            # with acceleration a row that is still eligible leaves at its next visit
-            flags[flags == 0] = primitives.PATIENCE if self.acceleration else 1
+        columns = self._columns_of(np.flatnonzero(state.lanes["restore"]))
+        # with acceleration a row that is still eligible leaves at its next visit
+        flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
+        primitives.restore_flags(arena.active[start:stop], columns, flag)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated: a small budget has no room for both."""
@@ -104,6 +104,7 @@ class RowSolver:
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
+        self.restore_rows(state, window.arena, 0, 0)
         weight_kernels.add_squares(state.w[:0], state.w_alpha[:0], none, np.zeros((3, 0)))
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
