@@ -660,7 +660,7 @@ def test_how_workers_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             ((-15, -11), "was killed by SIGSEGV; .*; run it again"),
             ((-15, -15), "was ended by SIGTERM; .*; run it again"),
             ((None, -15), "was ended by SIGTERM; "),
-            ((1, -15), "ended before its work; .*__main__"),
+            ((1, -15), "ended before its work was done; .*__main__"),
         ):
             monkeypatch.setattr(process_pool, "_exit_code", Mock(side_effect=codes))
             assert re.search(f"one of 2 worker processes {said}", workers._describe_worker_exit())
