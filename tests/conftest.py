@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,10 @@ from streamcd.dataset.dataset import Dataset, open_dataset
 from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Bytecode is kept beside the sources, as compiled kernels are: otherwise every process of the tests compiles it again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Every process that a test starts finds the source tree and this folder's `sitecustomize`.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
