@@ -18,6 +18,7 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
+from streamcd.conversion.convert import convert
 from streamcd.core.errors import DatasetError, StreamcdError, UsageError
 from streamcd.core.progress import Listener, Progress
 from streamcd.dataset import table_writer
@@ -42,6 +43,18 @@ def files_of(dataset: Dataset) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Writing and reading
+
+
+@pytest.mark.parametrize("compression", ["lz4", "none"])
+def test_what_was_read_stays_when_more_is_read(tmp_path: Path, compression: str) -> None:
+    rows = random_rows(120, 8, seed=41)
+    dataset = convert(rows, tmp_path / "data", chunk_size="1kB", compression=compression)
+    assert dataset.n_chunks > 2
+    first = dataset.read_entries(0)
+    kept = [array.copy() for array in first]
+    for chunk in range(1, dataset.n_chunks):
+        dataset.read_entries(chunk)
+    assert all(np.array_equal(*pair) for pair in zip(first, kept, strict=True))
 
 
 @pytest.mark.parametrize("value_dtype", [np.float32, np.float64])

@@ -440,6 +440,6 @@ def test_margins_are_products_and_unknown_features_are_counted() -> None:
     _, feature, value = kernel_rows(x, np.zeros(20))[:3]
     indptr = x.indptr.astype(np.int64)
     out = np.empty((20, 3))
-    ignored = rows_kernels.margins(indptr, feature, value, w, out)
+    ignored = rows_kernels.margins(indptr[:-1], indptr[1:], feature, value, w, out)
     assert ignored == (feature >= 5).sum()
     np.testing.assert_allclose(out, slow_margins(x.toarray()[:, :5], w), rtol=1e-12, atol=1e-12)

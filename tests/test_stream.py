@@ -193,6 +193,30 @@ def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset) -
     assert not any(thread.is_alive() for reader in stream._readers for thread in reader._thread._threads)
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "change", "message"),
+    [
+        ("read_rows", 0, lambda label: label + 5.0, "a label that the manifest does not list"),
+        ("read_rows", 0, lambda label: label * np.nan, "a label that the manifest does not list"),
+        ("read_rows", 1, lambda counts: counts + 1, "counts of entries do not fit"),
+        ("read_rows", 1, lambda counts: counts * np.int32(-1), "counts of entries do not fit"),
+        ("read_entries", 0, lambda feature: feature + 9, "a feature outside 0 … 8"),
+        ("read_entries", 0, lambda feature: feature - 9, "a feature outside 0 … 8"),
+    ],
+)
+def test_a_chunk_that_does_not_fit_the_dataset_is_refused(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, table: str, column: int, change: Any, message: str
+) -> None:
+    def read(chunk: int, *arguments: Any, **options: Any) -> list[np.ndarray]:
+        arrays = getattr(Dataset, table)(dataset, chunk, *arguments, **options)
+        return [change(array) if number == column else array for number, array in enumerate(arrays)]
+
+    monkeypatch.setattr(dataset, table, read)
+    decode = LAYOUT.decoder(dataset, 0, 0)
+    with pytest.raises(DatasetError, match=message):
+        decode(LAYOUT.new_arena(dataset, dataset.n_rows, dataset.n_entries), 3, 0, 0, True)
+
+
 def test_labels_that_are_no_classes_are_refused(dataset: Dataset) -> None:
     dataset.classes = None
     with pytest.raises(UsageError, match="too many values"):

@@ -29,6 +29,7 @@ from streamcd.runs.config import ProblemOptions
 from streamcd.runs.tune import tune
 from streamcd.solvers import crammer_singer
 from streamcd.solvers.crammer_singer import CrammerSingerSolver
+from streamcd.stream.slot_store import SlotStore
 from streamcd.training.checkpoint import read_arrays
 
 
@@ -55,11 +56,15 @@ def state_of(run: Path) -> dict[str, bytes]:
     ("loss", "n_classes"),
     [("hinge", 2), ("log_loss", 2), ("hinge", 7), ("log_loss", 7), ("crammer_singer", 7)],
 )
-def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str, n_classes: int) -> None:
+def test_the_number_of_threads_changes_no_bit_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, n_classes: int
+) -> None:
     rows = random_rows(1000, 50) if n_classes == 2 else multiclass(n_classes, 700)
     data = write_dataset(tmp_path / "data", rows, n_chunks=9)
     for resident in (False, True):
         plan = replace(windows_of(data, 4, resident=resident), readers=3)
+        # rows are certified in parts, or lanes are divided
+        monkeypatch.setattr("streamcd.solvers.dual._ENTRIES_PER_WEIGHT", 0 if resident else 1 << 40)
         states = []
         for threads in (1, 2, 5):
             run = tmp_path / f"{resident}-{threads}"
@@ -77,18 +82,45 @@ def test_the_number_of_threads_changes_no_bit_of_a_run(tmp_path: Path, loss: str
         assert states[0] == states[1] == states[2]
 
 
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+@pytest.mark.parametrize("n_classes", [2, 3])
 def test_rows_certified_in_parts_have_the_certificate_of_one_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, n_classes: int
 ) -> None:
-    data = write_dataset(tmp_path / "data", random_rows(300, 20), n_chunks=3)
+    data = write_dataset(tmp_path / "data", multiclass(n_classes, 300), n_chunks=3)
+    monkeypatch.setattr("streamcd.solvers.dual._ENTRIES_PER_WEIGHT", 0)
     found = []
     for n_parts in (1, 4, 7):
         monkeypatch.setattr("streamcd.solvers.dual._PARTS", n_parts)
-        found.append(streamcd.train(data, tmp_path / f"{n_parts}", tol=1e-6, threads=2))
+        found.append(streamcd.train(data, tmp_path / f"{n_parts}", loss=loss, tol=1e-6, threads=2))
     for result in found[1:]:
         assert result.passes == found[0].passes
         assert result.primal_objective == pytest.approx(found[0].primal_objective, rel=1e-12)
         assert result.gap == pytest.approx(found[0].gap, rel=1e-5)
+
+
+def test_threads_save_and_load_more_chunks_than_there_are_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamcd.stream.slot_store._OPEN_FILES", 3)
+    n_chunks, n_rows = 200, 50
+    store = SlotStore(tmp_path / "dual", np.arange(n_chunks) // 2, np.full(n_chunks, n_rows), 17)
+    records = np.zeros((n_chunks, n_rows), dtype=[("alpha", "f8", (2,)), ("active", "u1", (1,))])
+    records["alpha"] = np.arange(n_chunks * n_rows * 2).reshape(n_chunks, n_rows, 2)
+    found = np.zeros_like(records)
+
+    def pieces(of: np.ndarray, chunk: int) -> list[np.ndarray]:
+        return [of["alpha"][chunk], of["active"][chunk]]
+
+    threads = Threads(4)
+    for _ in range(3):
+        threads.run([partial(store.save, chunk, pieces(records, chunk)) for chunk in range(n_chunks)])
+        threads.run([partial(store.load, chunk, pieces(found, chunk)) for chunk in range(n_chunks)])
+        assert (found == records).all()
+        assert len(store._files) <= 3 + 4
+    assert store.bytes_read == 3 * n_chunks * (16 + 17 * n_rows)
+    threads.close()
+    store.close()
 
 
 def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_in_the_plan(

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from .errors import UsageError
@@ -23,12 +24,7 @@ Item = TypeVar("Item")
 
 
 class Threads:
-    """A number of threads, including the caller's; the others are started when first needed.
-
-    Parameters
-    ----------
-    count : int
-    """
+    """`count` threads, including the caller's; the others are started when first needed."""
 
     def __init__(self, count: int = 1) -> None:
         if count < 1:
@@ -46,12 +42,17 @@ class Threads:
         ends = [n_items * part // n_parts for part in range(n_parts + 1)]
         return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
 
-    def run(self, calls: Sequence[Callable[[], object]]) -> None:
+    def share(self, work: Callable[[slice], object], n_items: int, n_operations: int) -> None:
+        """Call `work` with each of the `shares`."""
+        self.run([partial(work, share) for share in self.shares(n_items, n_operations)])
+
+    def run(self, calls: Sequence[Callable[[], object]], n_operations: int = 1 << 62) -> None:
         """Make calls, at most `count` at a time, and return when all are done; raises one of their errors.
 
-        Each thread, the caller's among them, takes the next call as soon as it is free.
+        Each thread, the caller's among them, takes the next call as soon as it is free; there is one for each of `parts`.
         """
-        if self.count == 1 or len(calls) < 2:
+        n_threads = min(self.parts(n_operations), len(calls))
+        if n_threads < 2:
             for call in calls:
                 call()
             return
@@ -63,7 +64,7 @@ class Threads:
             for call in remaining:
                 call()
 
-        others = [self._pool.submit(work) for _ in range(min(self.count, len(calls)) - 1)]
+        others = [self._pool.submit(work) for _ in range(n_threads - 1)]
         try:
             work()
         finally:

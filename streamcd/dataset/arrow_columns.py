@@ -15,6 +15,9 @@ import pyarrow as pa
 
 from ..core.errors import DataError
 
+_NUMBERS = {pa.from_numpy_dtype(dtype).id: np.dtype(dtype) for dtype in ("i4", "i8", "f4", "f8")}
+"""Numpy's types of the columns of datasets, of which there are some in every chunk, by the number of Arrow's type."""
+
 
 class Strings(NamedTuple):
     """Concatenated strings: string ``i`` is ``data[offsets[i]:offsets[i + 1]]``, in UTF-8."""
@@ -92,6 +95,8 @@ def valid_of(array: pa.Array) -> np.ndarray:
 
 def numbers_of(array: pa.Array) -> np.ndarray:
     """Return numbers, read-only, in their own type; with nulls, and for decimals, as float64 with NaN for null."""
+    if array.type.id in _NUMBERS and not array.null_count:
+        return _viewed(array)
     if pa.types.is_null(array.type):
         return np.full(len(array), np.nan)
     if pa.types.is_boolean(array.type):
@@ -103,7 +108,7 @@ def numbers_of(array: pa.Array) -> np.ndarray:
 
 def _viewed(array: pa.Array) -> np.ndarray:
     """View the numbers of an array, undefined where they are null."""
-    dtype = np.dtype(array.type.to_pandas_dtype())
+    dtype = _NUMBERS.get(array.type.id) or np.dtype(array.type.to_pandas_dtype())
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
         return np.empty(0, dtype)

@@ -288,18 +288,8 @@ class RowSelection(PartOfTable, Dataset):
     """Rows of another dataset, which it reads by files of its own; made by ``dataset[rows]``.
 
     A row's ``source`` is its place in the selection; there is no column ``row``. Chunks without a row are not read.
-    Figures of features and norms of rows are those of the whole dataset.
-
-    Parameters
-    ----------
-    whole : Dataset
-    rows : ndarray of int64, shape (rows,)
-        Places in the order of the source, each at most once.
-
-    Attributes
-    ----------
-    held_bytes : int
-        Memory of what tells the rows, that of `whole` included.
+    Figures of features and norms of rows are those of the `whole` dataset. `rows` (int64) are places in the order of the
+    source, each at most once; what tells them takes `held_bytes`, with that of `whole`.
     """
 
     def __init__(self, whole: Dataset, rows: np.ndarray) -> None:

@@ -63,17 +63,9 @@ class ArrayParts(OpenParts):
 class InMemoryDataset(Dataset):
     """Rows of two or more classes in memory.
 
-    Parameters
-    ----------
-    rows : tuple of ndarray
-        ``indptr`` (int64), ``feature`` (integer, 0-based, each at most once in a row) and ``value`` (float32 or float64):
-        row ``r`` has the entries ``indptr[r]:indptr[r + 1]``. Not copied.
-    n_features : int
-    code : ndarray of integer, shape (rows,)
-        Number of each row's class.
-    n_classes : int
-        The labels are 0 … n_classes - 1.
-    weight : ndarray of float64, shape (rows,), optional
+    `rows` are not copied: ``indptr`` (int64), ``feature`` (integer, 0-based, each at most once in a row) and ``value``
+    (float32 or float64); row ``r`` has the entries ``indptr[r]:indptr[r + 1]``. `code` is each row's class, from 0 on, which
+    is its label.
     """
 
     def __init__(

@@ -76,9 +76,9 @@ def reading(path: Location, where: str = "") -> Iterator[None]:
 
 def column_values(column: pa.ChunkedArray) -> np.ndarray:
     """Return the numbers of a column without nulls; the array is read-only."""
-    arrays = [numbers_of(array) for array in column.chunks if len(array)]
-    if len(arrays) == 1:
-        return arrays[0]
+    if column.num_chunks == 1:
+        return numbers_of(column.chunk(0))
+    arrays = [numbers_of(array) for array in column.chunks]
     return np.concatenate(arrays) if arrays else np.empty(0, column.type.to_pandas_dtype())
 
 

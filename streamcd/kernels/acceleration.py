@@ -25,20 +25,9 @@ def end_pass(w, companion, width, lanes, kappa, sums, sketch, moved):
     Neighbouring lanes are processed together, by vector operations, in loops so short that the compiler finds them free of
     aliases: 105 lanes of 55,000 features took half the processor time.
 
-    Parameters
-    ----------
-    w : ndarray of float64, shape (d + 1, columns)
-        The iterate; not changed.
-    companion : ndarray like `w`
-        The centre v, replaced by ``w(alpha) = (1 + kappa) w - kappa v``.
-    width : int
-    lanes : ndarray of int64, shape (k,)
-    kappa, moved : ndarray of float64, shape (all lanes,)
-        `moved` is scratch.
-    sums : ndarray of float64, shape (2, all lanes)
-        Added to.
-    sketch : ndarray of float64, shape (N_BUCKETS, all lanes)
-        Added to: w - v with its signs changed at random, folded; the angle of two such vectors is about that of theirs.
+    The centre v (`companion`, like the iterate `w`) becomes ``w(alpha) = (1 + kappa) w - kappa v``. Added to `sums` (2, all
+    lanes); and to `sketch` (N_BUCKETS, all lanes), w - v with its signs changed at random, folded: the angle of two such
+    vectors is about that of theirs. `moved` (all lanes) is scratch.
     """
     if lanes.size == 1 and width == w.shape[1]:
         _end_pass_of_all(w.reshape(-1), companion.reshape(-1), kappa[0], sums.reshape(-1), sketch.reshape(-1))

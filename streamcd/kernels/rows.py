@@ -1,4 +1,4 @@
-"""Rows of entries without a solver: copies, norms, scaling, and margins of predictions."""
+"""Rows of entries without a solver: decoded chunks, copies, norms, scaling, and margins of predictions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 from .compile import inlined, kernel
 from .primitives import prefetch
 from .scatter import AHEAD
+
+FITS, WRONG_COUNTS, WRONG_LABEL = range(3)
 
 
 @inlined
@@ -26,6 +28,39 @@ def _row_norm(value, start, stop):
         ratio = np.float64(value[k]) / largest
         ratios += ratio * ratio
     return largest * math.sqrt(ratios)
+
+
+@kernel
+def place_rows(rows, classes, offsets, arena):
+    """Copy a chunk's labels, numbers of entries and weights (none if all are 1) to an arena, in one call.
+
+    `offsets` are those of the first row, its first entry, and the end of the last one's in the arena's arrays: starts,
+    indices of classes (ascending labels), weights. Returns `FITS`, or `WRONG_COUNTS` or `WRONG_LABEL` with all starts as
+    before. A start is written once: the last one may be that of a row in training.
+    """
+    (label, n_entries, weight), (indptr, code, out_weight) = rows, arena
+    first, end, stop = offsets
+    left = stop - end
+    for i in range(label.size):
+        left -= n_entries[i]
+        if n_entries[i] < 0:
+            return WRONG_COUNTS
+    if left and label.size:
+        return WRONG_COUNTS
+    for i in range(label.size):
+        low, high = 0, classes.size - 1
+        while low < high:
+            middle = (low + high) >> 1
+            low, high = (middle + 1, high) if classes[middle] < label[i] else (low, middle)
+        if high < 0 or classes[low] != label[i]:
+            return WRONG_LABEL
+        code[first + i] = low
+    indptr[first] = end
+    for i in range(label.size):
+        end += n_entries[i]
+        indptr[first + i + 1] = end
+        out_weight[first + i] = weight[i] if weight.size else 1.0
+    return FITS
 
 
 @kernel
@@ -49,12 +84,7 @@ def gather_entries(rows, indptr, index, value, out_index, out_value):
 def add_row_norms(indptr, value, sums):
     """Add rows to the statistics of the norms of all rows.
 
-    Parameters
-    ----------
-    indptr : (rows + 1,) int64
-    value : (entries,) float
-    sums : (4,) float64
-        Least norm above 0, greatest norm, sum of the squared norms, rows of norm 0; changed in place.
+    Changed in place: `sums`, (4,): least norm above 0, greatest norm, sum of the squared norms, rows of norm 0.
     """
     for i in range(indptr.size - 1):
         norm = _row_norm(value, indptr[i], indptr[i + 1])
@@ -70,19 +100,8 @@ def add_row_norms(indptr, value, sums):
 def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
     """Divide every value by its feature's scale, then every row by its norm.
 
-    Parameters
-    ----------
-    indptr : (rows + 1,) int64
-    feature : (entries,) integer
-    value : (entries,) float
-    scale : (m,) float64
-        Divisors of the features 0 … m - 1; others keep their values.
-    n_features : int
-        Entries of features from this one on become 0, and so do not count in the norm.
-    unit_rows : bool
-        Divide rows by their norms; rows of norm 0 stay as they are.
-    out : (entries,) float64
-        Written.
+    Features from ``scale.size`` on keep their values; those from `n_features` on become 0, and so do not count in the norm.
+    With `unit_rows` rows are divided by their norms, unless that is 0. `out` (float64) is written.
     """
     for i in range(indptr.size - 1):
         start, stop = indptr[i], indptr[i + 1]
@@ -100,26 +119,17 @@ def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
 
 
 @kernel
-def margins(indptr, feature, value, w, out):
-    """Write ``x·w_m`` of every row and weight vector to `out`.
+def margins(start, stop, feature, value, w, out):
+    """Write ``x·w_m`` of every row and weight vector to `out`, (rows, vectors); a row has the entries ``start[i]:stop[i]``.
 
-    Parameters
-    ----------
-    w : ndarray of float64, shape (d, n_vectors)
-    out : ndarray of float64, shape (rows, n_vectors)
-        Written.
-
-    Returns
-    -------
-    int
-        Entries that were left out because their feature is not below d.
+    Returns how many entries were left out because their feature is not below that of `w`, (features, vectors).
     """
     n_features, n_vectors = w.shape
     ignored = 0
-    for i in range(indptr.size - 1):
+    for i in range(start.size):
         for m in range(n_vectors):
             out[i, m] = 0.0
-        for k in range(indptr[i], indptr[i + 1]):
+        for k in range(start[i], stop[i]):
             j = feature[k]
             if j < 0 or j >= n_features:
                 ignored += 1

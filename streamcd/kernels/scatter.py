@@ -22,13 +22,8 @@ def hash_numbers(numbers, first, second, out):
 def sort_keys(keys, starts, order):
     """Write the order in which `keys` ascend to `order`: keys are all different, and spread evenly over their range.
 
-    Parameters
-    ----------
-    keys : (n,) uint64
-    starts : (cells + 1,) int64
-        Scratch; cells are a power of two, about n.
-    order : (n,) int64
-        Written. Keys are distributed to cells of their range, which are then sorted: 12 ns a key; numpy's argsort takes 45.
+    Keys are distributed to cells of their range, which are then sorted: 12 ns a key; numpy's argsort takes 45. `starts` is
+    scratch, (cells + 1,); cells are a power of two, about the number of keys.
     """
     if not keys.size:
         return
@@ -59,15 +54,8 @@ def sort_keys(keys, starts, order):
 def number_by_ranges(key, ends, first_bucket, shift, start, bucket):
     """Write the range that each key lies in to `bucket`.
 
-    Parameters
-    ----------
-    key : (n,) integer
-    ends : (buckets,) int64
-        Ends of the ranges, exclusive, ascending; the first range begins at `start`.
-    first_bucket : (cells,) int64, shift : int
-        The first range that overlaps cell ``(key - start) >> shift``.
-    bucket : (n,) uint16
-        Written.
+    The ranges ascend, the first one from `start`; their `ends` (int64) are exclusive. ``first_bucket[cell]`` is the first
+    that overlaps the cell ``(key - start) >> shift``.
     """
     for k in range(key.size):
         b = first_bucket[(np.int64(key[k]) - start) >> shift]
@@ -80,13 +68,7 @@ def number_by_ranges(key, ends, first_bucket, shift, start, bucket):
 def order_by_bucket(bucket, starts, order):
     """Sort records by bucket, keeping their order within each (a counting sort).
 
-    Parameters
-    ----------
-    bucket : (n,) uint16
-    starts : (buckets + 1,) int64
-        Written: bucket b holds ``order[starts[b]:starts[b + 1]]``.
-    order : (n,) uint32
-        Written.
+    Written: `starts`, (buckets + 1,), and `order`; bucket b holds ``order[starts[b]:starts[b + 1]]``.
     """
     starts[:] = 0
     for k in range(bucket.size):
@@ -131,19 +113,9 @@ def take_items(records, indptr, width, words, out):
 def sort_entries(feature, row, value, first, table, occurring, following, ends, to_row, to_value):
     """Write entries to their positions among those sorted by feature.
 
-    Parameters
-    ----------
-    first : int, table : (features of the range,) int32
-        Number of feature ``first + i`` among those that occur; empty where the range is too wide for a table.
-    occurring : (features,) int64
-        The features that occur, ascending.
-    following, ends : (features,) int64
-        Position of the next entry of each feature, advanced in place; the end of its entries.
-
-    Returns
-    -------
-    int
-        -1, or the number of the first entry that the counts do not allow for.
+    ``table[i]`` is the number of feature ``first + i`` among those that are `occurring` (ascending); empty where their range
+    is too wide for a table. `following` is the position of the next entry of each, advanced in place; `ends` the end of its
+    entries. Returns -1, or the number of the first entry that the counts do not allow for.
     """
     for k in range(feature.size):
         if table.size:

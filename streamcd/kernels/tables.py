@@ -390,16 +390,7 @@ def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indp
 def dense_rows(values, width_end, ignore, indptr, index, value, state):
     """Make entries of the cells of a matrix that are not zero.
 
-    Parameters
-    ----------
-    values : (rows, features) number
-    width_end, ignore, indptr, index, value, state
-        As for `sparse_rows`.
-
-    Returns
-    -------
-    int
-        `OK`, `NULL_VALUE` (NaN), `INFINITE`, `OUT_OF_RANGE`, `BEYOND_WIDTH`.
+    Returns `OK`, `NULL_VALUE` (NaN), `INFINITE`, `OUT_OF_RANGE` or `BEYOND_WIDTH`; other arguments as for `sparse_rows`.
     """
     entry = 0
     for row in range(values.shape[0]):

@@ -9,14 +9,9 @@ _BLOCK = 128  # features summed column by column: with a hundred columns or so t
 
 @kernel
 def add_squares(w, other, columns, sums):
-    """Add ``‖w_m‖²``, ``‖other_m‖²`` and ``‖w_m - other_m‖²`` of some columns m to `sums`.
+    """Add ``‖w_m‖²``, ``‖other_m‖²`` and ``‖w_m - other_m‖²`` of some columns m to `sums`, in blocks of features.
 
-    Parameters
-    ----------
-    w, other : ndarray of float64, shape (features, all columns)
-    columns : ndarray of int64
-    sums : ndarray of float64, shape (3, all columns)
-        Added to, in blocks of features.
+    `w` and `other` have the shape (features, all columns), `sums` (3, all columns).
     """
     for start in range(0, w.shape[0], _BLOCK):
         stop = min(start + _BLOCK, w.shape[0])

@@ -48,28 +48,15 @@ class EncodingRecord(Structure):
 
 @dataclass(frozen=True)
 class Encoding:
-    """Mapping of the columns of a table to features.
+    """Mapping of the columns of a table to features."""
 
-    Attributes
-    ----------
-    columns : tuple of Column
-        In the order of their features.
-    missing : {"error", "zero", "indicator"}
-        Treatment of a missing value: an error, no entry, or an entry 1 in a feature of its own.
-    bits : int
-        Hashed strings share 2^bits buckets; 0 if there are none.
-    label, weight : str
-        Columns of the rows' labels and weights; empty for none.
-    categories : Strings or None
-        Categories of all columns, in the order of their features; None until they are known.
-    """
-
-    columns: tuple[Column, ...]
-    missing: str = "error"
-    bits: int = 0
-    label: str = ""
+    columns: tuple[Column, ...]  # in the order of their features
+    missing: str = "error"  # or "zero": no entry; "indicator": an entry 1 in a feature of its own
+    bits: int = 0  # hashed strings share 2^bits buckets; 0 if there are none
+    label: str = ""  # columns of the rows' labels and weights; empty for none
     weight: str = ""
     categories: Strings | None = field(default=None, compare=False)
+    """Of all columns, in the order of their features; None until they are known."""
 
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""

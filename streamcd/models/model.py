@@ -173,7 +173,7 @@ class Model:
         from ..kernels.rows import margins  # here, because it imports numba
 
         out = np.empty((indptr.size - 1, self.n_vectors))
-        n_ignored = int(margins(indptr, feature, value, self.weights, out))
+        n_ignored = int(margins(indptr[:-1], indptr[1:], feature, value, self.weights, out))
         out += self.intercept
         return out, n_ignored
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.errors import CheckpointError, UsageError, file_named
-from ..core.progress import Listener
 from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
@@ -63,9 +62,7 @@ def fit_calibration(
         outcome = train_groups(part, folds, None, session, shown_as=run_path, stage="calibration: ")
         if (outcome.lanes["reason"] == BY_TIME).any():
             return None
-        content = {
-            f"{C:.17g}": found.tolist() for C, found in _fit(part.path, folds, session.listener).items()
-        }
+        content = {f"{C:.17g}": found.tolist() for C, found in _fit(part.path, folds, session).items()}
         write_file(fitted, json.dumps(content).encode())
     try:
         found = json.loads(fitted.read_text())
@@ -74,7 +71,7 @@ def fit_calibration(
         raise CheckpointError(f"{fitted}: damaged; remove it, and 'streamcd resume' makes it again") from None
 
 
-def _fit(path: Path, folds: ResolvedRun, listener: Listener) -> dict[float, np.ndarray]:
+def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[float, np.ndarray]:
     files = {C: path / f"decisions-{C:.17g}.bin" for C in sorted({lane.C for lane in folds.problem.lanes})}
     n_vectors = folds.problem.block_lanes
     try:
@@ -82,18 +79,20 @@ def _fit(path: Path, folds: ResolvedRun, listener: Listener) -> dict[float, np.n
             for file in files.values():
                 stack.enter_context(file_named(file))
             outputs = {C: stack.enter_context(open(file, "wb")) for C, file in files.items()}
-            for rows in held_out_rows(path, folds, listener, "decide about the folds"):
-                _records(rows).tofile(outputs[rows.C])
-        listener.message(f"calibration: fitting one sigmoid per vector, {n_vectors * len(files):,} in all")
+            for C, records in held_out_rows(path, folds, session, _records, "decide about the folds"):
+                records.tofile(outputs[C])
+        session.listener.message(
+            f"calibration: fitting one sigmoid per vector, {n_vectors * len(files):,} in all"
+        )
         return {C: fit_sigmoids(partial(_blocks, file, n_vectors), n_vectors) for C, file in files.items()}
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
 
 
-def _records(rows: HeldOut) -> np.ndarray:
-    """Join a row's class to its decisions."""
-    return np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
+def _records(rows: HeldOut) -> tuple[float, np.ndarray]:
+    """Return C, and the rows' classes with their decisions."""
+    return rows.C, np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
 
 
 def _blocks(file: Path, n_vectors: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..core.classes import has_vector_per_class
-from ..core.progress import Listener, Progress
+from ..core.progress import Progress
 from ..kernels import rows as rows_kernels
 from ..models.model import plane_distances
 from ..solvers.problem import Problem
@@ -18,9 +19,12 @@ from ..stream.memory_plan import make_plan
 from ..stream.stream import Stream
 from ..stream.window import Window
 from ..training import checkpoint
+from ..training.loop import Session
 from .config import ResolvedRun
 
 _BYTES = 1 << 22  # of decisions at a time
+
+Used = TypeVar("Used")
 
 
 class HeldOut(NamedTuple):
@@ -33,9 +37,18 @@ class HeldOut(NamedTuple):
     w: np.ndarray  # of these vectors, the bias's row last
 
 
-def held_out_rows(path: Path, folds: ResolvedRun, listener: Listener, phase: str) -> Iterator[HeldOut]:
-    """Decide all rows by the states of a run of folds in a directory; one read for each group of lanes."""
-    problem, dataset = folds.problem, folds.dataset
+_Fold = tuple[int, list[float], np.ndarray]
+"""Number of a fold, C of the classifiers trained without it, and w of all of them, side by side."""
+
+
+def held_out_rows(
+    path: Path, folds: ResolvedRun, session: Session, use: Callable[[HeldOut], Used], phase: str
+) -> Iterator[Used]:
+    """Decide all rows by the states of a run of folds in a directory; one read for each group of lanes.
+
+    Threads decide blocks of rows, and call `use`, whose results are in the order of the rows.
+    """
+    problem, dataset, threads = folds.problem, folds.dataset, session.threads
     for group in folds.groups:
         lanes = problem.subset(group.lanes)
         arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
@@ -45,37 +58,54 @@ def held_out_rows(path: Path, folds: ResolvedRun, listener: Listener, phase: str
             layout = RowLayout(0, 0)
             needs = {"weights": 2 * arrays["w"].nbytes + 4 * _BYTES}
             plan = make_plan(dataset, folds.config.memory, layout, needs)
-        with Stream(dataset, plan, layout, folds.options.seed, n_folds=problem.n_folds) as stream:
+        by_fold = _by_fold(lanes, arrays.pop("w"))
+        most = max(w.shape[1] for _, _, w in by_fold) * (threads.count + 1)
+        options: dict[str, Any] = {"n_folds": problem.n_folds, "n_threads": threads.count}
+        with Stream(dataset, plan, layout, folds.options.seed, **options) as stream:
             done = 0
             for window in stream.windows(0):
-                for start, stop in _row_blocks(window, arrays["w"].shape[1]):
-                    yield from _decide(window, start, stop, arrays["w"], lanes)
+                decide = partial(_decide, window, by_fold, lanes.bias, use)
+                for found in threads.in_order(partial(decide, rows) for rows in _row_blocks(window, most)):
+                    yield from found
                 done += window.n_entries
-                listener.progress(Progress(phase, done, dataset.n_entries, "entries"))
+                session.listener.progress(Progress(phase, done, dataset.n_entries, "entries"))
 
 
-def _row_blocks(window: Window, n_columns: int) -> list[tuple[int, int]]:
+def _by_fold(lanes: Problem, w: np.ndarray) -> list[_Fold]:
+    """Sort the classifiers of all C by the fold that they were trained without."""
+    first_lanes = lanes.lanes[:: lanes.block_lanes]
+    weights, found = w.reshape(w.shape[0], len(first_lanes), -1), []
+    for fold in sorted({lane.fold for lane in first_lanes}):
+        mine = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
+        found.append((fold, [first_lanes[n].C for n in mine], weights[:, mine].reshape(w.shape[0], -1)))
+    return found
+
+
+def _row_blocks(window: Window, n_columns: int) -> list[slice]:
     rows = max(1, _BYTES // (8 * n_columns))
     return [
-        (first, min(first + rows, stop))
+        slice(first, min(first + rows, stop))
         for _, start, stop in window.chunk_ranges()
         for first in range(start, stop, rows)
     ]
 
 
-def _decide(window: Window, start: int, stop: int, w: np.ndarray, lanes: Problem) -> Iterator[HeldOut]:
-    arena = window.arena
-    decisions = np.empty((stop - start, w.shape[1]))
-    indptr = np.ascontiguousarray(arena.indptr[start : stop + 1])
-    rows_kernels.margins(indptr, arena.feature, arena.value, w[:-1], decisions)
-    decisions += lanes.bias * w[-1]
-    code, fold = arena.code[start:stop], arena.fold[start:stop]
-    columns = lanes.block_lanes * lanes.lane_vectors
-    for number in range(0, lanes.n_lanes, lanes.block_lanes):
-        lane, first = lanes.lanes[number], number * lanes.lane_vectors
-        mine = fold == lane.fold
-        block = slice(first, first + columns)
-        yield HeldOut(lane.C, lane.fold, code[mine], decisions[mine, block], w[:, block])
+def _decide(
+    window: Window, folds: list[_Fold], bias: float, use: Callable[[HeldOut], Used], block: slice
+) -> list[Used]:
+    """Decide a block of rows, each by the classifiers trained without its fold."""
+    arena, found = window.arena, []
+    start, stop, code = arena.indptr[:-1][block], arena.indptr[1:][block], arena.code[block]
+    for fold, costs, w in folds:
+        mine = np.flatnonzero(arena.fold[block] == fold)
+        decisions = np.empty((mine.size, w.shape[1]))
+        rows_kernels.margins(start[mine], stop[mine], arena.feature, arena.value, w[:-1], decisions)
+        decisions += bias * w[-1]
+        width = w.shape[1] // len(costs)
+        for own, C in enumerate(costs):
+            vectors = slice(own * width, (own + 1) * width)
+            found.append(use(HeldOut(C, fold, code[mine], decisions[:, vectors], w[:, vectors])))
+    return found
 
 
 def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:

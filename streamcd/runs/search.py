@@ -21,7 +21,7 @@ from ..training.loop import Session
 from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
-from .held_out import held_out_rows, predicted_classes
+from .held_out import HeldOut, held_out_rows, predicted_classes
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun
 
@@ -36,7 +36,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         result = replace(result_of(directory, outcome, search), run=run)
         return TuneResult(**asdict(result), scores={}, best_C=float("nan"), folds=_summary(outcome))
     _warn_of_open_folds(outcome, listener)
-    scores = _score(folds.path, search, listener)
+    scores = _score(folds.path, search, session)
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
     content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
     write_file(directory.path / "scores.json", (content + "\n").encode())
@@ -86,15 +86,19 @@ def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any
 # Scores
 
 
-def _score(path: Path, search: ResolvedRun, listener: Listener) -> dict[float, list[float]]:
+def _score(path: Path, search: ResolvedRun, session: Session) -> dict[float, list[float]]:
     """Return the accuracy of every C on each fold, by the lanes trained without it."""
     problem = search.problem
     n_correct: Counter[tuple[float, int]] = Counter()
     n_rows: Counter[tuple[float, int]] = Counter()
-    for rows in held_out_rows(path, search, listener, "score the folds"):
-        predicted = predicted_classes(problem, rows.decisions, rows.w)
-        n_correct[rows.C, rows.fold] += int((predicted == rows.code).sum())
-        n_rows[rows.C, rows.fold] += rows.code.size
+
+    def compare(rows: HeldOut) -> tuple[tuple[float, int], int, int]:
+        correct = predicted_classes(problem, rows.decisions, rows.w) == rows.code
+        return (rows.C, rows.fold), int(correct.sum()), rows.code.size
+
+    for model, found, of in held_out_rows(path, search, session, compare, "score the folds"):
+        n_correct[model] += found
+        n_rows[model] += of
     values = sorted({lane.C for lane in problem.lanes})
     folds = range(problem.n_folds)
     return {C: [n_correct[C, fold] / max(n_rows[C, fold], 1) for fold in folds] for C in values}

@@ -80,16 +80,9 @@ def check_acceleration(value: float | str) -> float | str:
 
 
 class Acceleration:
-    """Centres and kappa of the lanes of a solver over rows.
+    """Centres and kappa of the lanes of a solver over rows; `asked` is a fixed kappa, or "auto" for the rule.
 
-    Parameters
-    ----------
-    problem : Problem
-    asked : float or "auto"
-        A fixed kappa, or "auto" for the rule.
-    class_counts : ndarray, shape (k,)
-    mean_square : float or None
-        Mean of ``‖x‖²``; None if the dataset does not record it.
+    `mean_square` is the mean of ``‖x‖²``, None if the dataset does not record it.
     """
 
     def __init__(
@@ -139,8 +132,7 @@ class Acceleration:
         w, companion = state.w, state.matrices["companion"]
         rest = (self._width, new, kept["kappa"])
         begin = acceleration_kernels.begin_pass
-        shares = threads.shares(w.shape[0], w.size)
-        threads.run([partial(begin, w[share], companion[share], *rest) for share in shares])
+        threads.share(lambda rows: begin(w[rows], companion[rows], *rest), w.shape[0], w.size)
         kept["in_pass"][new] = True
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:

@@ -26,13 +26,7 @@ not depend on the number of threads, and so neither do the windows."""
 
 
 class CrammerSingerSolver(RowSolver):
-    """Sequential dual method: each row's problem over its classes is solved exactly.
-
-    Parameters
-    ----------
-    problem : Problem
-    acceleration : Acceleration, optional
-    """
+    """Sequential dual method: each row's problem over its classes is solved exactly."""
 
     def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
         super().__init__(problem, acceleration=acceleration)

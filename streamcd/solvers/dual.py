@@ -7,7 +7,8 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,33 +44,27 @@ from ..kernels.primitives import (
     Variables,
 )
 from ..stream.arenas import RowLayout
-from ..stream.window import RowArena, Window
+from ..stream.window import RowArena, Window, aligned_zeros
 from . import over_relaxation
 from .acceleration import Acceleration, mu
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals, new_lanes, new_totals
 
 _MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
+_LINE_LANES = 8  # whose weights of a feature are a cache line
+_FEW_FEATURES = 1 << 14  # in whose lines threads often meet
+_APART = 8  # numbers that fill a cache line: no two threads may share one that they write to
 _PARTS = 4  # of a window, certified by threads; the sums are the same for any number of these
-_MOST_COPIED = 1 << 19  # features; with more, a window is certified in one part, without copies of w(alpha)
+_MOST_COPIED = 1 << 19  # weights; with more, a window is certified in one part, without copies of w(alpha)
 _ENTRIES_PER_WEIGHT = 8  # in a window that is certified in parts: their w(alpha) are added up
-_NEW_VALUES = 1 << 17  # dual variables initialised at a time
+_NEW_VALUES = 1 << 15  # dual variables initialised at a time, by each thread
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 NEGLIGIBLE = 1e-8
 """Relative rounding of a gap below which it is ignored."""
 
 
 class RowSolver:
-    """Base of the solvers over rows.
-
-    Parameters
-    ----------
-    problem : Problem
-    alpha_vectors : int
-        Dual variables of a row for each weight vector.
-    acceleration : Acceleration, optional
-        Plain coordinate descent if omitted.
-    """
+    """Base of the solvers over rows; a row has `alpha_vectors` dual variables for each weight vector."""
 
     rows_bytes = 0
     more_memory: Mapping[str, Any] = MappingProxyType({})
@@ -96,10 +91,10 @@ class RowSolver:
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """See `protocol.Solver`."""
-        for lane in np.flatnonzero(state.lanes["restore"]).tolist():
-            flags = arena.active[start:stop, self.columns(lane)]
-            # with acceleration a row that is still eligible leaves at its next visit
-            flags[flags == 0] = primitives.PATIENCE if self.acceleration else 1
+        columns = self._columns_of(np.flatnonzero(state.lanes["restore"]))
+        # with acceleration a row that is still eligible leaves at its next visit
+        flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
+        primitives.restore_flags(arena.active[start:stop], columns, flag)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated: a small budget has no room for both."""
@@ -109,6 +104,7 @@ class RowSolver:
         untouched = replace(state, totals=state.totals.copy())
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
+        self.restore_rows(state, window.arena, 0, 0)
         weight_kernels.add_squares(state.w[:0], state.w_alpha[:0], none, np.zeros((3, 0)))
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
@@ -205,10 +201,9 @@ class RowSolver:
         """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it as their companion."""
         columns = self._columns_of(lanes)
         target = state.matrices["companion"] if self.acceleration else state.w
-        source, n_rows = state.w_alpha, state.w.shape[0]
-        shares = self.threads.shares(n_rows, n_rows * columns.size)
-        move = weight_kernels.move_columns
-        self.threads.run([partial(move, source[rows], target[rows], columns) for rows in shares])
+        source, n_rows, move = state.w_alpha, state.w.shape[0], weight_kernels.move_columns
+        share = self.threads.share
+        share(lambda rows: move(source[rows], target[rows], columns), n_rows, n_rows * columns.size)
 
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Add the estimates of the gap to the dual objectives, which are known exactly."""
@@ -248,7 +243,8 @@ class RowSolver:
         """Return a state of zeros, with `lanes` in addition to the arrays that every solver keeps per lane."""
         shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
         kept = new_lanes(n_lanes, phase) | dict(lanes)
-        state = State(np.zeros(shape), np.zeros(shape), new_totals(n_lanes), kept)
+        w, w_alpha = (aligned_zeros(math.prod(shape), np.dtype(np.float64)).reshape(shape) for _ in range(2))
+        state = State(w, w_alpha, new_totals(n_lanes), kept)
         if self.acceleration:
             self.acceleration.add_to(state)
         return state
@@ -257,12 +253,7 @@ class RowSolver:
 class DualSolver(RowSolver):
     """Dual coordinate descent for hinge, squared hinge, logistic loss and twin planes (`kernels/dual.dual_visit`).
 
-    Parameters
-    ----------
-    problem : Problem
-    omega : float or "auto"
-        Over-relaxation of the closed-form steps (see `over_relaxation`).
-    acceleration : Acceleration, optional
+    `omega` is the over-relaxation of the closed-form steps, or "auto" (see `over_relaxation`).
     """
 
     def __init__(
@@ -273,9 +264,10 @@ class DualSolver(RowSolver):
         super().__init__(problem, 2 if self._logistic else 1, acceleration)
         self.omega = omega
         self._copies = np.zeros((0, 0))
-        self._in_parts = problem.n_lanes == 1 and problem.n_features < _MOST_COPIED
+        n_weights = (problem.n_features + 1) * self.n_vectors
+        self._in_parts = n_weights <= _MOST_COPIED
         if self._in_parts:
-            self.more_memory = {"needs": {"parts' w(alpha)": 8 * _PARTS * (problem.n_features + 1)}}
+            self.more_memory = {"needs": {"parts' w(alpha)": 8 * _PARTS * n_weights}}
         self._scratch: list[Lanes] = []
 
     def new_state(self) -> State:
@@ -327,28 +319,33 @@ class DualSolver(RowSolver):
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows, w_alpha = (rows_of(window), self.costs, variables_of(window, state)), state.w_alpha.reshape(-1)
-        if self.problem.n_lanes > 1:
+        if self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
+            self._certify_parts(order, rows, state, lanes)
+        elif self.problem.n_lanes > 1:
             certify = dual_kernels.dual_certify_lanes
             self._divide_lanes(window, state, certify, (order, *rows, w_alpha), lanes)
-        elif self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
-            self._certify_parts(order, rows, w_alpha, state.totals)
         else:
             dual_kernels.dual_certify(order, *rows, w_alpha, state.totals)
 
     def _certify_parts(
-        self, order: np.ndarray, rows: tuple[Any, ...], w_alpha: np.ndarray, totals: np.ndarray
+        self, order: np.ndarray, rows: tuple[Any, ...], state: State, lanes: np.ndarray
     ) -> None:
-        """Certify the only lane in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
+        """Certify lanes in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
+        w_alpha, totals = state.w_alpha.reshape(-1), state.totals
         if not self._copies.size:
             self._copies = np.zeros((_PARTS, w_alpha.size))
-        # sums are far apart: no two threads may share a cache line of them
-        sums = [new_totals(8)[:1] for _ in range(_PARTS)]
-        certify, parts = dual_kernels.dual_certify, np.array_split(order, _PARTS)
-        each = zip(parts, self._copies, sums, strict=True)
-        self.threads.run([partial(certify, part, *rows, copy, of_part) for part, copy, of_part in each])
+        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(_PARTS)]
+        certify: Any = dual_kernels.dual_certify
+        scratch: list[tuple[Lanes, ...]] = [()] * _PARTS
+        if totals.shape[0] > 1:
+            certify = dual_kernels.dual_certify_lanes
+            scratch = [(own,) for own in self._scratch_of([lanes] * _PARTS)]
+        each = zip(np.array_split(order, _PARTS), self._copies, sums, scratch, strict=True)
+        self.threads.run(
+            [partial(certify, part, *rows, copy, of_part, *own) for part, copy, of_part, own in each]
+        )
         move = partial(weight_kernels.move_copies, self._copies, w_alpha)
-        shares = self.threads.shares(w_alpha.size, self._copies.size)
-        self.threads.run([partial(move, share.start, share.stop) for share in shares])
+        self.threads.share(lambda part: move(part.start, part.stop), w_alpha.size, self._copies.size)
         for of_part in sums:
             join_totals(totals, of_part)
 
@@ -358,22 +355,28 @@ class DualSolver(RowSolver):
         """Divide lanes among threads; each lane has its own columns or rows of variables, weights and sums.
 
         Every thread has a copy of the sums: they change with every row, and no two threads may share a cache line of them.
+        Nor should they share lines of weights, each of eight lanes, where they often meet: forty lanes on rows of 14 entries
+        with 120 features took 1,200 ns a row by one thread, 700 by four with ten lanes each, 500 with eight or sixteen.
         """
-        n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), lanes.size // _MIN_LANES), 1)
-        parts = np.array_split(lanes, n_parts)
+        n_parts = self.threads.parts(window.n_entries * lanes.size)
+        in_lines = lanes.size > _LINE_LANES or self.problem.n_features < _FEW_FEATURES
+        units = lanes // (_LINE_LANES if in_lines else _MIN_LANES)
+        found = np.unique(units)
+        parts = [lanes[np.isin(units, part)] for part in np.array_split(found, min(n_parts, found.size) or 1)]
         totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
-        while len(self._scratch) < n_parts:
-            n_lanes = self.problem.n_lanes
-            fetched, live = (np.zeros(n_lanes + 1, dtype=np.int64) for _ in range(2))
-            self._scratch.append(Lanes(lanes, fetched, np.zeros(n_lanes), live, np.zeros(n_lanes)))
-        self.threads.run(
-            [
-                partial(visit, *arguments, sums, scratch._replace(chosen=part))
-                for part, sums, scratch in zip(parts, totals, self._scratch, strict=False)
-            ]
-        )
+        each = zip(totals, self._scratch_of(parts), strict=True)
+        self.threads.run([partial(visit, *arguments, *own) for own in each])
         for part, sums in zip(parts[1:], totals[1:], strict=True):
             state.totals[part] = sums[part]
+
+    def _scratch_of(self, parts: Sequence[np.ndarray]) -> list[Lanes]:
+        """Return the scratch of threads, for the lanes of each."""
+        n_lanes = self.problem.n_lanes
+        while len(self._scratch) < len(parts):
+            fetched, live = (np.zeros(n_lanes + _APART, dtype=np.int64) for _ in range(2))
+            dots, steps = (np.zeros(n_lanes + _APART) for _ in range(2))
+            self._scratch.append(Lanes(parts[0], fetched, dots, live, steps))
+        return [own._replace(chosen=part) for part, own in zip(parts, self._scratch, strict=False)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -429,14 +432,8 @@ def _proven_gap(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bound the gap from above, including rounding; returns the gap, the rounding, and where the gap is that bound.
 
-    Parameters
-    ----------
-    totals : ndarray, shape (lanes, N_TOTALS)
-    norm, drift, moved : ndarray, shape (lanes,)
-        ‖w‖, the computed ‖w - w(alpha)‖, and the distance from w to the w that the lane keeps.
+    Of every lane, `norm` is ‖w‖, `drift` the computed ‖w - w(alpha)‖, `moved` the distance from w to the w that it keeps.
 
-    Notes
-    -----
     Rounding errors arise in the terms themselves and their sum, a few u of objectives and gap; in margins
     (`primitives.rounding_terms`), including their change when w moves; and in w(alpha), where a sum over n rows is wrong by
     at most n u times the sum of its terms' absolute values. If the bound exceeds the plain sum by less than `NEGLIGIBLE`

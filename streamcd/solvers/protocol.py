@@ -32,34 +32,20 @@ _ADDED = ("rounding", "primal_rounding", "unseen_gap", "failed_gap", "failed_at"
 
 @dataclass
 class State:
-    """Complete state of a run, except for the rows' dual variables.
+    """Complete state of a run, except for the rows' dual variables."""
 
-    Attributes
-    ----------
-    w : ndarray of float64, shape (n_features + 1, vectors)
-        Weights; the last row is the bias's.
-    w_alpha : ndarray like `w`
-        Partial sum of ``w(alpha)`` by the current read, for lanes in phase `START` or `CERTIFY`.
-    totals : ndarray of float64, shape (lanes, N_TOTALS)
-        Sums of the unfinished read (see `kernels.primitives`).
-    lanes : dict of str to ndarray, each of shape (lanes,)
-        Kept per lane: phase, thresholds, sums, the last certificate.
-    rows : dict of str to ndarray
-        Kept per row by a solver over columns.
-    read, window : int
-        The next window to visit.
-    matrices : dict of str to ndarray
-        Other arrays of a solver.
-    """
-
-    w: np.ndarray
-    w_alpha: np.ndarray
-    totals: np.ndarray
-    lanes: dict[str, np.ndarray] = field(default_factory=dict)
-    rows: dict[str, np.ndarray] = field(default_factory=dict)
-    read: int = 0
+    w: np.ndarray  # (n_features + 1, vectors) float64: weights; the last row is the bias's
+    w_alpha: (
+        np.ndarray
+    )  # like w: partial sum of w(alpha) by the current read, for lanes in phase START or CERTIFY
+    totals: np.ndarray  # (lanes, N_TOTALS) float64: sums of the unfinished read (see kernels.primitives)
+    lanes: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # (lanes,): phase, thresholds, sums, certificate
+    rows: dict[str, np.ndarray] = field(default_factory=dict)  # kept per row by a solver over columns
+    read: int = 0  # of the next window to visit
     window: int = 0
-    matrices: dict[str, np.ndarray] = field(default_factory=dict)
+    matrices: dict[str, np.ndarray] = field(default_factory=dict)  # other arrays of a solver
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases, int64."""

@@ -11,14 +11,8 @@ class ShardSlots:
     """Places of shards in an arena, as many as fit; a shard keeps its place until another one needs it.
 
     Where all shards fit, each has its place for good. Otherwise the places are of equal size, with an item to spare, because
-    an item's end is the next one's start.
-
-    Attributes
-    ----------
-    n_items, n_entries : int
-        Size of the arena.
-    item_start, entry_start : ndarray of int64, shape (chunks,)
-        Offsets in the arena; of chunks without a place, undefined.
+    an item's end is the next one's start. The arena has `n_items` and `n_entries`; `item_start` and `entry_start` are the
+    offsets of every chunk in it, undefined without a place.
     """
 
     def __init__(self, table: Table, n_slots: int) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -28,9 +31,9 @@ _OPEN_FILES = 256
 class SlotStore:
     """Store of the dual variables and active flags of every chunk, in a file per shard with two slots per chunk.
 
-    The folder is created if needed. `chunk_shard` and `n_rows` hold the shard and the rows of every chunk; a row's state
-    takes `row_bytes`. `current`, uint8, is the slot (0 or 1) with a chunk's latest state, or `NO_SLOT`; `identity` is the
-    run's.
+    Threads may load and save different chunks. The folder is created if needed; `chunk_shard` and `n_rows` hold the shard
+    and the rows of every chunk; a row's state takes `row_bytes`. `current`, uint8, is the slot (0 or 1) with a chunk's
+    latest state, or `NO_SLOT`; `identity` is the run's.
     """
 
     def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
@@ -43,6 +46,8 @@ class SlotStore:
         self.current = np.full(chunk_shard.size, NO_SLOT, dtype=np.uint8)
         self._durable = self.current.copy()
         self._files: dict[int, int] = {}
+        self._users = Counter[int]()  # threads that use a file now
+        self._lock = Lock()  # of both, and of the bytes read
         self._unsynced: set[int] = set()
         self.bytes_read = 0
         self.identity: Identity | None = None
@@ -54,8 +59,8 @@ class SlotStore:
         for chunk in last.tolist():
             size = int(self._offset[chunk] + 2 * self._slot_bytes[chunk])
             if hasattr(os, "posix_fallocate"):
-                with file_named(self._path(chunk)):
-                    os.posix_fallocate(self._open(chunk), 0, size)
+                with file_named(self._path(chunk)), self._file(chunk) as file:
+                    os.posix_fallocate(file, 0, size)
 
     @property
     def largest_bytes(self) -> int:
@@ -76,32 +81,44 @@ class SlotStore:
         """Read a chunk's latest state into `arrays`, in place; returns False if it was never saved."""
         if self.current[chunk] == NO_SLOT:
             return False
-        start, data = _HEADER_BYTES, self.read(chunk)
-        for array in arrays:
-            array[...] = np.frombuffer(data, array.dtype, array.size, start).reshape(array.shape)
-            start += array.nbytes
+        # a record's field is not in one piece, and needs a copy
+        whole = [a if a.flags.c_contiguous else np.empty(a.shape, a.dtype) for a in arrays]
+        self._read(chunk, [array.reshape(-1).view(np.uint8).data for array in whole])
+        for array, found in zip(arrays, whole, strict=True):
+            if found is not array:
+                array[...] = found
         return True
 
     def read(self, chunk: int) -> bytes:
         """Read a chunk's current slot with its header; raises `CheckpointError` if it is damaged or another run's."""
-        slot, size = int(self.current[chunk]), int(self._slot_bytes[chunk])
+        body = bytearray(int(self._slot_bytes[chunk]) - _HEADER_BYTES)
+        return bytes(self._read(chunk, [memoryview(body)]) + body)
+
+    def _read(self, chunk: int, body: Sequence[memoryview]) -> bytearray:
+        """Read a chunk's current slot into buffers of its size, and check it; returns its header."""
+        slot, size, header = int(self.current[chunk]), int(self._slot_bytes[chunk]), bytearray(_HEADER_BYTES)
+        buffers = [memoryview(header), *body]
+        assert sum(map(len, buffers)) == size
         try:
-            file = self._open(chunk, os.O_RDWR)
+            with self._file(chunk, os.O_RDWR) as file:
+                n_bytes = os.preadv(file, buffers, int(self._offset[chunk]) + slot * size)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{self._path(chunk)}: missing; restore the run directory from a copy, or train again with --force"
             ) from None
-        data = os.pread(file, size, int(self._offset[chunk]) + slot * size)
-        self.bytes_read += len(data)
-        header = zlib.crc32(memoryview(data)[4:]).to_bytes(4, "little") + chunk.to_bytes(4, "little")
-        if len(data) != size or data[:8] != header:
+        with self._lock:
+            self.bytes_read += n_bytes
+        buffers[0] = buffers[0][4:]
+        expected = _checksum(buffers).to_bytes(4, "little") + chunk.to_bytes(4, "little")
+        if n_bytes != size or header[:8] != expected:
             raise CheckpointError(
                 f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
                 "restore the run directory from a copy, or train again with --force"
             )
-        if self.identity is not None and not self.identity.accepts(data[8:_HEADER_BYTES]):
-            self.identity.check(data[8:_HEADER_BYTES], self._path(chunk))
-        return data
+        tag = bytes(header[8:])
+        if self.identity is not None and not self.identity.accepts(tag):
+            self.identity.check(tag, self._path(chunk))
+        return header
 
     def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
         """Write a chunk's state to the slot that no durable checkpoint points to."""
@@ -111,16 +128,10 @@ class SlotStore:
         tag = bytes(8) if self.identity is None else self.identity.tag
         body: list[bytes | memoryview] = [chunk.to_bytes(4, "little") + tag]
         body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
-        checksum = 0
-        for buffer in body:
-            checksum = zlib.crc32(buffer, checksum)
-        buffers = [checksum.to_bytes(4, "little"), *body]
-        assert sum(len(buffer) for buffer in buffers) == size
-        try:
-            _write_all(self._open(chunk), buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
-        except OSError:
-            with file_named(self._path(chunk)):
-                raise
+        buffers = [_checksum(body).to_bytes(4, "little"), *body]
+        assert sum(map(len, buffers)) == size
+        with file_named(self._path(chunk)), self._file(chunk) as file:
+            _write_all(file, buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
         self._unsynced.add(int(self._shard[chunk]))
 
     def tag_all(self) -> None:
@@ -154,13 +165,21 @@ class SlotStore:
     def _path(self, chunk: int) -> Path:
         return self.folder / f"part-{self._shard[chunk]:05d}.bin"
 
-    def _open(self, chunk: int, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    @contextmanager
+    def _file(self, chunk: int, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
+        """Open the file of a chunk, or find it open; it stays so while it is in use, and if few others are open."""
         shard = int(self._shard[chunk])
-        if shard not in self._files:
-            if len(self._files) >= _OPEN_FILES:
-                os.close(self._files.pop(next(iter(self._files))))
-            self._files[shard] = os.open(self._path(chunk), flags | os.O_NOFOLLOW, 0o644)
-        return self._files[shard]
+        with self._lock:
+            if shard not in self._files:
+                self._files[shard] = os.open(self._path(chunk), flags | os.O_NOFOLLOW, 0o644)
+            self._users[shard] += 1
+        try:
+            yield self._files[shard]
+        finally:
+            with self._lock:
+                self._users[shard] -= 1
+                if len(self._files) > _OPEN_FILES and not self._users[shard]:
+                    os.close(self._files.pop(shard))
 
 
 class MemorySlots(SlotStore):
@@ -202,6 +221,13 @@ def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identi
     store = SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes)
     store.identity = identity
     return store
+
+
+def _checksum(buffers: Sequence[bytes | memoryview]) -> int:
+    checksum = 0
+    for buffer in buffers:
+        checksum = zlib.crc32(buffer, checksum)
+    return checksum
 
 
 def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
