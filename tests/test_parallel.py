@@ -345,7 +345,7 @@ def test_nobody_begins_where_workers_of_a_killed_process_still_write(
 
     def run(delay: str) -> subprocess.CompletedProcess[str]:
         with open(tmp_path / delay, "w") as said:  # workers that outlive it would keep a pipe open
-            started = how if delay == "delayed" else "copied"  # how the others are started says nothing of the first
+            started = how if delay == "delayed" else "copied"  # only the first has workers that outlive it
             arguments = [call, phase, started, source, data, delay]
             if started == "copied":
                 return forking.run(["-c", SLOW_TO_END, *arguments], stdout=DEVNULL, stderr=said, cwd=tmp_path)
