@@ -345,8 +345,9 @@ def test_nobody_begins_where_workers_of_a_killed_process_still_write(
 
     def run(delay: str) -> subprocess.CompletedProcess[str]:
         with open(tmp_path / delay, "w") as said:  # workers that outlive it would keep a pipe open
-            arguments = [call, phase, how, source, data, delay]
-            if how == "copied":
+            started = how if delay == "delayed" else "copied"  # only the first has workers that outlive it
+            arguments = [call, phase, started, source, data, delay]
+            if started == "copied":
                 return forking.run(["-c", SLOW_TO_END, *arguments], stdout=DEVNULL, stderr=said, cwd=tmp_path)
             command = [sys.executable, str(script), *map(str, arguments)]
             return subprocess.run(command, stderr=said, cwd=tmp_path, env=ENVIRONMENT)

@@ -76,7 +76,7 @@ def test_the_number_of_threads_changes_no_bit_of_a_run(
                 bias=1.0,
                 plan=plan,
                 threads=threads,
-                max_passes=8,
+                max_passes=5,
             )
             states.append(state_of(run))
         assert states[0] == states[1] == states[2]
