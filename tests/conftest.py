@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,10 @@ from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Bytecode is kept beside the sources, as compiled kernels are: otherwise every process of the tests compiles it again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Every process that a test starts finds the source tree and this folder's `sitecustomize`.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 # Test processes have a processor each, and what the tests compare with is small: more threads of BLAS would only wait.
@@ -52,6 +57,39 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_xdist_auto_num_workers() -> int:
     """A worker for each processor that the tests may use, as far as there is work for them."""
     return min(len(os.sched_getaffinity(0)), 8)
+
+
+def _own_core() -> set[int]:
+    """Give the processors of this process: one, where each of pytest's workers can have one of its own."""
+    cores, worker = sorted(ALL_CORES), os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None or int(os.environ["PYTEST_XDIST_WORKER_COUNT"]) != len(cores):
+        return set(cores)
+    return {cores[int(worker.removeprefix("gw"))]}
+
+
+ALL_CORES = os.sched_getaffinity(0)
+OWN_CORE = _own_core()
+PARALLEL = {
+    f"test_{name}.py"
+    for name in (
+        "threads",
+        "parallel",
+        "cluster",
+        "stream",
+        "read_ahead",
+        "direct_writer",
+        "active_rows",
+        "compile",
+    )
+}
+"""Modules about threads or processes that run in parallel, which may use all processors, as those of `lent_workers` do."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep the threads of a test on one processor: between two, small pieces of work cost an eighth more."""
+    several = item.path.name in PARALLEL or "lent_workers" in getattr(item, "fixturenames", ())
+    os.sched_setaffinity(0, ALL_CORES if several else OWN_CORE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -98,8 +98,10 @@ class ShrinkingReads:
             self.from_copies += int(arena.indptr[stop] - arena.indptr[start] < expected.feature.size)
 
 
-@pytest.mark.parametrize("on_disk", [True, False])
-@pytest.mark.parametrize(("n_chunks", "wide"), [(1, False), (3, True), (8, False)])
+@pytest.mark.parametrize(
+    ("n_chunks", "wide", "on_disk"),
+    [(1, False, True), (1, False, False), (3, True, True), (8, False, False)],
+)
 def test_windows_from_copies_hold_what_the_dataset_holds(
     tmp_path: Path, n_chunks: int, wide: bool, on_disk: bool
 ) -> None:

@@ -232,7 +232,7 @@ def test_changes_add_up_sparse_or_dense(share: float) -> None:
 def test_one_partition_is_the_single_process_bit_for_bit(
     loss: str, acceleration: str, classes: Dataset, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"loss": loss, "max_passes": 15, "tol": 1e-9, "acceleration": acceleration}
+    options: dict[str, Any] = {"loss": loss, "max_passes": 10, "tol": 1e-9, "acceleration": acceleration}
     streamcd.train(classes, tmp_path / "one", **options)
     streamcd.train(classes, tmp_path / "round", client=Simulation(1), **options)
     assert (weights(tmp_path / "one") == weights(tmp_path / "round")).all()
@@ -271,7 +271,7 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
     A certificate takes off what rounding may do, which is more where w is far from w(alpha); and an accelerated round
     descends on another dual.
     """
-    run, options = tmp_path / "run", {"max_passes": 20, "tol": 1e-9, "acceleration": acceleration}
+    run, options = tmp_path / "run", {"max_passes": 14, "tol": 1e-9, "acceleration": acceleration}
     streamcd.train(classes, run, loss=loss, client=Simulation(3), **options)
     records = log(run)
     kept = [r["objective_estimate"] - r["gap_estimate"] for r in records if r["kind"] == "train"]
@@ -549,9 +549,10 @@ def test_a_silent_worker_is_given_up(
         return run_partition(self, *arguments)
 
     monkeypatch.setattr(Partition, "run", hang_once)
+    monkeypatch.setattr("streamcd.cluster.dask_engine._LOOK_SECONDS", 0.1)
     try:
         result = streamcd.train(
-            data, tmp_path / "run", client=client, worker_timeout=4.0, tol=1e-3, max_passes=3000
+            data, tmp_path / "run", client=client, worker_timeout=2.0, tol=1e-3, max_passes=3000
         )
     finally:
         released.set()

@@ -46,7 +46,9 @@ def failing(estimator: Any) -> dict[str, str]:
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@parametrize_with_checks([LinearSVC(), LogisticRegression(), TwinSVC()], expected_failed_checks=failing)
+@parametrize_with_checks(
+    [LinearSVC(C=0.1), LogisticRegression(C=0.1), TwinSVC(C=0.1)], expected_failed_checks=failing
+)
 def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
     check(estimator)
 

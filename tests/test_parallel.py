@@ -345,8 +345,9 @@ def test_nobody_begins_where_workers_of_a_killed_process_still_write(
 
     def run(delay: str) -> subprocess.CompletedProcess[str]:
         with open(tmp_path / delay, "w") as said:  # workers that outlive it would keep a pipe open
-            arguments = [call, phase, how, source, data, delay]
-            if how == "copied":
+            started = how if delay == "delayed" else "copied"  # only the first has workers that outlive it
+            arguments = [call, phase, started, source, data, delay]
+            if started == "copied":
                 return forking.run(["-c", SLOW_TO_END, *arguments], stdout=DEVNULL, stderr=said, cwd=tmp_path)
             command = [sys.executable, str(script), *map(str, arguments)]
             return subprocess.run(command, stderr=said, cwd=tmp_path, env=ENVIRONMENT)
@@ -660,7 +661,7 @@ def test_how_workers_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             ((-15, -11), "was killed by SIGSEGV; .*; run it again"),
             ((-15, -15), "was ended by SIGTERM; .*; run it again"),
             ((None, -15), "was ended by SIGTERM; "),
-            ((1, -15), "ended before its work; .*__main__"),
+            ((1, -15), "ended before its work was done; .*__main__"),
         ):
             monkeypatch.setattr(process_pool, "_exit_code", Mock(side_effect=codes))
             assert re.search(f"one of 2 worker processes {said}", workers._describe_worker_exit())

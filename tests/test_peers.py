@@ -17,7 +17,7 @@ from tools.make_data import Shape, write_dataset
 from tools.peers.__main__ import main
 from tools.peers.arrays import load_arrays, write_arrays
 from tools.peers.contestants import CONTESTANTS, Task
-from tools.peers.race import LEVELS, Training, quickest
+from tools.peers.race import LEVELS, Training, loosest
 from tools.peers.tables import Race, read, standings
 
 RACE = Race("data", "hinge", 1.0, 1, "1GB", False)
@@ -102,7 +102,7 @@ def test_the_first_training_of_a_process_is_not_counted() -> None:
     found = trainings(
         "one",
         (0, 0.1, 1e-3, 9.0),
-        (0, 0.01, 1e-5, 9.0),
+        (0, 0.01, 1e-5, 8.0),
         (1, 0.1, 1e-3, 5.0),
         (1, 0.1, 1e-3, 1.0),
         (1, 0.01, 1e-5, 2.0),
@@ -112,7 +112,10 @@ def test_the_first_training_of_a_process_is_not_counted() -> None:
     )
     [standing] = standings(found)
     assert standing.seconds == {1e-2: 2.0, 1e-3: 2.0, 1e-4: 4.0}
-    assert [each.setting for each in quickest(found, 1e-4)] == [0.01]
+    assert [each.setting for each in loosest(found, 1e-4)] == [0.01]
+    assert [each.setting for each in loosest(found, 1e-2)] == [0.1], (
+        "one that was quicker at a tighter setting was chosen"
+    )
     assert json.loads(json.dumps(found[0].to_json()))["contestant"] == "one"
 
 

@@ -249,8 +249,7 @@ def test_optimum_is_reached_and_certified(tmp_path: Path, loss: str, method: str
     assert w.shape == (x.shape[1], 1)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("bias", [-1.0, 1.5])
+@pytest.mark.parametrize(("loss", "bias"), zip(LOSSES, [-1.0, 1.5], strict=True))
 def test_agrees_with_the_dual_within_the_sum_of_the_gaps(tmp_path: Path, loss: str, bias: float) -> None:
     dataset = columns_of(tmp_path / "data", multiclass(n_rows=80), weight=np.linspace(0.1, 3.0, 80))
     results = [

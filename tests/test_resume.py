@@ -183,7 +183,7 @@ def test_a_signal_saves_and_resume_goes_on_to_the_same_bits(
 ) -> None:
     """Stopped again and again, in the middle of reads and at their ends; no checkpoint but those at the stops."""
     plan = windows_of(dataset, 3, resident=resident)
-    asked = options(loss, tol=1e-4, max_passes=15)
+    asked = options(loss, tol=1e-4, max_passes=9)
     train(dataset, tmp_path / "whole", plan=plan, **asked)
     run = tmp_path / "run"
     with pytest.raises(Interrupted, match="resume") as stopped:

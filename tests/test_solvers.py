@@ -230,7 +230,7 @@ def test_out_of_core_is_resident_bit_for_bit(
     # several tolerances: what a certificate that fails leaves behind has to be the same too
     for tol, windows in ((1e-2, 1), (1e-4, 3)):
         streamed, resident = (
-            fit(dataset, loss=loss, tol=tol, windows=windows, resident=kept, C=2.0, max_passes=60)
+            fit(dataset, loss=loss, tol=tol, windows=windows, resident=kept, C=2.0, max_passes=30)
             for kept in (False, True)
         )
         assert weight_bytes(streamed) == weight_bytes(resident)

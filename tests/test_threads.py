@@ -29,6 +29,7 @@ from streamcd.runs.config import ProblemOptions
 from streamcd.runs.tune import tune
 from streamcd.solvers import crammer_singer
 from streamcd.solvers.crammer_singer import CrammerSingerSolver
+from streamcd.solvers.dual import DualSolver
 from streamcd.stream.slot_store import SlotStore
 from streamcd.training.checkpoint import read_arrays
 
@@ -36,6 +37,7 @@ from streamcd.training.checkpoint import read_arrays
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
+    monkeypatch.setattr("streamcd.solvers.dual._FEW_FEATURES", 0)  # so that a few lanes are divided, too
 
 
 def state_of(run: Path) -> dict[str, bytes]:
@@ -49,6 +51,28 @@ def state_of(run: Path) -> dict[str, bytes]:
             if name not in ("seconds", "identity", "bytes_read", "log_bytes", "slots")
         }
     return found
+
+
+def test_threads_share_no_cache_line_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes whole groups of eight lanes, whose weights of a feature begin at a line: else each waits for the others."""
+    run, visited = DualSolver.train, []
+
+    def train(self: DualSolver, window: Any, state: Any, order: np.ndarray, lanes: np.ndarray) -> None:
+        visited.append((state.w.ctypes.data, window.arena.alpha.ctypes.data))
+        run(self, window, state, order, lanes)
+
+    def visit(*arguments: Any) -> None:
+        parts.append(arguments[-1].chosen.tolist())
+
+    parts: list[list[int]] = []
+    monkeypatch.setattr(DualSolver, "train", train)
+    monkeypatch.setattr("streamcd.kernels.dual.dual_visit_lanes", visit)
+    dataset = write_dataset(tmp_path, multiclass(40, 400))
+    with pytest.warns(streamcd.ConvergenceWarning):
+        streamcd.train(dataset, tmp_path / "run", loss="hinge", threads=3, max_passes=1)
+    lines = [lane // 8 for part in parts[-3:] for lane in {lane // 8 * 8 for lane in part}]
+    assert len(lines) == len(set(lines)) == 5
+    assert all(address % 64 == 0 for addresses in visited for address in addresses)
 
 
 @pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
@@ -76,7 +100,7 @@ def test_the_number_of_threads_changes_no_bit_of_a_run(
                 bias=1.0,
                 plan=plan,
                 threads=threads,
-                max_passes=8,
+                max_passes=5,
             )
             states.append(state_of(run))
         assert states[0] == states[1] == states[2]

@@ -507,8 +507,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ridge": np.inf}, "ridge"),
     ({"slack": "log_loss"}, "slack among hinge, squared_hinge, found 'log_loss'"),
     ({"code": [[1, -1], [-1, 1]]}, "one plane per class"),
-    ({"loss": "hinge", "ridge": 1.0}, "ridge and slack are of the loss twin"),
-    ({"loss": "hinge", "slack": "hinge"}, "ridge and slack are of the loss twin"),
+    ({"loss": "hinge", "ridge": 1.0}, "ridge and slack are options of the loss twin"),
+    ({"loss": "hinge", "slack": "hinge"}, "ridge and slack are options of the loss twin"),
     ({"loss": "hinge", "method": "sor"}, "no solver for hinge by method sor"),
 ]
 

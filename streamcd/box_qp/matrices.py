@@ -116,7 +116,7 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
         i, j = worst_entry
         raise UsageError(
             f"Q: expected a symmetric matrix, found Q[{i}, {j}] = {matrix[i, j]:g} and Q[{j}, {i}] = {matrix[j, i]:g}; "
-            "(Q + Qᵀ)/2 gives the same objective and is one"
+            "pass (Q + Qᵀ)/2, which has the same objective"
         )
 
 
@@ -371,7 +371,7 @@ class SparseMatrix(_InMemory):
         rows = rows.astype(float_type(rows), copy=False)
         difference = abs(rows - rows.T)
         if difference.nnz and difference.max() > _SYMMETRY * abs(rows).max():
-            raise UsageError("Q: expected a symmetric matrix; (Q + Qᵀ)/2 gives the same objective and is one")
+            raise UsageError("Q: expected a symmetric matrix; pass (Q + Qᵀ)/2, which has the same objective")
         self._rows, self.n = rows, n
         self.diagonal = rows.diagonal().astype(np.float64)
 

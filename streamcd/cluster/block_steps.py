@@ -53,7 +53,7 @@ SLOPE, CURVATURE, DUAL_CHANGE = range(3)
 _TINY = 1e-200  # as in the kernels: a lower bound of the logistic loss's dual variables
 _ROUNDING = 1e-9  # a slope below this share of the magnitudes summed has no reliable sign
 _SLOPE_LEFT = 1e-4  # Newton's method ends where the slope has fallen to this share of its value at 0
-_NARROW = 1e-3  # or where it still descends, and the longest step is no further away than this share of it
+_NARROW = 1e-3  # or where the dual still falls, and the longest step is within this share of eta
 _MAX_EVALUATIONS = 30
 _EXCEEDED = 1.05  # times sigma': a quotient above it is no rounding
 _SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
@@ -214,7 +214,7 @@ def _log_parts(
 
 
 def log_slopes(n_lanes: int, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Derive the logistic dual's separable part along the step: `SLOPE`, `CURVATURE`, `DUAL_CHANGE`, shape (lanes, 3).
+    """Differentiate the separable part of the logistic dual along the step: `SLOPE` to `DUAL_CHANGE`, shape (lanes, 3).
 
     ``S'(eta) = Σ Δa log(a / a')`` and ``S''(eta) = Σ Δa² (1/a + 1/a')`` at ``a = base + eta (candidate - base)``.
     """
@@ -312,7 +312,7 @@ def newton_step(
         found = evaluate(eta)
         slope = product + eta * squared + found[:, SLOPE]
         solved |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
-        # a slightly longer step is prevented by a row near its bound, of no weight in the sum: not worth another reduction
+        # only a row near its bound limits the step, and adds nothing to the sum: not worth another evaluation on workers
         solved |= (slope < 0.0) & (high - eta <= _NARROW * eta)
         last = count == _MAX_EVALUATIONS - 1
         if solved.all() or count == _MAX_EVALUATIONS:
@@ -336,10 +336,10 @@ def next_sigma_prime(
 ) -> np.ndarray:
     """Choose sigma' of the next round: a power of two near ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K].
 
-    The nearest one; the next above where the round's `sigma_prime` was smaller than the quotient: the step had to be short
-    (eta about 0.6), and with the nearest it could stay so for many rounds. Rounds to 1e-3 with the nearest always and so:
-    imdb, hinge, 4 workers 24 and 18; a9a, hinge 14 and 11. `squared` and `apart` are these two sums per lane; 1 is the
-    answer where nothing moved.
+    The nearest one; the next above where the round's `sigma_prime` was smaller than the quotient: the step came out short
+    then (eta about 0.6), and rounding to the nearest could keep it short for many rounds. Rounds to 1e-3 of hinge with 4
+    workers, rounding always to the nearest and by this rule: imdb 24 and 18, a9a 14 and 11. `squared` and `apart` are these
+    two sums per lane; 1 is the answer where nothing moved.
     """
     ratio = np.divide(squared, apart, out=np.ones_like(squared), where=apart > 0.0)
     power = np.log2(np.clip(ratio, 1.0, n_partitions))

@@ -44,7 +44,7 @@ from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_l
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 
 _QUICK_PASS = 1 << 25
-"""Entries in all below which workers' passes are quick, some 0.05 s on four; a round takes some 0.1 s beside them."""
+"""Number of entries below which passes of workers are short: about 0.05 s on four; a round takes about 0.1 s beside them."""
 
 
 def default_local_passes(n_rows: int, n_features: int, n_entries: int) -> int:
@@ -196,7 +196,7 @@ class RoundLoop(TrainingLoop):
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
         sums, k = result.direction, len(result.worker_seconds)
-        # rounded up, Crammer–Singer took more: on badly conditioned rows 41 in place of 35 (2 workers, mean of 3 seeds)
+        # rounding up took Crammer–Singer 41 rounds in place of 35 (badly conditioned rows, 2 workers, mean of 3 seeds)
         exceeded = sigma_prime if self.task.problem.loss != "crammer_singer" else np.full(n_lanes, np.inf)
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k, exceeded)[trained]
         # Δw is a difference of two w, each of them rounded
@@ -291,7 +291,7 @@ class RoundLoop(TrainingLoop):
         arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.assigned_round)
 
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        # runs begun before there was any have none
+        # runs that were begun before this array existed do not have it
         arrays["lane_sigma_prime"] = arrays.pop("lane_stiffness", self.state.lanes["sigma_prime"])
         self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
         self.round = int(arrays.pop("round"))

@@ -37,7 +37,8 @@ from .progress import Listener, Progress
 COORDINATOR_BYTES = 200_000_000
 """Memory of the coordinator, the process that hands out the work, and of Python's resource tracker.
 
-Measured on Linux x86-64: 142 MB with numba, pyarrow and dask loaded and nothing compiled, and 10 MB; the rest is for tables.
+Measured on Linux x86-64: 142 MB for the first, with numba, pyarrow and dask loaded and nothing compiled, and 10 MB for the
+other; the rest is for tables.
 """
 
 TASKS_PER_WORKER = 8
@@ -337,12 +338,12 @@ class Workers:
                 else "run it again"
             )
         else:
-            how = "ended before its work"
+            how = "ended before its work was done"
             advice = (
                 "a script that asks for workers has to do so under 'if __name__ == \"__main__\":'; "
                 "--workers 1 needs no other process"
             )
-        return f"one of {self.n_workers} worker processes {how}; what it had begun was undone; {advice}"
+        return f"one of {self.n_workers} worker processes {how}; what it had begun was discarded; {advice}"
 
 
 Pool = InProcess | Workers

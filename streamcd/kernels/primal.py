@@ -38,8 +38,8 @@ from .primitives import (
 
 PHI, LOSS_SUM, ALPHA_SUM, QUADRATIC_SUM, SQUARES_SUM, SLOPES_SUM, LARGEST_COST, ROUNDING_SUM = range(8)
 """Columns of the sums by `row_terms`: terms of the gap and of the primal loss; alpha; D alpha²; alpha²; squared derivatives
-of the gap's terms by their margins, each divided by C; the largest C; a bound on the rounding of the terms, in units of
-u."""
+of the gap's terms with respect to their margins, each divided by C; the largest C; a bound on the rounding of the terms, in
+units of u."""
 N_SUMS = 8
 
 _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
@@ -150,7 +150,7 @@ def _add_slopes(span, dense, lane, columns, scores, costs, sums):
 
 @inlined
 def _add_slope_at_zero(span, dense, lane, columns, scores, costs, slope):
-    """Add a column's terms to the sum of the derivative of the loss at w = 0; half of it, or twice, is the derivative."""
+    """Add a column's terms to the derivative of the loss at w = 0, but for its factor (½ logistic loss, 2 squared hinge)."""
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         slope -= _signed_cost(j, lane, scores, costs) * v
@@ -343,7 +343,7 @@ def primal_certify(order, columns, scores, costs, w, side, lanes, totals):
     Notes
     -----
     alpha comes from `score`, which may have drifted from w·x: any alpha is a point of the dual, so the certificate, which
-    takes the rows' margins from `fresh`, holds all the same. A free bias has no term; that ``Σ y alpha = 0`` is for `side`.
+    takes the rows' margins from `fresh`, holds all the same. A free bias has no term: `side` makes ``Σ y alpha = 0``.
     """
     n_lanes = totals.shape[0]
     n_rows = scores.score.size // n_lanes
@@ -411,7 +411,7 @@ def row_terms(scores, costs, side, lanes, sums):
 
 @inlined
 def _loss_terms(t, c, loss):
-    """Return a row's loss, and its first and second derivative by the margin."""
+    """Return a row's loss, and its first and second derivative with respect to the margin."""
     if loss == LOG_LOSS:
         e = math.exp(-abs(t))
         p = (e if t > 0.0 else 1.0) / (1.0 + e)
@@ -422,7 +422,7 @@ def _loss_terms(t, c, loss):
 
 @inlined
 def _largest_curve(t, reach, c, curve, loss):
-    """Bound the second derivative by the margin where it is at most `reach` away from t, `curve` being that at t."""
+    """Bound the second derivative with respect to the margin, at most `reach` from t, `curve` being that at t."""
     if loss == LOG_LOSS:  # p (1 - p) changes by a factor e^reach at most, which is at most 1/(1 - reach)
         return min(0.25 * c, curve / (1.0 - reach)) if reach < 1.0 else 0.25 * c
     return 2.0 * c * np.float64(t < 1.0 + reach)
@@ -447,7 +447,8 @@ def add_losses(scores, costs, lanes, sums):
 def add_line_terms(scores, previous, costs, lanes, sums):
     """Add the rows' terms of a line search along ``d = score - previous`` to `sums` (lanes, 4).
 
-    These are the loss at ``score + s d``, s = 0; its first and second derivative by s; a bound of the second, s in [0, 1].
+    These are the loss at ``score + s d``, s = 0; its first two derivatives with respect to s; a bound of the second for s
+    in [0, 1].
     """
     n_lanes = sums.shape[0]
     n_rows = scores.score.size // n_lanes

@@ -296,6 +296,15 @@ def active_rows(row_start, row_stop, active, lanes, order):
 
 
 @kernel
+def restore_flags(active, columns, flag):
+    """Set the flags of some columns that are 0 to `flag`, in place; `active` (rows, all columns) uint8."""
+    for i in range(active.shape[0]):
+        for m in columns:
+            if active[i, m] == 0:
+                active[i, m] = flag
+
+
+@kernel
 def draw(candidates, key, order):
     """Fill `order` with independent uniform draws from `candidates`, with replacement, as a function of `key` alone."""
     state = np.uint64(key)

@@ -79,7 +79,7 @@ class ScoreCurves:
         return false, true
 
     def histogram(self, number: int, n_bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
-        """Return edges, and shares of the rows of the others and of the class between them, without the outermost 1 %."""
+        """Return bins' edges, without the outermost 1 % of scores, and the shares of the others' and the class's rows."""
         counts = self.counts[number]
         values = _bin_values()
         share = counts.sum(axis=0).cumsum() / max(counts.sum(), 1)

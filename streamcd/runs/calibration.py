@@ -49,10 +49,9 @@ def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
 def fit_calibration(
     directory: checkpoint.Run, run: ResolvedRun, session: Session, train_groups: Callable[..., Any]
 ) -> dict[float, np.ndarray] | None:
-    """Return a and b of every vector, shape (2, n_vectors), by C; trains the folds (by `carry_out.train_groups`) if
-    necessary.
+    """Return the sigmoids' a and b of every vector, shape (2, n_vectors), by C; None if time ran out before the folds ended.
 
-    None where the session's time ran out before the folds had ended.
+    Trains the folds if necessary, by `carry_out.train_groups`.
     """
     part = directory.part(FOLDER)
     fitted = part.path / _FITTED
@@ -79,8 +78,8 @@ def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[float, np.nda
             for file in files.values():
                 stack.enter_context(file_named(file))
             outputs = {C: stack.enter_context(open(file, "wb")) for C, file in files.items()}
-            for rows in held_out_rows(path, folds, session, "decide about the folds"):
-                _records(rows).tofile(outputs[rows.C])
+            for C, records in held_out_rows(path, folds, session, _records, "score the folds"):
+                records.tofile(outputs[C])
         session.listener.message(
             f"calibration: fitting one sigmoid per vector, {n_vectors * len(files):,} in all"
         )
@@ -90,13 +89,13 @@ def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[float, np.nda
             file.unlink(missing_ok=True)
 
 
-def _records(rows: HeldOut) -> np.ndarray:
-    """Join a row's class to its decisions."""
-    return np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
+def _records(rows: HeldOut) -> tuple[float, np.ndarray]:
+    """Return C, and the rows' classes with their decisions."""
+    return rows.C, np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
 
 
 def _blocks(file: Path, n_vectors: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Read decisions, and flags of each row's positive vector: its class's; a single vector is the larger class's."""
+    """Read decision values, and flags of each row's positive vector, its class's; a single vector is the larger's."""
     with open(file, "rb") as stream:
         count = max(1, _BLOCK_BYTES // (8 * (n_vectors + 1))) * (n_vectors + 1)
         while (records := np.fromfile(stream, count=count)).size:

@@ -102,7 +102,7 @@ class ProblemOptions:
         """Make options from those of `train.train`."""
         loss = LOSS_ALIASES.get(loss, loss)
         if loss != "twin" and (ridge is not None or slack is not None):
-            raise UsageError(f"ridge and slack are of the loss twin; they do not apply to {loss}")
+            raise UsageError(f"ridge and slack are options of the loss twin, not of {loss}")
         pairs: ClassWeight = None
         if isinstance(class_weight, str):
             pairs = class_weight
@@ -128,8 +128,8 @@ class ProblemOptions:
         """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
         if dataset.classes is None or dataset.class_counts is None:
             raise UsageError(
-                f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; measurements are "
-                "for regression, which is not offered; check which column is the label"
+                f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; regression "
+                "is not offered; check which column is the label"
             )
         names = dataset.class_names
         if dataset.classes.size == 1 and names is not None:
@@ -163,9 +163,9 @@ def settle_acceleration(options: ProblemOptions, eps: float | None, listener: Li
     """Turn acceleration off where it does not apply: with a message for auto, refused for a given kappa."""
     reason, solver = None, find_solver(options.loss, options.method)
     if not solver.accelerates:
-        reason = f"{options.loss} by method {options.method} has none"
+        reason = f"{options.loss} by method {options.method} cannot be accelerated"
     elif options.omega != 1.0:
-        reason = f"it does not go with omega {options.omega}"
+        reason = f"it cannot be combined with omega {options.omega}"
     elif solver.layout == "columns" and options.acceleration not in ("auto", "none"):
         reason = f"method {options.method} extrapolates by a line search, without a kappa"
     elif eps is not None and solver.layout == "rows":
@@ -339,7 +339,7 @@ class ResolvedRun:
 
     @property
     def most_groups(self) -> int:
-        """Number of groups of the fewest lanes each."""
+        """Largest number of groups: one for each set of lanes that have to stay together."""
         return self.problem.n_lanes // self._together
 
     def make_solver(self, lanes: Problem) -> Solver:
@@ -390,7 +390,7 @@ def is_begun(path: Path, config: RunConfig) -> bool:
 
 
 def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
-    """Return the configuration of a run with the options now asked for that do not affect its bits."""
+    """Return the configuration of a run with those of the options now asked for that do not affect its bits."""
     return replace(
         config,
         dataset=asked.dataset,
@@ -437,7 +437,7 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 
 
 def same_validation(config: RunConfig) -> None:
-    """Refuse a validation set that has changed since the run was begun; earlier versions have not recorded it."""
+    """Refuse a validation set that has changed since the run began; runs of earlier versions have no record of it."""
     if config.validation is not None and config.validation_identity is not None:
         from ..prediction.reading_plan import identify  # with the kernels of decisions
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from .config import ResolvedRun
 
 _BYTES = 1 << 22  # of decisions at a time
 
+Used = TypeVar("Used")
+
 
 class HeldOut(NamedTuple):
     """Rows of a fold with the decisions by the lanes of one C trained without it."""
@@ -39,8 +41,13 @@ _Fold = tuple[int, list[float], np.ndarray]
 """Number of a fold, C of the classifiers trained without it, and w of all of them, side by side."""
 
 
-def held_out_rows(path: Path, folds: ResolvedRun, session: Session, phase: str) -> Iterator[HeldOut]:
-    """Decide all rows by the states of a run of folds in a directory; one read for each group of lanes."""
+def held_out_rows(
+    path: Path, folds: ResolvedRun, session: Session, use: Callable[[HeldOut], Used], phase: str
+) -> Iterator[Used]:
+    """Decide all rows by the states of a run of folds in a directory; one read for each group of lanes.
+
+    Threads decide blocks of rows, and call `use`, whose results are in the order of the rows.
+    """
     problem, dataset, threads = folds.problem, folds.dataset, session.threads
     for group in folds.groups:
         lanes = problem.subset(group.lanes)
@@ -57,7 +64,7 @@ def held_out_rows(path: Path, folds: ResolvedRun, session: Session, phase: str) 
         with Stream(dataset, plan, layout, folds.options.seed, **options) as stream:
             done = 0
             for window in stream.windows(0):
-                decide = partial(_decide, window, by_fold, lanes.bias)
+                decide = partial(_decide, window, by_fold, lanes.bias, use)
                 for found in threads.in_order(partial(decide, rows) for rows in _row_blocks(window, most)):
                     yield from found
                 done += window.n_entries
@@ -83,7 +90,9 @@ def _row_blocks(window: Window, n_columns: int) -> list[slice]:
     ]
 
 
-def _decide(window: Window, folds: list[_Fold], bias: float, block: slice) -> list[HeldOut]:
+def _decide(
+    window: Window, folds: list[_Fold], bias: float, use: Callable[[HeldOut], Used], block: slice
+) -> list[Used]:
     """Decide a block of rows, each by the classifiers trained without its fold."""
     arena, found = window.arena, []
     start, stop, code = arena.indptr[:-1][block], arena.indptr[1:][block], arena.code[block]
@@ -95,7 +104,7 @@ def _decide(window: Window, folds: list[_Fold], bias: float, block: slice) -> li
         width = w.shape[1] // len(costs)
         for own, C in enumerate(costs):
             vectors = slice(own * width, (own + 1) * width)
-            found.append(HeldOut(C, fold, code[mine], decisions[:, vectors], w[:, vectors]))
+            found.append(use(HeldOut(C, fold, code[mine], decisions[:, vectors], w[:, vectors])))
     return found
 
 

@@ -98,7 +98,8 @@ def write_report(
     run, page_path = local_path(run, "a run"), local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=force)
     config, histories = read_config(run), dict(list(read_history(run).items())[:MAX_LOGS])
-    sections = [_configuration(config), _training(histories, config), *_search(run)]
+    search = _search(run)  # what is damaged is refused before anything is drawn
+    sections = [_configuration(config), _training(histories, config), *search]
     model = _model(run, C)
     if model is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))

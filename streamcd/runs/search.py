@@ -21,7 +21,7 @@ from ..training.loop import Session
 from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
-from .held_out import held_out_rows, predicted_classes
+from .held_out import HeldOut, held_out_rows, predicted_classes
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun
 
@@ -91,10 +91,14 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[float, lis
     problem = search.problem
     n_correct: Counter[tuple[float, int]] = Counter()
     n_rows: Counter[tuple[float, int]] = Counter()
-    for rows in held_out_rows(path, search, session, "score the folds"):
-        predicted = predicted_classes(problem, rows.decisions, rows.w)
-        n_correct[rows.C, rows.fold] += int((predicted == rows.code).sum())
-        n_rows[rows.C, rows.fold] += rows.code.size
+
+    def compare(rows: HeldOut) -> tuple[tuple[float, int], int, int]:
+        correct = predicted_classes(problem, rows.decisions, rows.w) == rows.code
+        return (rows.C, rows.fold), int(correct.sum()), rows.code.size
+
+    for model, found, of in held_out_rows(path, search, session, compare, "score the folds"):
+        n_correct[model] += found
+        n_rows[model] += of
     values = sorted({lane.C for lane in problem.lanes})
     folds = range(problem.n_folds)
     return {C: [n_correct[C, fold] / max(n_rows[C, fold], 1) for fold in folds] for C in values}

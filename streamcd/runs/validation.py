@@ -1,4 +1,4 @@
-"""A validation set: held-out rows, decided about by the weights of a group of lanes while these are trained."""
+"""A validation set: held-out rows, scored by the weights of a group of lanes while these are trained."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def check_validation(path: str, *, on_workers: bool) -> None:
             "validation: one process trains and looks at it; leave --workers and --scheduler out"
         )
     if reads_once(path):
-        raise UsageError(f"validation: {path} can be read but once; write it to a file, or convert it")
+        raise UsageError(f"validation: {path} can be read only once; write it to a file, or convert it")
 
 
 class Validation:
-    """A validation set for some lanes: called with their weights, it gives the mean loss and the accuracy of each one's C.
+    """A validation set for some lanes: called with their weights, it returns mean loss and accuracy for the C of each.
 
     The loss is that of the objective without C (of twin planes with it): ``Σ loss`` with the weights of rows and classes,
     divided by the sum of the rows' weights. Rows of a class that was not trained count as errors, and have no loss.
@@ -101,7 +101,7 @@ class _Sums:
 
 
 def _without_weights(dataset: Dataset, lanes: Problem) -> Model:
-    """Describe the model of all lanes side by side, by which rows are read and decided about; its weights are untouched."""
+    """Describe the model of all lanes side by side, by which rows are read and scored; its weights are untouched."""
     n_vectors = lanes.n_lanes * lanes.lane_vectors
     code = np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes)
     weights, intercept = np.zeros((lanes.n_features, n_vectors)), np.zeros(n_vectors)

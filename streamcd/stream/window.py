@@ -26,7 +26,7 @@ class RowArena:
         n_entries: int,
         widths: tuple[int, int],
     ) -> None:
-        record = _aligned_zeros(n_rows + 1, row_record(widths))
+        record = aligned_zeros(n_rows + 1, row_record(widths))
         self.indptr = record["indptr"]
         self.feature = np.empty(n_entries, dtype=dtypes[0])
         self.value = np.empty(n_entries, dtype=dtypes[1])
@@ -35,7 +35,7 @@ class RowArena:
         if widths[1] == 1:
             self.alpha, self.active = record["alpha"][:n_rows], record["active"][:n_rows]
         else:
-            self.alpha = np.empty((n_rows, widths[0]), dtype=np.float64)
+            self.alpha = aligned_zeros(n_rows * widths[0], np.dtype(np.float64)).reshape(n_rows, widths[0])
             self.active = np.empty((n_rows, widths[1]), dtype=np.uint8)
 
 
@@ -50,11 +50,11 @@ def row_record(widths: tuple[int, int]) -> np.dtype[Any]:
     return np.dtype(fields, align=True)
 
 
-def _aligned_zeros(n_rows: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Allocate zeros aligned to a cache line, so that as few records as possible straddle two."""
-    memory = np.zeros(n_rows * dtype.itemsize + _LINE, dtype=np.uint8)
+def aligned_zeros(n: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Allocate zeros aligned to a cache line, so that as few records, or groups of eight lanes, as possible straddle two."""
+    memory = np.zeros(n * dtype.itemsize + _LINE, dtype=np.uint8)
     start = -memory.ctypes.data % _LINE
-    return memory[start : start + n_rows * dtype.itemsize].view(dtype)
+    return memory[start : start + n * dtype.itemsize].view(dtype)
 
 
 class ColumnArena:

@@ -488,5 +488,5 @@ class _RowStates:
         self._solver.restore_rows(state, arena, start, stop)
 
     def _by_threads(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Make a call for each of some chunks; with 10 kB of each, two threads beside two readers took 1.25 times as long."""
+        """Make a call for each of some chunks; for 10 kB each, two threads beside two readers took 1.25 times as long."""
         self._solver.threads.run(calls, len(calls) * self._chunk_bytes // 8)

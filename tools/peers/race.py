@@ -186,7 +186,7 @@ def race(
     """Yield the trainings of all contestants as they end.
 
     The first round goes through a contestant's settings until the closest level is reached, or its trainings have taken
-    `max_seconds` of processors; later rounds repeat those settings only that reached a level first. The first training of a
+    `max_seconds` of processors; later rounds repeat the loosest settings only that reached a level. The first training of a
     process, at the loosest setting, is not counted in these.
     """
     write_arrays(task.dataset, task.arrays)
@@ -208,12 +208,14 @@ def race(
                     if number == 0 and (relative <= min(levels) or spent > max_seconds):
                         break
             if number == 0:
-                reached = {each.setting for level in levels for each in quickest(found, level)}
+                reached = {each.setting for level in levels for each in loosest(found, level)}
                 order = [setting for setting in CONTESTANTS[name].settings if setting in reached]
                 useful[name] = [CONTESTANTS[name].settings[0], *order]
 
 
-def quickest(trainings: Sequence[Training], level: float) -> list[Training]:
-    """The quickest training within a level, or nothing."""
-    within = [training for training in trainings if training.relative <= level]
-    return sorted(within, key=lambda training: training.figures["seconds"])[:1]
+def loosest(trainings: Sequence[Training], level: float) -> list[Training]:
+    """The training at the loosest setting within a level, or nothing.
+
+    Not the quickest one: a tighter setting takes more work, and was at times quicker in the single round that chooses.
+    """
+    return [training for training in trainings if training.relative <= level][:1]
