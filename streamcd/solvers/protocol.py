@@ -35,13 +35,9 @@ class State:
     """Complete state of a run, except for the rows' dual variables."""
 
     w: np.ndarray  # (n_features + 1, vectors) float64: weights; the last row is the bias's
-    w_alpha: (
-        np.ndarray
-    )  # like w: partial sum of w(alpha) by the current read, for lanes in phase START or CERTIFY
+    w_alpha: np.ndarray  # like w: partial sum of w(alpha), for lanes in phase START or CERTIFY
     totals: np.ndarray  # (lanes, N_TOTALS) float64: sums of the unfinished read (see kernels.primitives)
-    lanes: dict[str, np.ndarray] = field(
-        default_factory=dict
-    )  # (lanes,): phase, thresholds, sums, certificate
+    lanes: dict[str, np.ndarray] = field(default_factory=dict)  # (lanes,): phase, thresholds, sums, …
     rows: dict[str, np.ndarray] = field(default_factory=dict)  # kept per row by a solver over columns
     read: int = 0  # of the next window to visit
     window: int = 0

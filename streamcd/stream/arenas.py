@@ -165,9 +165,8 @@ def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
 
 def _check_range(name: str, index: np.ndarray, n: int, table: Dataset | Columns, chunk: int) -> None:
     """Refuse indices out of range: the kernels do not check them, and would write outside the weights or scores."""
-    if (
-        index.view(f"u{index.itemsize}").max(initial=0) >= n and index.size
-    ):  # as unsigned, negative ones are large
+    # as unsigned integers, negative ones are large
+    if index.size and index.view(f"u{index.itemsize}").max() >= n:
         raise DatasetError(f"{table.place(chunk)}: a {name} outside 0 … {n - 1}")
 
 
