@@ -463,7 +463,8 @@ class _RowStates:
     def load(self, window: Window, state: State) -> None:
         back = bool(state.lanes["restore"].any())
         chunks = [chunk for chunk in self._chunks(window) if back or not self._present[chunk[0]]]
-        self._by_threads([partial(self._load, window.arena, state, *chunk) for chunk in chunks])
+        restored = state if back else None
+        self._by_threads([partial(self._load, window.arena, restored, *chunk) for chunk in chunks])
 
     def save(self, window: Window) -> None:
         arena = window.arena
@@ -480,12 +481,13 @@ class _RowStates:
         """List the chunks of a window as `Window.chunk_ranges`; none if items have no state."""
         return list(window.chunk_ranges()) if self._chunk_bytes else []
 
-    def _load(self, arena: RowArena, state: State, chunk: int, start: int, stop: int) -> None:
+    def _load(self, arena: RowArena, restored: State | None, chunk: int, start: int, stop: int) -> None:
         if not self._present[chunk]:
             if not self._slots.load(chunk, [arena.alpha[start:stop], arena.active[start:stop]]):
                 self._solver.new_rows(arena, start, stop)
             self._present[chunk] = self._resident
-        self._solver.restore_rows(state, arena, start, stop)
+        if restored is not None:
+            self._solver.restore_rows(restored, arena, start, stop)
 
     def _by_threads(self, calls: Sequence[Callable[[], object]]) -> None:
         """Make a call for each of some chunks; for 10 kB each, two threads beside two readers took 1.25 times as long."""
