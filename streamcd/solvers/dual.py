@@ -51,9 +51,8 @@ from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals, new_lanes, new_totals
 
 _MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
-_LINE_LANES = 8  # whose weights of a feature are a cache line
-_FEW_FEATURES = 1 << 14  # in whose lines threads often meet
-_APART = 8  # numbers that fill a cache line: no two threads may share one that they write to
+_LINE = 8  # numbers in a cache line: no two threads should share one that they write to
+_FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
 _PARTS = 4  # of a window, certified by threads; the sums are the same for any number of these
 _MOST_COPIED = 1 << 19  # weights; with more, a window is certified in one part, without copies of w(alpha)
 _ENTRIES_PER_WEIGHT = 8  # in a window that is certified in parts: their w(alpha) are added up
@@ -359,8 +358,8 @@ class DualSolver(RowSolver):
         with 120 features took 1,200 ns a row by one thread, 700 by four with ten lanes each, 500 with eight or sixteen.
         """
         n_parts = self.threads.parts(window.n_entries * lanes.size)
-        in_lines = lanes.size > _LINE_LANES or self.problem.n_features < _FEW_FEATURES
-        units = lanes // (_LINE_LANES if in_lines else _MIN_LANES)
+        in_lines = lanes.size > _LINE or self.problem.n_features < _FEW_FEATURES
+        units = lanes // (_LINE if in_lines else _MIN_LANES)
         found = np.unique(units)
         parts = [lanes[np.isin(units, part)] for part in np.array_split(found, min(n_parts, found.size) or 1)]
         totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
@@ -373,8 +372,8 @@ class DualSolver(RowSolver):
         """Return the scratch of threads, for the lanes of each."""
         n_lanes = self.problem.n_lanes
         while len(self._scratch) < len(parts):
-            fetched, live = (np.zeros(n_lanes + _APART, dtype=np.int64) for _ in range(2))
-            dots, steps = (np.zeros(n_lanes + _APART) for _ in range(2))
+            fetched, live = (np.zeros(n_lanes + _LINE, dtype=np.int64) for _ in range(2))
+            dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
             self._scratch.append(Lanes(parts[0], fetched, dots, live, steps))
         return [own._replace(chosen=part) for part, own in zip(parts, self._scratch, strict=False)]
 

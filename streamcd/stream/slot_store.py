@@ -134,9 +134,8 @@ class SlotStore:
             with self._file(chunk) as file:
                 _write_all(file, buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
         except OSError:
-            with file_named(
-                self._path(chunk)
-            ):  # made here alone: paths of all chunks took a tenth of the time
+            # not around each call: to make the paths of all chunks takes time in every pass
+            with file_named(self._path(chunk)):
                 raise
         self._unsynced.add(int(self._shard[chunk]))
 

@@ -479,7 +479,7 @@ class _RowStates:
 
     def _chunks(self, window: Window) -> list[tuple[int, int, int]]:
         """List the chunks of a window as `Window.chunk_ranges`; none if items have no state."""
-        return list(window.chunk_ranges()) if self._chunk_bytes else []
+        return list(window.chunk_ranges()) if self._solver.layout.state_bytes else []
 
     def _load(self, arena: RowArena, restored: State | None, chunk: int, start: int, stop: int) -> None:
         if not self._present[chunk]:
