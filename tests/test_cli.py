@@ -232,6 +232,39 @@ def test_a_dataset_is_exported_as_text(text, data, tmp_path):
     assert [before[key] for key in keys] == [after[key] for key in keys]
 
 
+@pytest.mark.parametrize("ending", ["onnx", "pmml", "CSV", "json", "parquet", "npz", "gz"])
+def test_an_export_named_as_a_file_of_another_format_is_refused(made, tmp_path, ending):
+    for source, written in (("run", "LIBLINEAR's text"), ("data", "libsvm text")):
+        line = refused("export", made / source, tmp_path / f"m.{ending}")
+        assert f"m.{ending}: expected a name for {written}, such as m.txt, found the ending of" in line
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("lend")
+def test_skipped_query_ids_are_told_once_where_text_is_read(made, tmp_path, workers):
+    (tmp_path / "q.txt").write_text("1 qid:1 1:1\n-1 qid:2 2:1\n")
+    told = "2 qid: tokens skipped: query groups have no meaning here"
+    for command in (
+        ("convert", tmp_path / "q.txt", tmp_path / "q"),
+        ("evaluate", tmp_path / "q.txt", made / "run"),
+        ("predict", tmp_path / "q.txt", made / "run", "-o", tmp_path / "p.csv"),
+    ):
+        assert run(*command, "--workers", workers).stderr.count(told) == 1
+
+
+def test_only_commands_with_a_memory_budget_are_advised_to_lower_it(made, tmp_path, monkeypatch):
+    def exhausted(*arguments: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("streamcd.models.liblinear.import_liblinear", exhausted)
+    monkeypatch.setattr("streamcd.models.liblinear.export_liblinear", exhausted)
+    (tmp_path / "m.txt").touch()
+    line = refused("import", tmp_path / "m.txt", tmp_path / "model", status=1)
+    assert line == "streamcd: error: out of memory; free some of the machine's"
+    assert "give a smaller --memory" in refused("export", made / "run", tmp_path / "new.txt", status=1)
+
+
 def test_people_get_tables(trained, data, text, tmp_path):
     assert "classes" in run("info", data).stdout
     assert "confusion" in run("evaluate", text, trained).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,21 @@ def test_categories_never_seen_are_ignored_and_counted(trained: Path, tmp_path: 
     assert model.scaling.scales is not None
     rome = list(weights).index("city=Rome")
     assert decisions[1] - decisions[0] == pytest.approx(weights["city=Rome"] / model.scaling.scales[rome])
+
+
+def test_predicting_a_frame_warns_once_of_categories_never_seen(trained: Path) -> None:
+    table = pa.table(
+        {"age": np.ones(1000), "city": [f"town {k}" for k in range(1000)], "visits": np.zeros(1000)}
+    )
+    model = streamcd.load_model(trained / "run")
+    with pytest.warns(UserWarning, match="1,000 categories ignored that the model has not seen") as caught:
+        model.predict(table)
+    assert [(warning.filename, str(warning.message)) for warning in caught] == [
+        (__file__, "1,000 categories ignored that the model has not seen in training")
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(named_table())
 
 
 def test_a_missing_column_is_named(trained: Path, tmp_path: Path) -> None:

@@ -333,6 +333,10 @@ GOOD = "solver_type L2R_LR\nnr_class 2\nlabel 1 -1\nnr_feature 3\nbias -1\nw\n1 
         (GOOD.replace("label 1 -1", "label 1 2 3"), "malformed"),
         (GOOD.replace("nr_feature 3", "nr_feature 4"), "expected 4 rows"),
         (GOOD.replace("nr_feature 3", "nr_feature 2"), "found more"),
+        (
+            GOOD.replace("nr_feature 3", "nr_feature 99999999999"),
+            "99,999,999,999 rows of 1 weight, .* correct nr_fe",
+        ),
         (GOOD.replace("nr_feature 3", "nr_feature x"), "malformed"),
         (GOOD.replace("nr_feature 3", "nr_feature -1"), "malformed"),
         (GOOD.replace("2 \n3", "nan \n3"), "not finite"),

@@ -196,15 +196,19 @@ def print_error(text: str) -> None:
     print("streamcd: error: " + " ".join(text.split()), file=sys.stderr, flush=True)
 
 
-def explain(error: BaseException) -> tuple[str, int] | None:
-    """Describe an error for the user, with the exit status; None for a bug, which needs a traceback."""
+def explain(error: BaseException, *, takes_memory: bool = True) -> tuple[str, int] | None:
+    """Describe an error for the user, with the exit status; None for a bug, which needs a traceback.
+
+    `takes_memory` says whether the command has the option --memory.
+    """
     if isinstance(error, StreamcdError):
         return str(error), error.exit_status
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
     if isinstance(error, MemoryError):
         detail = f" ({error})" if str(error) else ""
-        return f"out of memory{detail}; give a smaller --memory, or free some of the machine's", 1
+        smaller = "give a smaller --memory, or " if takes_memory else ""
+        return f"out of memory{detail}; {smaller}free some of the machine's", 1
     if isinstance(error, OSError):
         reason = error.strerror or str(error) or type(error).__name__
         where = f"{os.fspath(error.filename)}: " if isinstance(error.filename, str | os.PathLike) else ""

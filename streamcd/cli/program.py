@@ -49,8 +49,12 @@ class Program(click.Group):
                 _forget_output()
                 sys.exit(1)
             except (Exception, KeyboardInterrupt) as error:
-                sys.exit(_report(error, "--json" in arguments))
+                sys.exit(_report(error, "--json" in arguments, self._takes_memory(arguments)))
         sys.exit(status if isinstance(status, int) else 0)
+
+    def _takes_memory(self, arguments: list[str]) -> bool:
+        command = self.commands.get(arguments[0]) if arguments else None
+        return command is not None and any(option.name == "memory" for option in command.params)
 
 
 def _first_sentence(command: click.Command) -> str:
@@ -84,7 +88,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise Interrupted("terminated", signum)
 
 
-def _report(error: BaseException, as_json: bool) -> int:
+def _report(error: BaseException, as_json: bool, takes_memory: bool) -> int:
     # click's own, for Ctrl-C and for an unexpected end of file
     if isinstance(error, click.exceptions.Abort):
         error = error.__cause__ if isinstance(error.__cause__, EOFError) else KeyboardInterrupt()
@@ -96,7 +100,7 @@ def _report(error: BaseException, as_json: bool) -> int:
         text, example = _missing_arguments(error) or (error.format_message(), "")
         found: tuple[str, int] | None = (f"{text} See '{command} --help'.{example}", 2)
     else:
-        found = console.explain(error)
+        found = console.explain(error, takes_memory=takes_memory)
     if found is None:
         raise error
     text, status = found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.atomic_files import begins_with, check_output, replacing
+from ..core.atomic_files import begins_with, check_output, refuse_other_ending, replacing
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
 from ..core.locks import scratch_directory
 from ..core.memory_budget import parse_size, require
@@ -58,6 +58,7 @@ def export_libsvm(
     """
     listener = listener or Listener()
     target = Path(path)
+    refuse_other_ending(target, "libsvm text")
     check_output(target, "libsvm text", lambda found: begins_with(found, _FIRST_LINE), force=force)
     n_chunk_entries = int(np.diff(dataset.entry_start).max(initial=0))
     needs = {

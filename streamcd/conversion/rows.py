@@ -137,9 +137,14 @@ class Counts:
             (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),
             (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
             (self.n_unseen, "categories ignored that the encoding in use does not have"),
-            (self.n_query_ids, "qid: tokens skipped: query groups have no meaning here"),
         ]
-        return [f"{number:,} {text}" for number, text in said if number]
+        told = [f"{number:,} {text}" for number, text in said if number]
+        return told + ([query_ids_skipped(self.n_query_ids)] if self.n_query_ids else [])
+
+
+def query_ids_skipped(number: int) -> str:
+    """Say that tokens ``qid:n`` of libsvm text were skipped."""
+    return f"{number:,} qid: tokens skipped: query groups have no meaning here"
 
 
 _SUMS = [field.name for field in fields(Counts) if field.name.startswith("n_")]

@@ -100,6 +100,38 @@ def check_output(
         raise UsageError(f"{path} exists; name another place, or give --force to replace it")
 
 
+_OTHER_FORMATS = {
+    ".onnx": "ONNX",
+    ".pmml": "PMML",
+    ".csv": "CSV",
+    ".tsv": "CSV",
+    ".json": "JSON",
+    ".jsonl": "JSON",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    ".feather": "Arrow",
+    ".npy": "npy",
+    ".npz": "npz",
+    ".pkl": "pickle",
+    ".pickle": "pickle",
+    ".joblib": "pickle",
+    ".gz": "gzip",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".zst": "Zstandard",
+}
+
+
+def refuse_other_ending(path: Path, written: str) -> None:
+    """Refuse a name that ends as files of another format than plain text do; `written` is what would be in the file."""
+    other = _OTHER_FORMATS.get(path.suffix.lower())
+    if other is not None:
+        raise UsageError(
+            f"{path}: expected a name for {written}, such as {path.stem}.txt, found the ending of {other}, which export "
+            "does not write"
+        )
+
+
 def begins_with(path: Path, pattern: bytes) -> bool:
     """Check if a regular file begins with a match of a regular expression; false for devices and pipes."""
     if not path.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -11,9 +12,10 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from ..core.atomic_files import begins_with, check_output, replacing
+from ..core.atomic_files import begins_with, check_output, refuse_other_ending, replacing
 from ..core.errors import ModelError
-from ..core.progress import Listener
+from ..core.memory_budget import format_size
+from ..core.progress import Listener, counted
 from ..core.storage import local_path
 from .model import Model
 
@@ -56,10 +58,11 @@ def export_liblinear(
     ModelError
         If the format cannot hold the model: labels that are not integers, rows of unit norm with a bias, twin planes.
     UsageError
-        If `path` exists, without `force` or as another kind of file.
+        If `path` exists, without `force` or as another kind of file, or ends as files of another format do.
     """
     is_kind = partial(begins_with, pattern=b"solver_type ")
-    check_output(local_path(path, "a model"), "a model of LIBLINEAR's", is_kind, force=force)
+    refuse_other_ending(local_path(path, "a model"), "LIBLINEAR's text")
+    check_output(Path(path), "a model of LIBLINEAR's", is_kind, force=force)
     if model.loss == "twin":
         raise ModelError(
             "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
@@ -149,13 +152,19 @@ def import_liblinear(path: str | os.PathLike[str]) -> Model:
     try:
         with open(path, encoding="ascii") as file:
             header = _read_header(file, path)
-            table = _read_table(file, header.n_features + (header.bias >= 0), header.n_columns)
+            n_rows = header.n_features + (header.bias >= 0)
+            _check_size(file, n_rows, header.n_columns)
+            table = _read_table(file, n_rows, header.n_columns)
     except UnicodeDecodeError as error:
         raise ModelError(
             f"{path}: expected LIBLINEAR's model text, found {error.object[error.start]:#x}"
         ) from None
     except ValueError as error:
         raise ModelError(f"{path}: malformed model text: {error}") from None
+    except MemoryError:
+        raise ModelError(
+            f"{path}: the {header.n_features:,} features' weights do not fit in this machine's memory; free some of it"
+        ) from None
     return _make_model(header, table)
 
 
@@ -220,6 +229,17 @@ def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
     if not (len(set(labels)) == len(labels) == n_classes >= 1 and n_features >= 0 and np.isfinite(bias)):
         raise ValueError(f"{n_classes} classes, {len(labels)} labels, {n_features} features and bias {bias}")
     return _Header(*LIBLINEAR_SOLVERS[lines["solver_type"]], labels, n_features, bias)
+
+
+def _check_size(file: TextIO, n_rows: int, n_columns: int) -> None:
+    """Refuse a header that promises more weights than the file can hold, before room is made for them."""
+    found = os.fstat(file.fileno())
+    most = (found.st_size + 1) // 2  # a digit and a space each
+    if stat.S_ISREG(found.st_mode) and n_rows * n_columns > most:
+        raise ValueError(
+            f"the header promises {n_rows:,} rows of {counted(n_columns, 'weight')}, the file's "
+            f"{format_size(found.st_size)} hold at most {most:,} weights; correct nr_feature, or get the file again"
+        )
 
 
 def _read_table(file: Iterable[str], n_rows: int, n_columns: int) -> np.ndarray:

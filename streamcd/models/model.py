@@ -210,8 +210,8 @@ class Model:
         ----------
         X : array or SciPy sparse matrix, shape (rows, n_features), or a frame
             Column ``j`` holds feature ``j``, counted from 0. For a model trained on a table, a frame (anything with
-            ``__arrow_c_stream__``) has the table's columns, by name; unknown categories are ignored. Values are transformed
-            like those of the training data (see `scaling`).
+            ``__arrow_c_stream__``) has the table's columns, by name; unknown categories are ignored, and a ``UserWarning``
+            counts them. Values are transformed like those of the training data (see `scaling`).
 
         Returns
         -------

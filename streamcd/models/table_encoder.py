@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
+from ..core.progress import counted
 from ..dataset.arrow_columns import (
     Strings,
     arrow_strings,
@@ -27,6 +29,7 @@ BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
 
 _MAX_SLOTS = 1 << 31
+_ASKED_BY = 5  # frames up from `encode_frame`: the caller of a method of `Model`
 _KINDS = {"number": kernels.NUMBER, "category": kernels.CATEGORY, "hashed": kernels.HASHED}
 
 
@@ -369,8 +372,8 @@ def encode_frame(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Encode a frame (anything with ``__arrow_c_stream__``) as a known encoding says, some rows at a time.
 
-    Yields ``indptr``, 0-based ``feature`` and ``value``, valid until the next ones are taken. Unknown categories, and
-    indices of a sparse column beyond `n_features`, have no entry.
+    Yields ``indptr``, 0-based ``feature`` and ``value``, valid until the next ones are taken. Unknown categories, of which a
+    warning tells at the end, and indices of a sparse column beyond `n_features`, have no entry.
 
     Raises
     ------
@@ -387,6 +390,12 @@ def encode_frame(
             for rows in encoder.encode(batch.select(encoding.names)):
                 yield rows.indptr, rows.feature - index_base, rows.value
             before += batch.num_rows
+    unseen = int(encoder.state[kernels.UNSEEN])
+    if unseen:
+        warnings.warn(
+            f"{counted(unseen, 'category', 'categories')} ignored that the model has not seen in training",
+            stacklevel=_ASKED_BY,
+        )
 
 
 class Collisions:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..conversion.byte_sources import BLOCK_BYTES, ByteRange, check_rows
-from ..conversion.rows import Counts
+from ..conversion.rows import Counts, query_ids_skipped
 from ..conversion.sources import counted_pieces
 from ..core.errors import DataError
 from ..core.locks import scratch_directory
@@ -61,7 +61,7 @@ class Decisions:
     ) -> None:
         self.model, self.listener = model, listener
         self.scratch = scratch or Path(tempfile.gettempdir())
-        self.n_ignored = self.n_unseen = 0
+        self.n_ignored = self.n_unseen = self.n_query_ids = 0
         self._rows = RowsToDecide(data, model, compared=compared)
         self.dataset = self._rows.dataset
         self.plan = ReadingPlan(self._rows, budget, listener, workers, n_columns, threads)
@@ -79,6 +79,8 @@ class Decisions:
             if self._rows.compared:
                 self._require_labels(rows)
             yield rows
+        if self.n_query_ids:
+            self.listener.message(query_ids_skipped(self.n_query_ids))
         if self.n_ignored:
             self.listener.warning(
                 f"{counted(self.n_ignored, 'entry', 'entries')} ignored: beyond the model's width of "
@@ -159,6 +161,7 @@ class Decisions:
             check_rows(counts.n_rows, source.reader.paths, source.what)
         self.n_ignored += counts.n_ignored
         self.n_unseen += counts.n_unseen
+        self.n_query_ids += counts.n_query_ids
 
     def _shared_rows(self, phase: str) -> Iterator[DecidedRows]:
         """Yield all rows, decided by several processes, from whose files they are read in the order of a single process."""
@@ -180,8 +183,10 @@ class Decisions:
                     self._rows.compared,
                 )
                 tasks = [(*shared, path, *task) for path, task in zip(paths, tasks, strict=True)]
-                for ignored, unseen in workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes):
+                shares = workers.run(_decide_share, tasks, phase=phase, unit=unit, sizes=sizes)
+                for ignored, unseen, query_ids in shares:
                     self.n_ignored, self.n_unseen = self.n_ignored + ignored, self.n_unseen + unseen
+                    self.n_query_ids += query_ids
             for path in paths:
                 yield from self._read_rows(path)
                 path.unlink()
@@ -258,8 +263,11 @@ def _decide_share(
     out: Path,
     part: range | ByteRange,
     *start: int,
-) -> tuple[int, int]:
-    """Write the rows of some chunks or of a part of a file, with their decisions; returns ignored entries and categories."""
+) -> tuple[int, int, int]:
+    """Write the rows of some chunks or of a part of a file, with their decisions.
+
+    Returns the numbers of ignored entries, of unseen categories and of query ids.
+    """
     model, (path, cache) = _shared_model(directory), data
     source = open_dataset(path) if isinstance(part, range) else path
     if isinstance(source, Dataset):
@@ -274,4 +282,4 @@ def _decide_share(
             records[:, 0] = np.ascontiguousarray(block.source, dtype=np.int64).view(np.float64)
             records[:, 1], records[:, 2], records[:, 3:] = block.label, block.weight, block.decisions
             records.tofile(file)
-    return decisions.n_ignored, decisions.n_unseen
+    return decisions.n_ignored, decisions.n_unseen, decisions.n_query_ids
