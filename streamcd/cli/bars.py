@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any, TextIO
 
+from ..core.errors import escaped
 from ..core.progress import Progress
 
 
@@ -48,7 +49,7 @@ class Bars:
         )
         self._live.update(
             self._rows[1],
-            description=progress.phase,
+            description=escaped(progress.phase),
             completed=progress.done,
             total=progress.total,
             text=text,
@@ -75,7 +76,7 @@ class NotebookBars:
 
         share = progress.done / progress.total if progress.total else None
         rows = [("training", *whole)] if whole else []
-        page = HTML("".join(_html_row(*row) for row in [*rows, (progress.phase, share, text)]))
+        page = HTML("".join(_html_row(*row) for row in [*rows, (escaped(progress.phase), share, text)]))
         if self._handle is None:
             self._handle = display(page, display_id=True)
         else:

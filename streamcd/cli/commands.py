@@ -405,7 +405,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 
     with console.Console(quiet) as listener:
         write_report(run, out, listener=listener, **options)
-    console.show({"report": out}, as_json, click.echo, f"{out}: open it in a browser")
+    console.show({"report": out}, as_json, console.print_line, f"{out}: open it in a browser")
 
 
 @cli.command()
@@ -459,13 +459,13 @@ def predict(
     from ..prediction.predict import predict as predict_rows
 
     with console.Console(quiet) as listener:
-        target = sys.stdout if out == "-" else out
+        target = console.lines_output() if out == "-" else out
         proba = proba or bool(liblinear_proba)
         result = predict_rows(data, model, target, proba=proba, listener=listener, **options)
     if as_json:
         console.print_json({**result, "out": out})
     elif out != "-":
-        click.echo(f"{result['n_rows']:,} predictions in {out}")
+        console.print_line(f"{result['n_rows']:,} predictions in {out}")
 
 
 @cli.command()
@@ -520,7 +520,7 @@ def export(
             export_liblinear(load_model(source, C, memory=memory), file, listener, force=force)
     n_bytes = os.path.getsize(file)
     written = {"file": file, "format": found, "bytes": n_bytes}
-    console.show(written, as_json, click.echo, f"{file}: {found} text, {format_size(n_bytes)}")
+    console.show(written, as_json, console.print_line, f"{file}: {found} text, {format_size(n_bytes)}")
 
 
 @cli.command(name="import")
@@ -548,7 +548,7 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     labels = found.label_numbers()
     read = {"model": model, "loss": found.loss, "n_features": found.n_features, "labels": labels}
     text = f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes"
-    console.show(read, as_json, click.echo, text)
+    console.show(read, as_json, console.print_line, text)
 
 
 @cli.command()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
-from ..core.errors import StreamcdError, file_named
+from ..core.errors import StreamcdError, escaped, file_named
 from ..core.progress import Listener, Progress, TrainingStatus
 from .bars import Bars, NotebookBars
 from .course import Course, describe_progress
@@ -62,7 +63,7 @@ class Console(Listener):
         if now - self._shown < interval:
             return
         self._shown = now
-        text = describe_progress(progress, now - self._started)
+        text = escaped(describe_progress(progress, now - self._started))
         course = self._course if progress.training is not None else None
         if self._bars is not None:
             self._bars.show(progress, text, course.reach(progress, now) if course else None)
@@ -97,7 +98,7 @@ class Console(Listener):
     def _print(self, text: str) -> None:
         if self._bars is not None:
             self._bars.clear()
-        print(f"streamcd: {text}", file=self._stream, flush=True)
+        print(f"streamcd: {escaped(text)}", file=self._stream, flush=True)
 
 
 class ProgressBar(Console):
@@ -154,9 +155,27 @@ def show(result: Mapping[str, Any], as_json: bool, print_text: Callable[..., Non
             print_text(*arguments)
 
 
+def print_line(text: str) -> None:
+    """Print a line on standard output."""
+    print(escaped(text), flush=True)
+
+
+class _EscapedLines(io.TextIOBase):
+    """Standard output, where names in the lines are escaped."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write("\n".join(map(escaped, text.split("\n"))))
+
+
+def lines_output() -> TextIO:
+    """Return standard output for lines of data; a terminal gets them escaped."""
+    return cast(TextIO, _EscapedLines()) if sys.stdout.isatty() else sys.stdout
+
+
 def print_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:
     """Print a table on standard output, drawn on a terminal, plain elsewhere; with a header, cells are right-aligned."""
-    rows = [list(row) for row in rows]
+    title, header = escaped(title), header and [*map(escaped, header)]
+    rows = [[*map(escaped, row)] for row in rows]
     if sys.stdout.isatty():
         _print_rich(title, header, rows)
         return
@@ -193,7 +212,7 @@ def _print_rich(title: str, header: Sequence[str] | None, rows: Sequence[Sequenc
 
 
 def print_error(text: str) -> None:
-    print("streamcd: error: " + " ".join(text.split()), file=sys.stderr, flush=True)
+    print(f"streamcd: error: {escaped(' '.join(text.split()))}", file=sys.stderr, flush=True)
 
 
 def explain(error: BaseException, *, takes_memory: bool = True) -> tuple[str, int] | None:

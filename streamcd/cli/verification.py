@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-
-import click
+import sys
 
 from ..core.errors import DatasetError
 from ..core.storage import location
@@ -44,6 +43,6 @@ def print_problems(path: str, problems: list[str], advice: str) -> None:
     for problem in problems:
         console.print_error(problem)
     if problems:
-        click.echo(f"{len(problems)} found: restore the files named above from a copy, {advice}", err=True)
+        print(f"{len(problems)} found: restore the files named above from a copy, {advice}", file=sys.stderr)
     else:
-        click.echo(f"{path}: all checksums and invariants hold")
+        console.print_line(f"{path}: all checksums and invariants hold")

@@ -1,4 +1,4 @@
-"""Every error that streamcd raises on purpose, and the exit status each one means.
+"""Every error that streamcd raises on purpose, the exit status each one means, and the escaping of names in text for people.
 
 A message is one line: what was expected, what was found, where, what to do.
 """
@@ -9,6 +9,18 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_SPACES = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}"  # of ordinary names
+
+
+def escaped(text: str) -> str:
+    r"""Write control characters, line ends, and marks that turn the direction of text as ``repr`` does: ``\x1b``.
+
+    A name from data or of a file may hold such characters, which a terminal obeys. What is escaped stays as it is.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in _SPACES else repr(char)[1:-1] for char in text)
 
 
 class StreamcdError(Exception):
@@ -25,6 +37,9 @@ class StreamcdError(Exception):
 
     # of the command line: 1 if the environment failed, 2 if the request or the data is wrong
     exit_status = 2
+
+    def __str__(self) -> str:
+        return escaped(super().__str__())
 
 
 class UsageError(StreamcdError):

@@ -51,11 +51,17 @@ class Progress:
     training: TrainingStatus | None = None  # None for other tasks
 
 
+def _log(level: int, text: str) -> None:
+    from .errors import escaped  # here, because half of the package would have a longer chain of imports
+
+    _logger.log(level, escaped(text))
+
+
 def warn_once(text: str) -> None:
     """Log a warning, once per process."""
     if text not in _warned:
         _warned.add(text)
-        _logger.warning(text)
+        _log(logging.WARNING, text)
 
 
 def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found]:
@@ -95,11 +101,11 @@ class Listener:
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
-        _logger.info(text)
+        _log(logging.INFO, text)
 
     def warning(self, text: str) -> None:
         """Receive a warning: the user should probably change something."""
-        _logger.warning(text)
+        _log(logging.WARNING, text)
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DatasetError, UsageError
+from ..core.errors import DatasetError, UsageError, escaped
 from ..core.progress import Listener
 from ..core.range_cache import asked_cache
 from ..core.storage import Location
@@ -185,7 +185,7 @@ class Dataset(RowTable):
         from .exchange import summary
 
         figures = [f"{name}: {text}" for name, text in summary(self).items()]
-        return "\n  ".join([f"<streamcd.Dataset {self.path}", *figures]) + ">"
+        return "\n  ".join([f"<streamcd.Dataset {escaped(str(self.path))}", *figures]) + ">"
 
     def _repr_html_(self) -> str:
         from .exchange import as_html

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, escaped
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.progress import counted
 from .chunked_table import starts_of
@@ -103,7 +103,7 @@ def summary(dataset: Dataset) -> dict[str, str]:
         "rows": f"{info['n_rows']:,}",
         "features": f"{info['n_features']:,}",
         "entries": f"{info['n_entries']:,} ({info['density']:.2%}), {info['value_dtype']}",
-        "labels": listed,
+        "labels": escaped(listed),
         "size": f"{format_size(info['bytes'])} in {counted(info['n_shards'], 'shard')}, "
         + counted(info["n_chunks"], "chunk"),
         "scaling": dataset.scaling.options(),
@@ -113,7 +113,7 @@ def summary(dataset: Dataset) -> dict[str, str]:
 
 def as_html(dataset: Dataset) -> str:
     """Format `summary` as an HTML table, for notebooks."""
-    figures = {"dataset": str(dataset.path), **summary(dataset)}
+    figures = {"dataset": escaped(str(dataset.path)), **summary(dataset)}
     rows = (
         f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
         for name, text in figures.items()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +29,7 @@ COLORS = (
     "#6b7d2a",
 )
 _WIDTH = 10.5  # inches
+_NAME_HEAD, _NAME_TAIL = 27, 12  # characters kept of a longer name, so that a panel has room
 FORMATS = ("png", "svg", "pdf")
 
 _STYLE: Any = {
@@ -46,6 +47,7 @@ _STYLE: Any = {
     "font.size": 9,
     "lines.linewidth": 1.6,
     "svg.hashsalt": "streamcd",
+    "text.usetex": False,
 }
 
 
@@ -92,6 +94,15 @@ def image_format(path: Path) -> str:
     if form not in FORMATS:
         raise UsageError(f"{path}: expected a name that ends in .png, .svg or .pdf")
     return form
+
+
+def name_text(name: object) -> str:
+    """Return a name as matplotlib draws it letter for letter, shortened; it would read two dollar signs as mathematics."""
+    text = escaped(str(name))
+    if len(text) > _NAME_HEAD + _NAME_TAIL:
+        text = f"{text[:_NAME_HEAD]}…{text[-_NAME_TAIL:]}"
+    # a legend leaves out what begins with an underscore
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def note(axes: Axes, text: str) -> None:

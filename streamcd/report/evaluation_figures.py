@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .drawing import COLORS, new_figure, note, styled
+from .drawing import COLORS, name_text, new_figure, note, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_TICK_ROOM = 36  # characters of all labels side by side
 _MANY = 10  # classes; with more, curves get no colours of their own, and cells no numbers
 
 
@@ -80,8 +81,10 @@ def _draw_confusion(axes: Axes, labels: Sequence[object], confusion: np.ndarray 
     if len(labels) > _MANY:
         axes.set_xlabel(f"predicted ({len(labels)} labels, ascending)")
         return
-    ticks = [f"{label}" for label in labels]
-    axes.set_xticks(range(len(labels)), ticks)
+    ticks = [name_text(label) for label in labels]
+    slanted: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    is_long = len(ticks) * max(map(len, ticks)) > _TICK_ROOM
+    axes.set_xticks(range(len(labels)), ticks, **(slanted if is_long else {}))
     axes.set_yticks(range(len(labels)), ticks)
     for (row, column), count in np.ndenumerate(confusion):
         color = "white" if share[row, column] > 0.5 else "black"
@@ -99,13 +102,13 @@ def _draw_roc(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.plot([0, 1], [0, 1], color="#aaaaaa", linewidth=1, linestyle="--")
     if len(curves) <= _MANY:
         for color, curve in zip(COLORS, curves, strict=False):
-            axes.plot(*curve[1:], color=color, label=f"{curve.label}: area {curve.area:.4f}")
+            axes.plot(*curve[1:], color=color, label=f"{name_text(curve.label)}: area {curve.area:.4f}")
     else:
         worst = sorted(curves, key=lambda curve: curve.area)[:3]
         for curve in curves:
             axes.plot(*curve[1:], color="#bbccdd", linewidth=0.6)
         for color, curve in zip(COLORS[1:], worst, strict=False):
-            axes.plot(*curve[1:], color=color, label=f"{curve.label}: area {curve.area:.4f}")
+            axes.plot(*curve[1:], color=color, label=f"{name_text(curve.label)}: area {curve.area:.4f}")
         mean = np.mean([curve.area for curve in curves])
         axes.plot([], [], color="#bbccdd", label=f"all {len(curves)} classes: mean area {mean:.4f}")
     axes.set_aspect("equal")
@@ -134,7 +137,7 @@ def _draw_decisions(axes: Axes, decisions: Decisions) -> None:
         (COLORS[1], decisions.others, decisions.other_label),
         (COLORS[0], decisions.own, decisions.label),
     ):
-        axes.stairs(values, decisions.edges, color=color, fill=True, alpha=0.5, label=label)
+        axes.stairs(values, decisions.edges, color=color, fill=True, alpha=0.5, label=name_text(label))
     axes.axvline(0.0, color="#888888", linewidth=1)
     axes.set_xlabel("decision value")
     axes.set_ylabel("share of the rows of a class")
@@ -147,7 +150,7 @@ def weights_figure(names: Sequence[str], weights: Sequence[float]) -> Figure:
     figure, axes = new_figure(height=max(1.5, 0.22 * len(names) + 0.7), width=6.5)
     colors = [COLORS[0] if weight > 0 else COLORS[1] for weight in weights]
     axes.barh(range(len(names)), list(weights), color=colors)
-    axes.set_yticks(range(len(names)), list(names))
+    axes.set_yticks(range(len(names)), [name_text(name) for name in names])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.axvline(0.0, color="#444444", linewidth=0.8)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
+
+from ..core.errors import escaped
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff;
@@ -42,19 +44,23 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
 
 
+def _escape(text: str) -> str:
+    return html.escape(escaped(text))
+
+
 def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
     """Make the page; all text is escaped, all pictures are embedded."""
     parts = [
         "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+        f'<html lang="en"><head><meta charset="utf-8"><title>{_escape(title)}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{_STYLE}</style></head><body>",
-        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>',
+        f'<h1>{_escape(title)}</h1><p class="lead">{_escape(lead)}</p>',
     ]
     for section in sections:
-        parts.append(f"<section><h2>{escape(section.title)}</h2>")
+        parts.append(f"<section><h2>{_escape(section.title)}</h2>")
         if section.text:
-            parts.append(f"<p>{escape(section.text)}</p>")
+            parts.append(f"<p>{_escape(section.text)}</p>")
         parts += [_table(table) for table in section.tables]
         parts += [_figure(picture) for picture in section.pictures]
         parts.append("</section>")
@@ -68,10 +74,10 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cells(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{_escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 def _figure(picture: Picture) -> str:
     data = base64.b64encode(picture.png).decode()
-    caption = escape(picture.caption)
+    caption = _escape(picture.caption)
     return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'

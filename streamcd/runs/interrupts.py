@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-from ..core.errors import ConvergenceWarning, Interrupted
+from ..core.errors import ConvergenceWarning, Interrupted, escaped
 
 Options = ParamSpec("Options")
 Found = TypeVar("Found", bound=Any)
@@ -64,7 +64,7 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
             more = "" if result.stop_reason == "time" else ", max_passes=N"
             way_on = f"streamcd.resume({result.run!r}{more}) goes on"
             text = "; ".join([result.describe_shortfall(), way_on, *result.advice])
-            warnings.warn(text, ConvergenceWarning, stacklevel=2)
+            warnings.warn(escaped(text), ConvergenceWarning, stacklevel=2)
         return result
 
     return run
