@@ -96,7 +96,21 @@ class SlotStore:
 
     def _read(self, chunk: int, body: Sequence[memoryview]) -> bytearray:
         """Read a chunk's current slot into buffers of its size, and check it; returns its header."""
-        slot, size, header = int(self.current[chunk]), int(self._slot_bytes[chunk]), bytearray(_HEADER_BYTES)
+        slot = int(self.current[chunk])
+        header = self._read_slot(chunk, slot, body)
+        if header is None:
+            # another run, after as many checkpoints as it had time for, may have its state in the other slot
+            self._check_identity(chunk, self._read_slot(chunk, 1 - slot, body))
+            raise CheckpointError(
+                f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
+                "restore the run directory from a copy, or train again with --force"
+            )
+        self._check_identity(chunk, header)
+        return header
+
+    def _read_slot(self, chunk: int, slot: int, body: Sequence[memoryview]) -> bytearray | None:
+        """Read a slot into buffers of its size; returns its header, or None if it is not whole."""
+        size, header = int(self._slot_bytes[chunk]), bytearray(_HEADER_BYTES)
         buffers = [memoryview(header), *body]
         assert sum(map(len, buffers)) == size
         try:
@@ -110,15 +124,15 @@ class SlotStore:
             self.bytes_read += n_bytes
         buffers[0] = buffers[0][4:]
         expected = _checksum(buffers).to_bytes(4, "little") + chunk.to_bytes(4, "little")
-        if n_bytes != size or header[:8] != expected:
-            raise CheckpointError(
-                f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
-                "restore the run directory from a copy, or train again with --force"
-            )
+        return header if n_bytes == size and header[:8] == expected else None
+
+    def _check_identity(self, chunk: int, header: bytearray | None) -> None:
+        """Refuse a slot of another run."""
+        if self.identity is None or header is None:
+            return
         tag = bytes(header[8:])
-        if self.identity is not None and not self.identity.accepts(tag):
+        if not self.identity.accepts(tag):  # the path is made only for a refusal
             self.identity.check(tag, self._path(chunk))
-        return header
 
     def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
         """Write a chunk's state to the slot that no durable checkpoint points to."""
