@@ -730,6 +730,31 @@ def test_ctrl_c_during_training_on_local_workers_is_one_line(
     assert "streamcd resume" in errors.strip().splitlines()[-1]
 
 
+@pytest.mark.parametrize("killed", ["forkserver", "worker"])
+def test_a_process_of_dask_killed_at_the_start_is_one_line(
+    data: Dataset, tmp_path: Path, killed: str
+) -> None:
+    """It was 134 lines of traceback."""
+    import psutil
+
+    command = ["-m", "streamcd", "train", data.path, tmp_path / "run", "--workers", "2"]
+    process = Forked(command, stdout=PIPE, stderr=PIPE, start_new_session=True)
+    deadline, found = time.monotonic() + 60, []
+    while not found and time.monotonic() < deadline:
+        children = psutil.Process(process.pid).children(recursive=True)
+        server = [child for child in children if "forkserver" in " ".join(child.cmdline())]
+        found = [child for child in server if (child.ppid() == process.pid) == (killed == "forkserver")]
+        time.sleep(0.005)
+    found[0].kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    last = errors.strip().splitlines()[-1]
+    assert "2 worker processes of this machine could not be started" in last
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+
+
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 

@@ -469,22 +469,36 @@ def _local_cluster(workers: int) -> Iterator[Any]:
         try:
             with dask.config.set(settings):
                 get_mp_context().set_forkserver_preload(["distributed", dask_worker.__name__])
-                cluster: Any = LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    processes=True,
-                    host=_LOOPBACK,
-                    memory_limit=0,  # the budget is kept by streamcd itself
-                    dashboard_address=f"{_LOOPBACK}:0",
-                    scheduler_kwargs={"dashboard": False},
-                    silence_logs=logging.CRITICAL,
-                )
+                with _start_reported(workers):
+                    cluster: Any = LocalCluster(
+                        n_workers=workers,
+                        threads_per_worker=1,
+                        processes=True,
+                        host=_LOOPBACK,
+                        memory_limit=0,  # the budget is kept by streamcd itself
+                        dashboard_address=f"{_LOOPBACK}:0",
+                        scheduler_kwargs={"dashboard": False},
+                        silence_logs=logging.CRITICAL,
+                    )
             stack.enter_context(cluster)
             for service in cluster.scheduler.services.values():
                 cluster.loop.add_callback(service.stop)  # the web server, which is not needed
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield cluster
+
+
+@contextlib.contextmanager
+def _start_reported(workers: int) -> Iterator[None]:
+    """Turn the errors of many kinds that dask raises where a process died while it started into one line."""
+    try:
+        yield
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"{workers} worker processes of this machine could not be started ({type(error).__name__}: {error}); the system "
+            "may have ended one for lack of memory: give a smaller --memory or fewer --workers, or go on with 'streamcd "
+            "resume RUN --workers N'; a script has to ask for workers under 'if __name__ == \"__main__\":'"
+        ) from None
 
 
 def _checked_address(address: str) -> str:
