@@ -305,6 +305,39 @@ def test_a_kill_in_the_last_cleaning_up_leaves_a_whole_layout_and_no_obstacle(
     assert [name for name in os.listdir(dataset.path) if name.startswith(".")] == []
 
 
+def test_a_refused_call_clears_what_one_has_left_that_ended_after_its_layout_was_in_place(
+    dataset: Dataset,
+) -> None:
+    """A power cut in the last cleaning up left it in a whole dataset for good."""
+    expected = files_of(make_columns(dataset, **SMALL))
+    left = dataset.path / ".columns.partial"
+    left.mkdir()
+    (left / "state.json").write_text("{}")
+    (left / "run-000").write_text("entries")
+    with pytest.raises(UsageError, match="--force"):
+        make_columns(dataset, **SMALL)
+    assert not left.exists()
+    assert files_of(open_columns(dataset)) == expected
+
+
+def test_a_layout_that_was_replaced_is_never_gone_on_with(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has changed places with the new one, beside the state of a task whose marks say that all is done."""
+    make_columns(dataset, chunk_size=400)
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transpose, "remove_work", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_columns(dataset, force=True, **SMALL)
+    expected = files_of(open_columns(dataset))
+    assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
+    assert dataset.verify() == []
+
+
 def test_layout_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     make_columns(dataset, **SMALL)
     other = write_dataset(tmp_path / "other", random_rows(), n_chunks=3)

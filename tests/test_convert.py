@@ -7,6 +7,7 @@ import gzip
 import itertools
 import lzma
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -597,8 +598,62 @@ def test_a_dataset_that_was_being_replaced_comes_back(text_file: Path, tmp_path:
     os.rename(tmp_path / "data", tmp_path / ".data.partial" / "replaced")
     (tmp_path / "bad").write_text("x\n")
     with pytest.raises(DataError):
-        convert(tmp_path / "bad", tmp_path / "data")
+        convert(tmp_path / "bad", tmp_path / "data", force=True)
     assert open_dataset(tmp_path / "data").fingerprint == old.fingerprint
+
+
+def test_every_command_names_the_copy_of_a_dataset_that_was_set_aside_and_convert_restores_it(
+    text_file: Path, tmp_path: Path, streamcd: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Between the two renames of `convert --force` all said "does not exist; convert SRC makes one"."""
+    old, work = convert(text_file, tmp_path / "data"), tmp_path / ".data.partial"
+    work.mkdir()
+    (work / "lock").write_bytes(staging._MARK)
+    os.rename(tmp_path / "data", work / "replaced")
+    data = tmp_path / "data"
+    advice = f"set aside what was there: .* restore it by 'mv {work}/replaced {data}'"
+    for command in (
+        ["info", data], ["verify", data], ["columns", data], ["train", data, tmp_path / "run"],
+        ["export", data, tmp_path / "text", "--format", "libsvm"], ["convert", data, tmp_path / "other"],
+        ["convert", text_file, tmp_path / "other", "--like", data],
+    ):  # fmt: skip
+        ended = streamcd(*command)
+        assert ended.returncode == 2
+        assert re.search(advice, ended.stderr)
+    ended = streamcd("convert", text_file, data)
+    assert ended.returncode == 2
+    assert "exists; name another place or replace it with --force" in ended.stderr
+    assert open_dataset(data).fingerprint == old.fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]
+
+
+@pytest.mark.parametrize("mark", [b"", bytes(len(staging._MARK))])
+def test_a_mark_that_a_power_cut_has_emptied_is_no_obstacle(
+    text_file: Path, tmp_path: Path, mark: bytes
+) -> None:
+    """It was never synced, and what a cut had left of a conversion was told to be another's, for good."""
+    work = tmp_path / ".data.partial"
+    (work / "dataset").mkdir(parents=True)
+    (work / "lock").write_bytes(mark)
+    (work / "letter").write_text("keep me")
+    with pytest.raises(UsageError, match=r"expected nothing, .* move it away"):
+        convert(text_file, tmp_path / "data")
+    assert (work / "letter").read_text() == "keep me"
+    (work / "letter").unlink()
+    assert convert(text_file, tmp_path / "data").verify() == []
+    assert not work.exists()
+
+
+def test_a_refused_conversion_clears_what_an_interrupted_one_has_left(
+    text_file: Path, tmp_path: Path
+) -> None:
+    convert(text_file, tmp_path / "data")
+    work = tmp_path / ".data.partial"
+    (work / "runs").mkdir(parents=True)
+    (work / "lock").write_bytes(staging._MARK)
+    with pytest.raises(UsageError, match="exists; name another place"):
+        convert(text_file, tmp_path / "data")
+    assert not work.exists()
 
 
 class Killed(BaseException):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from small_datasets import random_rows, write_dataset
 
 from streamcd.conversion.transpose import make_columns
-from streamcd.core.atomic_files import put_directory, replacing, restore_directory
+from streamcd.core import atomic_files
+from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError, StreamcdError
 from streamcd.core.metadata import Kind, parse_json
 from streamcd.dataset.chunked_table import COLUMN_LAYOUT, ROW_LAYOUT
@@ -171,7 +173,25 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_directory_is_replaced_or_restored(tmp_path: Path) -> None:
+def test_two_directories_change_places_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between two renames, there was no directory of that name."""
+    path, new = tmp_path / "data", tmp_path / "new"
+    for folder in (path, new):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    monkeypatch.delattr(os, "rename")
+    put_directory(new, path, tmp_path / "aside")
+    assert (os.listdir(path), os.listdir(new), sorted(os.listdir(tmp_path))) == (
+        ["new"],
+        ["data"],
+        ["data", "new"],
+    )
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        exchange(tmp_path / "nothing", path)
+
+
+def test_a_directory_is_replaced_or_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic_files, "exchange", lambda *_: False)  # as where the system cannot
     path, new, aside = tmp_path / "data", tmp_path / "new", tmp_path / "aside"
     for folder in (path, new):
         folder.mkdir()

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from .._version import __version__
+from ..core.atomic_files import describe_set_aside
 from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import format_size
 from ..core.storage import is_url, local_path, location
@@ -154,9 +155,8 @@ def info(path: str, as_json: bool) -> None:
     from ..runs.describe import describe_model, describe_run, kind_of_directory
 
     if not is_url(path) and not os.path.exists(path):
-        raise UsageError(
-            f"{path} does not exist; 'streamcd convert SRC DATASET' makes a dataset, 'streamcd train DATASET RUN' a run"
-        )
+        made = "; 'streamcd convert SRC DATASET' makes a dataset, 'streamcd train DATASET RUN' a run"
+        raise UsageError(f"{path} does not exist{describe_set_aside(Path(path)) or made}")
     kind = kind_of_directory(path)
     if kind == "dataset":
         from ..conversion.publication import open_or_tell

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
 from ..core.storage import is_url
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SOLVERS
@@ -53,7 +55,11 @@ class PathOrUrl(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check what is no URL."""
-        return value if is_url(value) else super().convert(value, param, ctx)
+        if is_url(value):
+            return value
+        if aside := describe_set_aside(Path(value)):
+            self.fail(f"{value} does not exist{aside}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def _seconds(text: str) -> float:

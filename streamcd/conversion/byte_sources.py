@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.atomic_files import describe_set_aside
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from ..core.storage import Url, file_size, location, open_bytes
@@ -104,7 +105,8 @@ def _expand(source: str) -> list[str]:
         if found:
             return found
         raise UsageError(f"no file matches {source!r}; check the pattern")
-    raise UsageError(f"no such file or directory: {source}; check the name")
+    aside = describe_set_aside(Path(source)) or "; check the name"
+    raise UsageError(f"no such file or directory: {source}{aside}")
 
 
 def _matches(pattern: str) -> Iterator[str]:

@@ -40,7 +40,7 @@ from .in_memory import is_files, open_data
 from .pipeline import Conversion
 from .publication import Publication, publishing
 from .sources import Reading, Source
-from .staging import staging_directory
+from .staging import clear_interrupted, staging_directory
 from .table_rows import checked_options
 
 MAX_FEATURES = 1 << 62
@@ -336,6 +336,7 @@ def _check(options: Options, paths: list[str]) -> None:
 
 def _check_place(options: Options, dest: Path, paths: list[str]) -> None:
     """Refuse to replace anything but a dataset, and to replace a dataset without `force`."""
+    clear_interrupted(dest)
     if not os.path.lexists(dest):
         return
     if (not dest.is_dir() or any(dest.iterdir())) and not (dest / "manifest.json").exists():

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..core.atomic_files import put_directory, restore_directory
+from ..core.atomic_files import SET_ASIDE, put_directory, restore_directory, sync, work_directory
 from ..core.errors import EnvironmentFailure, UsageError
 from ..core.locks import release_lock, take_lock
 
 _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""
+
+_MADE = re.compile(
+    r"lock|dataset|unscaled|replaced|runs|weights|dictionaries|distinct|(original|scales|means)\.npy|(sums|statistics)-.+"
+)
+"""Names in a directory for work."""
 
 
 @contextmanager
@@ -25,8 +31,7 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
     What an interrupted conversion left there is removed first, and the directory at the end, unless the process is killed.
     Another user's or program's directory is refused, and a symbolic link.
     """
-    dest = dest.absolute()
-    work = dest.with_name(f".{dest.name}.partial")
+    dest, work = dest.absolute(), work_directory(dest)
     with (
         disk_full_means(
             f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
@@ -34,12 +39,24 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
         ),
         _locked(work),
     ):
-        restore_directory(dest, work / "replaced")
+        restore_directory(dest, work / SET_ASIDE)
         _remove_entries(work)
         try:
             yield work
-            put_directory(work / "dataset", dest, work / "replaced" if force else None)
+            put_directory(work / "dataset", dest, work / SET_ASIDE if force else None)
         finally:
+            remove_work(work)
+
+
+def clear_interrupted(dest: Path) -> None:
+    """Restore what an interrupted conversion has set aside, and remove the rest, unless one works there now."""
+    work = work_directory(dest)
+    if os.path.lexists(work):
+        with (
+            suppress(UsageError, EnvironmentFailure),
+            _locked(work),
+        ):  # these are told once there is work to do
+            restore_directory(dest, work / SET_ASIDE)
             remove_work(work)
 
 
@@ -48,6 +65,9 @@ def remove_work(work: Path) -> None:
     for _ in range(2):
         with suppress(OSError):
             _remove_entries(work)
+            sync(
+                work
+            )  # else a power cut may take the lock, by which the rest is known as ours, and leave the rest
             shutil.rmtree(work)
             return
 
@@ -55,7 +75,7 @@ def remove_work(work: Path) -> None:
 def leftovers(dataset: Path) -> list[str]:
     """Describe the directories for work on a dataset, which an interrupted call has left unless one works there now."""
     dataset = dataset.absolute()
-    begun = [dataset.with_name(f".{dataset.name}.partial"), *sorted(dataset.glob(".*.partial"))]
+    begun = [work_directory(dataset), *sorted(dataset.glob(".*.partial"))]
     return [
         f"{work}: unless a call works there now, an interrupted one has left it; remove it, or repeat the call with --force"
         for work in begun
@@ -93,6 +113,8 @@ def _locked(work: Path) -> Iterator[None]:
         release_lock(lock)
     try:
         os.pwrite(lock, _MARK, 0)
+        os.fsync(lock)
+        sync(work)
         yield
     finally:
         release_lock(lock)
@@ -107,12 +129,20 @@ def check_own(work: Path) -> None:
 
 
 def _check_marked(work: Path) -> None:
-    """Refuse a directory with content in which no conversion was begun."""
+    """Refuse a directory with content in which no conversion was begun.
+
+    Of a mark never synced, a power cut leaves nothing or zeros: the other names then have to be those of a conversion.
+    """
     lock = work / "lock"
     with suppress(FileNotFoundError):
         names = os.listdir(work)
-        marked = "lock" in names and stat.S_ISREG(os.lstat(lock).st_mode)
-        if names not in ([], ["lock"]) and not (marked and lock.read_bytes() == _MARK):
+        if names in ([], ["lock"]):
+            return
+        if "lock" not in names or not stat.S_ISREG(os.lstat(lock).st_mode):
+            raise _not_ours(work)
+        with open(lock, "rb") as file:
+            mark = file.read(len(_MARK) + 1)
+        if mark != _MARK and (mark.strip(b"\0") or not all(map(_MADE.fullmatch, names))):
             raise _not_ours(work)
 
 

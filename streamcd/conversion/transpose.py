@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.atomic_files import put_directory, restore_directory, write_file
+from ..core.atomic_files import SET_ASIDE, put_directory, restore_directory, sync, write_file
 from ..core.errors import DatasetError, LockError, UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, index_path
 from ..core.locks import release_lock, take_lock
@@ -111,6 +111,8 @@ def make_columns(
         raise UsageError(f"expected compression lz4, zstd or none, found {compression!r}")
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     path = writable(dataset.path, "a dataset that gets a column layout")
+    if isinstance(path, Path):
+        _clear_finished(path)
     if has_columns(dataset) and not force:
         raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
     options = Options(parse_size(chunk_size), parse_size(shard_size), compression)
@@ -123,8 +125,7 @@ def make_columns(
         if publication is not None:
             publication.finish(work / FOLDER, listener)
         elif isinstance(path, Path):
-            put_directory(work / FOLDER, path / FOLDER, work / "replaced")
-            remove_work(work)
+            _put_in_place(work, path / FOLDER)
     dataset.close()
     return open_columns(dataset)
 
@@ -142,6 +143,29 @@ def _workplace(dataset: Location, force: bool) -> Iterator[tuple[Path, Publicati
     )
     with _locked(dataset), disk_full_means(disk_full):
         yield dataset / f".{FOLDER}.partial", None
+
+
+def _put_in_place(work: Path, layout: Path) -> None:
+    if layout.exists():  # it may change places with the new one
+        _forget_task(work)
+    put_directory(work / FOLDER, layout, work / SET_ASIDE)
+    remove_work(work)
+
+
+def _forget_task(work: Path) -> None:
+    """Durably remove the state of a task: whatever is left in `work` after it, nothing goes on from there."""
+    (work / "state.json").unlink(missing_ok=True)
+    sync(work)
+
+
+def _clear_finished(dataset: Path) -> None:
+    """Remove what a call has left that was interrupted after its layout was in place, unless one works there now."""
+    with suppress(LockError), _locked(dataset):
+        for begun in dataset.glob(f".{FOLDER}.*"):
+            check_own(begun)
+            restore_directory(dataset / FOLDER, begun / SET_ASIDE)
+            if not ((begun / "state.json").exists() and (begun / FOLDER).exists()):
+                remove_work(begun)
 
 
 @dataclass(frozen=True)
@@ -342,14 +366,13 @@ def _begin_or_go_on(
     for begun in (work, *work.parent.glob(f".{FOLDER}.*")):
         check_own(begun)
     try:
-        # a kill right after the layout was put in place left a state of what is there no more
         if json.loads((work / "state.json").read_bytes())["task"] == task and (work / FOLDER).exists():
             listener.message("going on with a column layout that was begun earlier")
             return
     except (OSError, ValueError, KeyError):
         pass
     for begun in work.parent.glob(f".{FOLDER}.*"):
-        restore_directory(work.parent / FOLDER, begun / "replaced")
+        _forget_task(begun)
         shutil.rmtree(begun)
     (work / FOLDER).mkdir(parents=True)
     state = {"task": task, **_divide(dataset, options, plan, n_workers)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +14,9 @@ from pathlib import Path
 from .errors import UsageError, file_named
 
 _SYNCED_TOGETHER = 8
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+SET_ASIDE = "replaced"
+"""Name, in a directory for work, of what is being replaced where two directories cannot change places in one step."""
 
 
 def sync(path: Path) -> None:
@@ -146,15 +151,51 @@ def write_file(path: Path, data: bytes) -> None:
         partial.write_bytes(data)
 
 
+def work_directory(path: Path) -> Path:
+    """Name the directory beside `path` in which is made what will be there."""
+    path = path.absolute()
+    return path.with_name(f".{path.name}.partial")
+
+
 def put_directory(new: Path, path: Path, replaced: Path | None) -> None:
-    """Move a complete directory to `path`; an existing one is moved to `replaced` first, or is an error if that is None."""
-    if replaced is not None and path.exists():
+    """Move a complete directory to `path`; an existing one is an error if `replaced` is None.
+
+    Otherwise it is replaced in one step where the system can, and then is at `new`; elsewhere it first moves to `replaced`.
+    """
+    if replaced is None or not path.exists():
+        os.rename(new, path)
+    elif not exchange(new, path):
         os.rename(path, replaced)
-    os.rename(new, path)
+        os.rename(new, path)
     sync(path.parent)
+
+
+def exchange(path: Path, other: Path) -> bool:
+    """Let two directories change places in one step; returns False where the system or the file system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), os.fspath(path), None, os.fspath(other))
 
 
 def restore_directory(path: Path, replaced: Path) -> None:
     """Undo a `put_directory` that was interrupted between its two moves."""
     if replaced.exists() and not path.exists():
         os.rename(replaced, path)
+        sync(path.parent)
+
+
+def describe_set_aside(path: Path) -> str:
+    """Tell where an interrupted `put_directory` has set aside what was at `path`, and what to do; empty if it has not."""
+    aside = work_directory(path) / SET_ASIDE
+    if os.path.lexists(path) or not aside.is_dir():
+        return ""
+    return (
+        f"; an interrupted call has set aside what was there: repeat that call, which goes on from it, or restore it by "
+        f"'mv {aside} {path}'"
+    )

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from ..core.atomic_files import describe_set_aside
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
 from ..core.metadata import Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
@@ -469,5 +470,7 @@ def _describe_absence(path: Location) -> str:
     if (path / "config.json").exists():
         return f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
     found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
+    if isinstance(path, Path) and (aside := describe_set_aside(path)):
+        return f"{path} {found}{aside}"
     source, made = (path, "DATASET") if isinstance(path, Path) and path.is_file() else ("SRC", path)
     return f"{path} {found}; 'streamcd convert {source} {made}' makes one"

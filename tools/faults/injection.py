@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from streamcd.core import atomic_files
+
 HOWS = ("before", "half", "after", "ENOSPC", "EIO", "short")
 """Killed before the operation, half-way or after it; its error; a write that takes half of the bytes and says so."""
 
 WRITES = ("write", "pwrite", "pwritev", "file_write")
 SYNCS = ("fsync", "fdatasync")
 RENAMES = ("replace", "rename")
-OTHERS = ("open_new", "mkdir", "unlink", "remove", "rmdir", "ftruncate", "posix_fallocate")
+OTHERS = ("exchange", "open_new", "mkdir", "unlink", "remove", "rmdir", "ftruncate", "posix_fallocate")
 ALL = (*WRITES, *SYNCS, *RENAMES, *OTHERS)
 
 _OPEN = builtins.open
@@ -63,10 +65,12 @@ class FaultyFiles:
 
     def install(self) -> None:
         """Wrap the functions of this process; for a process that ends soon."""
-        for name in set(self.operations) - {"file_write", "open_new"}:
+        for name in set(self.operations) - {"file_write", "open_new", "exchange"}:
             setattr(os, name, self._wrapped(getattr(os, name), self._halves().get(name)))
         if "open_new" in self.operations:
             os.open = self._wrapped_open(os.open)
+        if "exchange" in self.operations:
+            atomic_files.exchange = self._wrapped(atomic_files.exchange, None)
         if "file_write" in self.operations:
             builtins.open = io.open = self._open_file
 
