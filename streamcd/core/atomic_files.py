@@ -157,6 +157,14 @@ def work_directory(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory whose name is durable, with its parents, unless it exists."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
 def put_directory(new: Path, path: Path, replaced: Path | None) -> None:
     """Move a complete directory to `path`; an existing one is an error if `replaced` is None.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.atomic_files import sync
 from ..core.metadata import content_digest
 from ..core.threads import Threads
 from .arrow_columns import arrow_strings, null_strings
@@ -160,6 +161,7 @@ class DatasetWriter:
         if encoding.has_categories:
             path = self.path / "categories.parquet"
             encoding.save(path)
+            sync(path)
             self._encoding["categories"] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
     def write_scaling(self, scaling: Scaling) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import replacing_together
+from ..core.atomic_files import make_directory, replacing_together
 from ..core.classes import default_code, has_vector_per_class
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
@@ -336,7 +336,7 @@ class Model:
         from ..dataset.parquet import file_checksum  # here, because it imports pyarrow
 
         directory = local_path(path, "a model")
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         description = self._description()
         description["categories_checksum"] = ""
         has_scales, has_categories = (

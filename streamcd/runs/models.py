@@ -73,7 +73,6 @@ def _save_model(
     sigmoids: np.ndarray | None,
 ) -> None:
     """Write the model of some lanes from the states in a run's directory."""
-    path.parent.mkdir(exist_ok=True)
     # never read: the rows are written from the state
     untouched = np.zeros((run.problem.n_features, len(lanes) * run.problem.lane_vectors))
     model = _make_model(directory, run, lanes, certificate, untouched)

@@ -18,7 +18,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from ..core.atomic_files import replacing
+from ..core.atomic_files import make_directory, replacing, sync
 from ..core.errors import CheckpointError, LockError, file_named
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Kind, content_digest, read_metadata, write_metadata
@@ -67,7 +67,7 @@ class Run:
 
     def part(self, name: str) -> Run:
         """Open a directory inside the run for a part of the work; created if needed."""
-        (self.path / name).mkdir(exist_ok=True)
+        make_directory(self.path / name)
         return Run(self.path / name, self.identity.part(name), locked=False)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -93,6 +93,7 @@ class Run:
             _write_archive(file, {**arrays, **own})
         if self._early_lines:
             os.replace(self._early_log, self.log_path)
+            sync(self.path)
         self._early_lines = None
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
@@ -354,7 +355,7 @@ def create_run(path: Path, *, force: bool) -> Run:
     """Create a run directory, or with `force` empty an existing one; the caller protects runs that must not be replaced."""
     if os.path.lexists(path) and not path.is_dir():
         raise CheckpointError(f"{path} exists and is not a run; name another directory")
-    path.mkdir(parents=True, exist_ok=True)
+    make_directory(path)
     # a process that ended before it wrote the configuration leaves only the lock
     leftovers = [entry for entry in path.iterdir() if entry.name not in ("lock", *_PARTIAL)]
     if leftovers and not (path / "config.json").exists():

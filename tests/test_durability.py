@@ -1,0 +1,154 @@
+"""What is complete is on the disk: files before their names, names before what describes them, all of it at the end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from durability import Durability
+from small_datasets import multiclass, random_rows, windows_of, write_dataset
+
+import streamcd
+from streamcd.cli.commands import cli
+from streamcd.conversion import transpose
+from streamcd.stream.slot_store import SlotStore
+from tools.simulated_cluster import Simulation
+
+pytestmark = pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
+
+
+def libsvm(path: Path, n_rows: int = 60) -> Path:
+    rng = np.random.default_rng(5)
+    lines = [
+        f"{rng.choice((-1, 1))} " + " ".join(f"{k}:{rng.normal():.4g}" for k in range(1, 9))
+        for _ in range(n_rows)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def table(path: Path) -> Path:
+    rng = np.random.default_rng(6)
+    towns = ("Oslo", "Rome", "Turin")
+    lines = [f"{rng.normal():.4g},{rng.choice(towns)},{rng.choice(('dear', 'cheap'))}" for _ in range(40)]
+    path.write_text("price,town,kind\n" + "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text, a table, data with columns and without, and runs on them."""
+    place = tmp_path_factory.mktemp("made")
+    libsvm(place / "text")
+    table(place / "table.csv")
+    streamcd.convert(place / "table.csv", place / "tabled", label="kind")
+    rows = write_dataset(place / "data", random_rows(90, 8, seed=3), n_chunks=6, n_shards=3)
+    shutil.copytree(rows.path, place / "bare")
+    transpose.make_columns(rows, chunk_size=200, shard_size=1500)
+    write_dataset(place / "classes", multiclass(), n_chunks=4)
+    streamcd.train(rows, place / "done", tol=1e-2)
+    streamcd.train(place / "tabled", place / "tabled.done", tol=1e-2)
+    streamcd.train(rows, place / "short", tol=1e-12, max_passes=2, plan=windows_of(rows, 2))
+    command("export", place / "done", place / "model.txt")
+    return place
+
+
+def command(*line: object) -> None:
+    done = CliRunner().invoke(cli, [str(word) for word in line])
+    assert done.exit_code == 0, done.stderr
+
+
+def train(place: Path, data: str = "data", run: str = "out", **options: Any) -> None:
+    streamcd.train(
+        place / data, place / run, **{"tol": 1e-12, "max_passes": 3, "checkpoint_every": 1e-9} | options
+    )
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "convert": lambda place: streamcd.convert(
+        place / "text", place / "out", shard_size="1kB", chunk_size="400B"
+    ),
+    "convert over another": lambda place: streamcd.convert(place / "text", place / "data", force=True),
+    "convert scaled": lambda place: streamcd.convert(place / "text", place / "out", scale="standard"),
+    "convert a table": lambda place: streamcd.convert(place / "table.csv", place / "out", label="kind"),
+    "columns": lambda place: streamcd.make_columns(place / "bare", chunk_size=200, shard_size=1500),
+    "train": train,
+    "train over another": lambda place: train(place, run="done", force=True),
+    "train streamed": lambda place: train(place, plan=windows_of(streamcd.open(place / "data"), 2)),
+    "train with pages": lambda place: train(place, method="primal", plan=transposed_plan()),
+    "train a path": lambda place: train(place, C=[0.1, 1.0], loss="log_loss"),
+    "train in rounds": lambda place: train(place, client=Simulation(2), memory="1GB"),
+    "train in rounds from another": lambda place: train(
+        place, client=Simulation(2), memory="1GB", start_from=place / "short", C=2.0
+    ),
+    "train from another": lambda place: train(place, start_from=place / "short", C=2.0),
+    "train calibrated": lambda place: train(place, calibrate=True),
+    "resume": lambda place: streamcd.resume(place / "short", max_passes=5, checkpoint_every=1e-9),
+    "tune": lambda place: streamcd.tune(place / "data", place / "out", C=[0.1, 1.0], cv=2, max_passes=3),
+    "predict": lambda place: streamcd.predict(place / "text", place / "done", place / "out.csv"),
+    "predict to parquet": lambda place: streamcd.predict(
+        place / "text", place / "done", place / "out.parquet"
+    ),
+    "export a model": lambda place: command("export", place / "done", place / "out"),
+    "export a dataset": lambda place: command("export", place / "data", place / "out"),
+    "import": lambda place: command("import", place / "model.txt", place / "out"),
+    "a model over another": lambda place: streamcd.load_model(place / "done").save(
+        place / "tabled.done" / "model"
+    ),
+    "a model with categories": lambda place: streamcd.load_model(place / "tabled.done").save(place / "out"),
+}
+
+
+def transposed_plan() -> Any:
+    from streamcd.stream.memory_plan import Plan
+
+    return Plan(400, 6, resident=False, page_rows=50)
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Iterator[Path]:
+    shutil.copytree(made, tmp_path / "place")
+    return tmp_path / "place"
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_power_cut_takes_nothing_that_has_its_name(
+    place: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(1_000, 2_000))
+    recorder = Durability(place, monkeypatch)
+    WRITERS[writer](place)
+    assert recorder.names_given
+    assert recorder.problems == []
+    assert recorder.unsynced(place) == []
+
+
+def test_the_slot_of_the_last_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
+    """Whatever is saved after a checkpoint, and after a restart from one, its slots hold what they held."""
+    saved = iter(np.random.default_rng(0).random((20, 4)))
+    store = SlotStore(tmp_path / "dual", np.zeros(2, np.int32), np.array([4, 4]), 8)
+    for _ in range(4):
+        last = [next(saved), next(saved)]
+        for chunk in (0, 1):
+            store.save(chunk, [last[chunk]])
+        checkpoint = store.current.copy()
+        store.mark_durable()
+        for values in (next(saved), next(saved)):
+            store.save(0, [values])
+        store.close()
+        store = SlotStore(tmp_path / "dual", np.zeros(2, np.int32), np.array([4, 4]), 8)
+        store.restore(checkpoint)
+        for chunk in (0, 1):
+            found = np.zeros(4)
+            assert store.load(chunk, [found])
+            assert found.tolist() == last[chunk].tolist()
+        store.save(1, [next(saved)])
+        store.restore(checkpoint)
+        assert store.load(1, [found])
+        assert found.tolist() == last[1].tolist()
+    store.close()
