@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -58,6 +59,12 @@ _PUBLIC = {
 }
 
 __all__ = [*_PUBLIC, "__version__"]
+
+
+if "IPython" in sys.modules:
+    from .cli.console import show_in_notebook
+
+    show_in_notebook()
 
 
 def __getattr__(name: str) -> Any:

@@ -184,16 +184,121 @@ def test_parameters_that_are_not_offered_are_refused_by_name() -> None:
     x, y = dense_rows()
     for estimator, name in (
         (LinearSVC(penalty="l1"), "penalty"),
-        (LinearSVC(dual=False), "dual"),
         (LinearSVC(intercept_scaling=0.0), "intercept_scaling"),
         (LogisticRegression(penalty="l1"), "penalty"),
         (LogisticRegression(l1_ratio=0.5), "l1_ratio"),
-        (LogisticRegression(solver="saga"), "solver"),
+        (LogisticRegression(solver="liblinear"), "penalises the intercept"),
+        (LogisticRegression(dual=True), "dual"),
         (LogisticRegression(method="dual"), "method='dual'"),
         (LinearSVC(memory="200MB"), "memory"),
     ):
         with pytest.raises(UsageError, match=name):
             estimator.fit(x, y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "accepted"),
+    [
+        (LinearSVC, [{"dual": True}, {"dual": False}]),
+        (LogisticRegression, [{"solver": name} for name in ("newton-cg", "newton-cholesky", "sag", "saga")]),
+        (
+            lambda **more: LogisticRegression(fit_intercept=False, **more),
+            [{"solver": "liblinear", "dual": True}],
+        ),
+    ],
+    ids=["LinearSVC", "LogisticRegression", "without intercept"],
+)
+def test_ways_to_the_same_optimum_are_accepted_without_effect(
+    kind: Any, accepted: list[dict[str, Any]]
+) -> None:
+    x, y = dense_rows()
+    expected = kind().fit(x, y)
+    for parameters in accepted:
+        found = kind(**parameters).fit(x, y)
+        assert np.array_equal(found.coef_, expected.coef_)
+        assert np.array_equal(found.intercept_, expected.intercept_)
+
+
+def _damage(matrix: Any, fault: str) -> Any:
+    """Damage one number of a matrix's arrays."""
+    if matrix.format == "coo":
+        if fault == "an index too large":
+            matrix.col[2] = matrix.shape[1]
+        else:
+            matrix.row[2] = -1
+        return matrix
+    if fault == "descends":
+        matrix.indptr[5] = 10**8
+    elif fault == "too long":
+        matrix.indptr[-1] = 10**8
+    elif fault == "an index too large":
+        matrix.indices[2] = 10**6
+    elif fault == "begins late":
+        matrix.indptr[0] = -(10**6)
+    else:
+        matrix.indices[2] = -1
+    return matrix
+
+
+_OF_INDICES = ("an index too large", "a negative index")
+_FAULTS = {
+    form: ("descends", "too long", "begins late", *_OF_INDICES) for form in ("csr", "csc", "bsr")
+} | dict.fromkeys(("coo", "lil"), _OF_INDICES)
+
+
+@pytest.mark.parametrize(("form", "fault"), [(form, fault) for form in _FAULTS for fault in _FAULTS[form]])
+def test_damaged_sparse_matrices_are_refused_wherever_arrays_are_taken(
+    form: str, fault: str, tmp_path: Path
+) -> None:
+    """SciPy followed them into a segmentation fault; indices out of range were dropped where rows are decided."""
+    x, y = dense_rows()
+    fitted = LinearSVC().fit(x, y)
+    matrix = getattr(sp, f"{form}_array")(x)
+    if form == "lil":
+        matrix.rows[1][-1] = -1 if fault == "a negative index" else 10**6
+    else:
+        _damage(matrix, fault)
+    for take in (
+        lambda: LinearSVC().fit(matrix, y),
+        lambda: fitted.decision_function(matrix),
+        lambda: fitted.predict(matrix),
+        lambda: fitted.model_.predict(matrix),
+        lambda: fitted.model_.decision_function(matrix),
+        lambda: streamcd.convert((matrix, y), tmp_path / "data"),
+    ):
+        with pytest.raises(DataError, match="X: expected a whole"):
+            take()
+
+
+def test_room_behind_the_entries_of_a_matrix_is_no_fault() -> None:
+    x, y = dense_rows()
+    matrix, expected = sp.csr_array(x), LinearSVC().fit(sp.csr_array(x), y)
+    matrix.indices = np.append(matrix.indices, [10**6, -1]).astype(matrix.indices.dtype)
+    matrix.data = np.append(matrix.data, [1.0, 1.0])
+    assert np.array_equal(LinearSVC().fit(matrix, y).coef_, expected.coef_)
+    assert np.array_equal(expected.model_.predict(matrix), expected.model_.predict(x))
+
+
+def test_masked_arrays_are_refused_wherever_arrays_are_taken(tmp_path: Path) -> None:
+    """Their masks were lost: what lay below counted."""
+    x, y = dense_rows()
+    fitted = LinearSVC().fit(x, y)
+    mask = np.zeros(x.shape, bool)
+    mask[3, 1] = True
+    masked_x, masked_y = np.ma.array(x, mask=mask), np.ma.array(y, mask=mask[:, 1])
+    weight = np.ma.array(np.ones(y.size), mask=mask[:, 1])
+    for name, take in (
+        ("X", lambda: LinearSVC().fit(masked_x, y)),
+        ("y", lambda: LinearSVC().fit(x, masked_y)),
+        ("sample_weight", lambda: LinearSVC().fit(x, y, weight)),
+        ("X", lambda: fitted.decision_function(masked_x)),
+        ("X", lambda: fitted.model_.predict(masked_x)),
+        ("X", lambda: streamcd.convert((masked_x, y), tmp_path / "data")),
+        ("y", lambda: streamcd.convert((x, masked_y), tmp_path / "data")),
+        ("weights", lambda: streamcd.convert((x, y, weight), tmp_path / "data")),
+    ):
+        with pytest.raises(DataError, match=f"^{name}: expected an array without a mask"):
+            take()
 
 
 def test_both_warnings_are_given_where_it_has_not_converged() -> None:

@@ -7,17 +7,20 @@ import io
 import re
 import sys
 import types
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
+from streamcd import LinearSVC
+from streamcd.cli import console
 from streamcd.cli.console import Console
 from streamcd.cli.course import Course
 from streamcd.cli.forecast import Forecast
 from streamcd.core.errors import Interrupted
-from streamcd.core.progress import CostStatus, Progress, TrainingStatus
+from streamcd.core.progress import COMPILING_ONCE, CostStatus, Listener, Progress, TrainingStatus
 from streamcd.kernels.compile import compilation_told
 
 
@@ -31,6 +34,11 @@ def status(
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return write_dataset(tmp_path / "data", random_rows(60, 8, seed=3), n_chunks=3)
 
 
 @pytest.fixture
@@ -168,7 +176,9 @@ def test_a_listener_is_told_of_the_end_where_a_call_fails(tmp_path):
     assert watcher.closed
 
 
-def test_in_a_notebook_the_bars_are_html_replaced_in_place(clock, monkeypatch):
+@pytest.fixture
+def notebook(monkeypatch):
+    """What a notebook shows: for each place on the page, what was there one after another."""
     shown: list[list[str]] = []
 
     class Handle:
@@ -188,6 +198,13 @@ def test_in_a_notebook_the_bars_are_html_replaced_in_place(clock, monkeypatch):
     shows.display, shows.HTML = display, str  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", shows)
+    monkeypatch.setattr("streamcd.core.progress._default", Listener)
+    console.show_in_notebook()
+    return shown
+
+
+def test_in_a_notebook_the_bars_are_html_replaced_in_place(clock, notebook):
+    shown = notebook
     bar = streamcd.ProgressBar(stream=io.StringIO())
     for second in range(4):
         clock[0] = float(second)
@@ -201,8 +218,53 @@ def test_in_a_notebook_the_bars_are_html_replaced_in_place(clock, monkeypatch):
     assert len(shown) == 2
 
 
+def test_in_a_notebook_there_is_progress_without_a_listener(notebook, dataset, tmp_path):
+    streamcd.train(dataset, tmp_path / "run")
+    assert any("pass 1" in page for pages in notebook for page in pages)
+
+
+def test_in_a_notebook_a_first_fit_shows_the_compilation_alone(notebook, dataset, caplog):
+    found = LinearSVC()._listener()
+    with closing(found):
+        found.progress(Progress("pass 1", 1, 4, "entries"))
+        assert not notebook
+        found.progress(Progress("compiling kernels", 0, None, "", note="kernel 1"))
+    assert "kernel 1" in notebook[0][0]
+
+
+def test_a_figure_is_a_picture_in_a_notebook(dataset, tmp_path):
+    """IPython shows what has this method as a picture; figures of matplotlib's were a line of text without pyplot."""
+    pytest.importorskip("matplotlib")
+    result = streamcd.train(dataset, tmp_path / "run")
+    assert result.plot()._repr_png_().startswith(b"\x89PNG")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Compilation
+
+
+def test_a_compilation_is_told_once_and_counts_from_one(dataset, tmp_path, monkeypatch, caplog):
+    """A first fit said nothing for ten seconds, and a first training "0 kernels"."""
+
+    @contextmanager
+    def told_twice(tell):
+        tell(0)
+        tell(1)
+        yield
+
+    monkeypatch.setattr("streamcd.training.loop.compilation_told", told_twice)
+    monkeypatch.setattr("streamcd.core.progress._warned", set())
+    stream = io.StringIO()
+    monkeypatch.setattr(console, "PLAIN_INTERVAL", 0.0)
+    streamcd.train(dataset, tmp_path / "run", listener=streamcd.ProgressBar(stream=stream))
+    lines = stream.getvalue()
+    assert lines.count("once, then they are cached") == 1
+    assert "compiling kernels: kernel 1\n" in lines
+    assert "0 kernels" not in lines
+    x, y = np.array([[0.0], [1.0], [2.0], [3.0]]), [0, 0, 1, 1]
+    with caplog.at_level("WARNING", "streamcd"):
+        LinearSVC().fit(x, y)
+    assert [record.getMessage() for record in caplog.records].count(COMPILING_ONCE) == 1
 
 
 def test_what_the_cache_does_not_have_is_told_before_it_is_compiled(tmp_path):

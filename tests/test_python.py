@@ -7,6 +7,7 @@ import re
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import ROOT
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
@@ -33,6 +34,27 @@ class Heard(streamcd.Listener):
 
     def warning(self, text: str) -> None:
         self.warnings.append(text)
+
+
+def test_rows_in_memory_are_to_be_converted_first(tmp_path):
+    """It was said that a run was missing, or that a frame is no path."""
+    rows = np.ones((4, 2))
+    frame = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
+    for call in (
+        lambda data: streamcd.train(data),
+        lambda data: streamcd.train(data, tmp_path / "run"),
+        lambda data: streamcd.tune(data, tmp_path / "run", C=[1.0]),
+    ):
+        with pytest.raises(
+            UsageError, match=r"ndarray; convert it first: streamcd\.convert\(\(X, y\), PATH\)"
+        ):
+            call(rows)
+        with pytest.raises(
+            UsageError, match=r"Table; convert it first: streamcd\.convert\(FRAME, PATH, label=COLUMN\)"
+        ):
+            call(frame)
+    with pytest.raises(UsageError, match="expected the directory of a run, found none"):
+        streamcd.train(write_dataset(tmp_path / "data", random_rows(20, 4, seed=1)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

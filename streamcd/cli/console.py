@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from ..core.errors import StreamcdError, escaped, file_named
-from ..core.progress import Listener, Progress, TrainingStatus
+from ..core.progress import Listener, Progress, TrainingStatus, set_default_listener
 from .bars import Bars, NotebookBars
 from .course import Course, describe_progress
 
@@ -125,6 +125,12 @@ class ProgressBar(Console):
 def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
+
+
+def show_in_notebook() -> None:
+    """Give functions called in a notebook without ``listener=`` a `ProgressBar`."""
+    if _in_notebook():
+        set_default_listener(ProgressBar)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def describe_progress(progress: Progress, seconds: float) -> str:
     if progress.total:
         share = 100 * progress.done / progress.total
         parts.append(f"{share:.0f} % of {_amount(progress.total, progress.unit)}")
-    else:
+    elif progress.done or not progress.note:
         parts.append(_amount(progress.done, progress.unit))
     if seconds > 0.2 and progress.done:
         rate = progress.done / seconds

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import frame_reader
+from ..dataset.in_memory import refuse_mask, sound_matrix
 from .matrices import MatrixBlock, open_matrix
 from .sources import FilePart, Reader, Reading, Source, TableOptions, locator
 from .table_rows import TableBatch, column_types, open_tables
@@ -218,6 +219,9 @@ def _triple(batch: Any) -> tuple[Any, Any, Any]:
     if _is_table(batch):
         raise DataError("expected arrays in all batches, as in the first one, found a frame")
     X, y, weight = batch
+    refuse_mask(y, "y")
+    refuse_mask(weight, "weights")
+    X = sound_matrix(X)
     if hasattr(X, "tocsr"):
         X = X.tocsr()
     else:

@@ -14,6 +14,11 @@ Found = TypeVar("Found")
 _logger = logging.getLogger("streamcd")
 _warned: set[str] = set()
 
+COMPILING = "compiling kernels"
+"""Phase of a first training, before the kernels are cached."""
+
+COMPILING_ONCE = "compiling kernels: once, then they are cached; some ten seconds"
+
 
 @dataclass(frozen=True)
 class CostStatus:
@@ -65,14 +70,16 @@ def warn_once(text: str) -> None:
 
 
 def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found]:
-    """Decorate a public function to close its `listener` option when it ends, also if it fails."""
+    """Decorate a public function to have a `listener` by default, and to close it when it ends, also if it fails."""
 
     @functools.wraps(function)
     def run(*args: Options.args, **options: Options.kwargs) -> Found:
+        listener = options.get("listener")
+        if listener is None:
+            listener = options["listener"] = default_listener()
         try:
             return function(*args, **options)
         finally:
-            listener = options.get("listener")
             if isinstance(listener, Listener):
                 listener.close()
 
@@ -109,6 +116,20 @@ class Listener:
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""
+
+
+_default: Callable[[], Listener] = Listener
+
+
+def set_default_listener(make: Callable[[], Listener]) -> None:
+    """Set what makes the listener of functions that are called without one."""
+    global _default
+    _default = make
+
+
+def default_listener() -> Listener:
+    """Make the listener of functions that are called without one: a progress bar in a notebook, else one that logs."""
+    return _default()
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -327,8 +327,10 @@ def location(path: str | os.PathLike[str]) -> Location:
     return Path(unquote(urlsplit(text).path)) if text.lower().startswith("file://") else Path(text)
 
 
-def local_path(path: str | os.PathLike[str], what: str) -> Path:
+def local_path(path: str | os.PathLike[str] | None, what: str) -> Path:
     """The path of what is written, replaced and locked, which a URL cannot be."""
+    if path is None:
+        raise UsageError(f"expected the directory of {what}, found none; name one")
     found = location(path)
     if isinstance(found, Url):
         raise UsageError(

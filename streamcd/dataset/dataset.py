@@ -441,6 +441,12 @@ def open_dataset(
     >>> streamcd.open("data").info()["n_rows"]
     8000
     """
+    if not isinstance(path, str | os.PathLike):
+        frame = hasattr(path, "__arrow_c_stream__")
+        example = "streamcd.convert(FRAME, PATH, label=COLUMN)" if frame else "streamcd.convert((X, y), PATH)"
+        raise UsageError(
+            f"expected a dataset or its path, found {type(path).__name__}; convert it first: {example}"
+        )
     dataset = Dataset.open(path, check_files=check_files)
     dataset.use_cache(asked_cache(cache, cache_size, path))
     return dataset

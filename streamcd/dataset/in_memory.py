@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ModelError
+from ..core.errors import DataError, ModelError
 from .chunked_table import starts_of
 from .column_layout import Columns
 from .dataset import Dataset
@@ -154,6 +154,7 @@ class _InMemoryColumns(Columns):
 
 def number_matrix(X: Any) -> Any:
     """Return a SciPy sparse matrix unchanged, anything else as a two-dimensional array; its numbers have to be finite."""
+    X = sound_matrix(X)
     found = X if hasattr(X, "tocsr") else np.asarray(X)
     if found.ndim != 2 or found.dtype.kind not in "biuf":
         raise ModelError(
@@ -163,6 +164,66 @@ def number_matrix(X: Any) -> Any:
     if found.dtype.kind == "f" and not np.isfinite(found.sum(dtype=np.float64)):
         raise ModelError("expected finite values, found others; fill them in, or leave their rows out")
     return found
+
+
+def refuse_mask(array: Any, name: str) -> None:
+    """Refuse a masked array: NumPy drops the mask in silence, and the values below it would count."""
+    if np.ma.isMaskedArray(array):
+        raise DataError(
+            f"{name}: expected an array without a mask, found a masked one; give {name}.filled(VALUE), or leave the masked "
+            "rows out"
+        )
+
+
+def sound_matrix(X: Any) -> Any:
+    """Return a matrix, a SciPy one in a format whose arrays were checked: SciPy follows damaged ones into a crash."""
+    refuse_mask(X, "X")
+    if not hasattr(X, "tocsr") or X.ndim != 2:
+        return X
+    if getattr(X, "format", "") not in ("csr", "csc", "bsr", "coo"):
+        X = X.tocsr()
+    if fault := _coordinates_fault(X) if X.format == "coo" else _compressed_fault(X):
+        raise DataError(
+            f"X: expected a whole {X.format.upper()} matrix, found {fault}; make the matrix again"
+        )
+    return X
+
+
+def _coordinates_fault(X: Any) -> str:
+    """Describe what is wrong with the arrays of a COO matrix; empty if they are sound."""
+    if not X.row.size == X.col.size == X.data.size:
+        return f"{X.row.size:,} rows and {X.col.size:,} columns of {X.data.size:,} values"
+    return _index_fault(X.row, X.shape[0], "row") or _index_fault(X.col, X.shape[1], "col")
+
+
+def _compressed_fault(X: Any) -> str:
+    """Describe what is wrong with the arrays of a CSR, CSC or BSR matrix; empty if they are sound."""
+    ends, index = X.indptr, X.indices
+    height, width = X.blocksize if X.format == "bsr" else (1, 1)
+    n_lines, n_places = X.shape[0] // height, X.shape[1] // width
+    if X.format == "csc":
+        n_lines, n_places = n_places, n_lines
+    if ends.shape != (n_lines + 1,) or ends.dtype.kind not in "iu":
+        return f"an indptr of shape {ends.shape} and type {ends.dtype} for {n_lines:,} lines"
+    if ends[0] != 0:
+        return f"an indptr that begins with {ends[0]}"
+    descents = np.flatnonzero(ends[1:] < ends[:-1])
+    if descents.size:
+        return f"an indptr that descends after place {descents[0]:,}"
+    n_entries = min(index.size, X.data.shape[0])
+    if ends[-1] > n_entries:
+        return f"an indptr that ends with {ends[-1]:,} where there are {n_entries:,} entries"
+    return _index_fault(index[: ends[-1]], n_places, "indices")
+
+
+def _index_fault(index: np.ndarray, end: int, name: str) -> str:
+    if index.dtype.kind not in "iu":
+        return f"{name} of type {index.dtype}"
+    if index.size and (wrong := index.min()) < 0:
+        return f"{wrong} in {name}"
+    if index.size and (wrong := index.max()) >= end:
+        return f"{wrong} in {name}, which has to be less than {end:,}"
+    return ""
 
 
 def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -176,7 +237,8 @@ def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if not X.has_canonical_format:
             X = X.copy()
             X.sum_duplicates()
-        indptr, feature, value = X.indptr.astype(np.int64, copy=False), X.indices, X.data
+        indptr, n_entries = X.indptr.astype(np.int64, copy=False), X.indptr[-1]
+        feature, value = X.indices[:n_entries], X.data[:n_entries]
     else:
         X = np.ascontiguousarray(X)
         present = X != 0

@@ -12,6 +12,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,11 +20,11 @@ import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError
 from ..core.memory_budget import parse_size
-from ..core.progress import Listener
+from ..core.progress import COMPILING, COMPILING_ONCE, Listener, Progress, default_listener, warn_once
 from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.exchange import in_source_order, source_labels
-from ..dataset.in_memory import InMemoryDataset, sparse_rows
+from ..dataset.in_memory import InMemoryDataset, refuse_mask, sound_matrix, sparse_rows
 from ..models.model import Model
 
 try:
@@ -47,13 +48,26 @@ class NotConverged(ConvergenceWarning, TheirConvergenceWarning):
 
 
 class _Silent(Listener):
-    """Listener that drops everything."""
+    """Listener that drops everything but the compilation of kernels, which makes the first fit take seconds."""
+
+    def __init__(self) -> None:
+        self._bar = default_listener()
+
+    def progress(self, progress: Progress) -> None:
+        """Pass on compilation: a line in the log, and a bar in a notebook."""
+        if progress.phase == COMPILING:
+            warn_once(COMPILING_ONCE)
+            self._bar.progress(progress)
 
     def message(self, text: str) -> None:
         """Drop it."""
 
     def warning(self, text: str) -> None:
         """Drop it: the estimators issue warnings of their own."""
+
+    def close(self) -> None:
+        """End the bar."""
+        self._bar.close()
 
 
 class LinearClassifier(ClassifierMixin, BaseEstimator):
@@ -90,6 +104,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         ------
         ValueError
             If scikit-learn's validation rejects X or y, or there is a single class.
+        DataError
+            If an array is masked, or the indices of a sparse matrix are damaged.
         UsageError
             If a parameter's value is not supported, or `memory` is too small.
         """
@@ -110,7 +126,9 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
                 "expected a matrix or a dataset, found single letters: scikit-learn cuts the text of a path into folds; "
                 "give streamcd.open(path), and its labels() as y"
             )
-        numbers = (np.float64, np.float32)
+        refuse_mask(y, "y")
+        refuse_mask(sample_weight, "sample_weight")
+        numbers, X = (np.float64, np.float32), sound_matrix(X)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=numbers)
         check_classification_targets(y)
         self.classes_, code = np.unique(y, return_inverse=True)
@@ -182,7 +200,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         )
         rule = make_rule(self.tol, None, self.max_iter)
         options = TrainOptions(problem, parse_size(self.memory), float("inf"), rule, in_memory=True)
-        result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
+        with closing(listener):
+            result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
         return result, model
 
     def _train_in_directory(
@@ -218,7 +237,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         return n_jobs if n_jobs is None or n_jobs >= 0 else max(make_threads(None).count + 1 + n_jobs, 1)
 
     def _listener(self) -> Listener:
-        return Listener() if self.verbose else _Silent()
+        return default_listener() if self.verbose else _Silent()
 
     def _adopt(self, result: Result, model: Model) -> Self:
         """Set the fitted attributes, and warn if training has not converged."""
@@ -294,7 +313,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if self.model_.encoding is None or not hasattr(
             X, "__arrow_c_stream__"
         ):  # else by the table's columns
-            X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+            numbers = (np.float64, np.float32)
+            X = validate_data(self, sound_matrix(X), accept_sparse="csr", dtype=numbers, reset=False)
         return self.model_.matrix_decisions(X)
 
     def __sklearn_tags__(self) -> Any:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from ..training.result import Result
 
 
+_SOLVERS: tuple[str, ...] = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga")
+"""Solvers of scikit-learn's whose optimum is the one found here."""
+
+
 class LinearSVC(LinearClassifier):
     """Linear support vector classifier: ``½‖w‖² + C Σ loss``, with the intercept penalised as in scikit-learn's.
 
@@ -20,8 +24,8 @@ class LinearSVC(LinearClassifier):
     ----------
     penalty : {"l2"}
     loss : {"squared_hinge", "hinge"}
-    dual : {"auto"}
-        Not used: `method` chooses.
+    dual : {"auto", True, False}
+        Accepted without effect: `method` chooses the algorithm, the optimum is the same.
     tol : float
         Relative duality gap at which to stop, ``(primal - dual) / primal``.
     C : float
@@ -73,7 +77,7 @@ class LinearSVC(LinearClassifier):
         penalty: str = "l2",
         loss: str = "squared_hinge",
         *,
-        dual: str = "auto",
+        dual: str | bool = "auto",
         tol: float = 1e-4,
         C: float = 1.0,
         multi_class: str = "ovr",
@@ -97,7 +101,7 @@ class LinearSVC(LinearClassifier):
         refuse(
             self,
             penalty=(self.penalty, ("l2",), "there is no other penalty"),
-            dual=(self.dual, ("auto",), "method='dual' or method='primal' chooses"),
+            dual=(self.dual, ("auto", True, False), "method='dual' or method='primal' chooses"),
             loss=(self.loss, ("squared_hinge", "hinge"), "TwinSVC and LogisticRegression have other losses"),
             multi_class=(self.multi_class, ("ovr", "crammer_singer"), "there is no other way"),
         )
@@ -124,11 +128,12 @@ class LogisticRegression(LinearClassifier):
         Factor of the sum of losses.
     l1_ratio : {0.0, None}
     dual : {False}
-        Not used: `method` chooses.
+        Without an intercept True as well, without effect: `method` chooses the algorithm.
     fit_intercept : bool
     intercept_scaling : {1}
-    solver : {"lbfgs"}
-        Accepted without effect: `method` chooses the algorithm.
+    solver : {"lbfgs", "newton-cg", "newton-cholesky", "sag", "saga"}
+        Accepted without effect: `method` chooses the algorithm, the optimum is the same. ``"liblinear"``, which penalises
+        the intercept, without one only.
     warm_start : {False}
     n_jobs : int or None
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
@@ -182,13 +187,20 @@ class LogisticRegression(LinearClassifier):
         self.method, self.memory, self.workdir = method, memory, workdir
 
     def _problem(self) -> dict[str, Any]:
+        # the dual method penalises the intercept
+        solvers = _SOLVERS if self.fit_intercept else (*_SOLVERS, "liblinear")
+        either: tuple[bool, ...] = (False,) if self.fit_intercept else (False, True)
         refuse(
             self,
             penalty=(self.penalty, ("l2", "deprecated"), "there is no other penalty"),
             l1_ratio=(self.l1_ratio, (0.0, None), "there is no other penalty than l2"),
-            dual=(self.dual, (False,), "method='dual' with fit_intercept=False is the dual method"),
+            dual=(self.dual, either, "method='dual' with fit_intercept=False is the dual method"),
             intercept_scaling=(self.intercept_scaling, (1,), "the intercept is not penalised"),
-            solver=(self.solver, ("lbfgs",), "method= chooses; any solver has the same optimum"),
+            solver=(
+                self.solver,
+                solvers,
+                "'liblinear' penalises the intercept: it is taken with fit_intercept=False",
+            ),
             warm_start=(self.warm_start, (False,), "streamcd.train(start_from=) begins from another run"),
         )
         method = self.method

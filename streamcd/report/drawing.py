@@ -71,10 +71,20 @@ def new_figure(columns: int = 1, height: float = 3.2, width: float = _WIDTH) -> 
 
     Figures of a page have the same width, so that their letters have the same size.
     """
+    figure = _picture()(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+@functools.cache
+def _picture() -> Any:
+    """Return the class of figures that a notebook shows as they are; matplotlib's own need pyplot for that."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(1, columns)
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            return image(self)
+
+    return Picture
 
 
 def image(figure: Figure, form: str = "png") -> bytes:

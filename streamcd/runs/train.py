@@ -43,7 +43,7 @@ from .workers import Workers
 @ends_progress
 def train(
     dataset: Dataset | str | Path,
-    run: str | Path,
+    run: str | Path | None = None,
     *,
     loss: str = "squared_hinge",
     method: str = "auto",
@@ -87,7 +87,7 @@ def train(
     ----------
     dataset : Dataset or path
     run : path
-        Directory to make.
+        Directory to make; has to be given.
     loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
     method : {"auto", "dual", "primal", "online", "sor"}
         ``"primal"`` and ``"online"`` read the column layout (see `make_columns`); ``"sor"`` is the classic algorithm of the
@@ -187,11 +187,13 @@ def train(
     >>> result.converged
     True
     """
-    path = local_path(run, "a run")
     listener = listener or Listener()
     on_workers = Workers.asked(client, workers, scheduler, fewest=2)
     threading = make_threads(threads)
-    dataset = open_cached(dataset, cache, cache_size)
+    dataset = open_cached(
+        dataset, cache, cache_size
+    )  # first: for rows in memory a run is not what is missing
+    path = local_path(run, "a run")
     if method == "auto" and start_from is None and not on_workers:
         method, reason = choose_method(unpenalized_bias)
         listener.message(f"method {method}: {reason}")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
-from ..core.progress import Listener, Progress, TrainingStatus
+from ..core.progress import COMPILING, COMPILING_ONCE, Listener, Progress, TrainingStatus
 from ..core.randomness import random_key
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
@@ -283,8 +283,8 @@ class Loop(TrainingLoop):
 
     def _tell_compilation(self, n_compiled: int) -> None:
         if n_compiled == 0:
-            self.listener.message("compiling kernels: once, then they are cached; some ten seconds")
-        self.listener.progress(Progress("compiling kernels", n_compiled, None, "kernels"))
+            self.listener.message(COMPILING_ONCE)
+        self.listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {n_compiled + 1}"))
 
     def _close(self) -> None:
         self.threads.close()
