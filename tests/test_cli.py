@@ -24,6 +24,7 @@ from streamcd.cli import commands as cli_module
 from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
+from streamcd.cli.help_sections import SECTIONS as HELP_SECTIONS
 from streamcd.cli.options import LIBLINEAR_TYPES, LOSSES
 from streamcd.cli.program import SECTIONS
 from streamcd.core.errors import DataError, Interrupted, LockError
@@ -105,6 +106,35 @@ def test_help_of_every_command_explains_every_option_and_gives_an_example(comman
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_json(command):
     assert "--json" in {option for parameter in cli.commands[command].params for option in parameter.opts}
+
+
+FIRST = {
+    "train": ["-C", "--loss", "-B", "--tol", "--class-weight", "--memory"],
+    "convert": ["--label", "--features", "--missing", "--memory", "--like", "--scale"],
+    "tune": ["-C", "-v", "--loss", "-B", "--tol", "--class-weight", "--memory"],
+    "resume": ["--max-passes", "--tol", "--dataset"],
+}
+"""Options that most users need, which a help lists before its other sections."""
+
+
+@pytest.mark.parametrize("command", FIRST)
+def test_help_begins_with_what_most_need_and_has_every_other_option_in_a_section(command):
+    sections = re.split(r"\n([A-Z][^\n]*):\n", run(command, "--help").stdout.split("Example:")[1])
+    titles, texts = sections[1::2], sections[2::2]
+    listed = [re.findall(r"^  (-[\w-]+)", text, re.MULTILINE) for text in texts]
+    assert (titles[0], listed[0]) == ("Most used", FIRST[command])
+    assert titles == [title for title in HELP_SECTIONS if title in titles]
+    assert max(map(len, listed)) <= 7
+    shown = {
+        parameter.opts[0]
+        for parameter in cli.commands[command].params
+        if isinstance(parameter, click.Option) and not parameter.hidden
+    }
+    assert sorted(option for options in listed for option in options) == sorted(shown | {"-h"})
+
+
+def test_help_of_a_command_with_few_options_is_one_list():
+    assert "\nOptions:\n" in run("info", "--help").stdout
 
 
 def test_help_lists_every_command_by_task_in_whole_sentences():

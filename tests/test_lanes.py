@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.cli.options import read_code
+from streamcd.cli.option_types import read_code
 from streamcd.cluster.partition import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +16,13 @@ import click
 
 from .._version import __version__
 from ..core.atomic_files import describe_set_aside
-from ..core.errors import ConvergenceWarning, UsageError
+from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from ..core.storage import is_url, local_path, location
-from ..runs.interrupts import stop_requests
 from . import console
+from .help_sections import option
+from .option_types import BIT, SECONDS, PathOrUrl
 from .options import (
-    BIT,
-    SECONDS,
-    PathOrUrl,
     cache_options,
     checked_training_options,
     convert_options,
@@ -56,10 +51,9 @@ from .output import (
     print_dataset,
     print_description,
     print_evaluation,
-    print_result,
-    warn_unconverged,
 )
 from .program import Program
+from .session import carry_out
 from .verification import find_problems, print_problems
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
@@ -171,7 +165,13 @@ def info(path: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @memory_option
-@click.option("--workers", type=int, default=1, help="Processes that share the work on a dataset.")
+@option(
+    "--workers",
+    section="Processors, workers, cache",
+    type=int,
+    default=1,
+    help="Processes that share the work on a dataset.",
+)
 @output_options
 def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Check every checksum and invariant of a dataset, a run or a model; exit status 2 if something is wrong.
@@ -194,51 +194,23 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
 # Training
 
 
-@contextmanager
-def _way_on(run: str) -> Iterator[None]:
-    """Add to an error of the operating system how to resume the run."""
-    try:
-        yield
-    except OSError as error:
-        if os.path.exists(os.path.join(run, "config.json")):
-            begun = next(Path(run).rglob("state.npz"), None)  # of a search or a group in a folder
-            where = "from the last checkpoint" if begun else "from the beginning"
-            error.add_note(f"'streamcd resume {run}' goes on {where}")
-        raise
-
-
-def _carry_out(
-    work: Callable[..., Any], run: str, quiet: bool, as_json: bool, notes: Sequence[str] = ()
-) -> None:
-    """Run a training that signals can stop, and print the result."""
-    with console.Console(quiet) as listener, stop_requests() as stop_requested:
-        for note in notes:
-            listener.message(note)
-        with warnings.catch_warnings(), _way_on(run):
-            warnings.simplefilter("ignore", ConvergenceWarning)  # reported below, in the command's own words
-            result = work(listener=listener, stop_requested=stop_requested)
-        warn_unconverged(listener, result)
-    console.show(result.to_json(), as_json, print_result, result)
-
-
 @cli.command()
 @click.argument("dataset", type=click.Path())
 @click.argument("run", type=click.Path())
-@training_options
-@click.option(
-    "-R",
-    "--unpenalized-bias",
-    is_flag=True,
-    help="Leave the bias's weight out of ½‖w‖². With --method primal or online only.",
-)
 @costs_option(
     "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several values, separated by commas, are trained in the "
     "same passes, and each gets a model of its own.",
     default="1.0",
 )
-@click.option(
-    "-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it."
+@training_options
+@option(
+    "-R",
+    "--unpenalized-bias",
+    section="Problem",
+    is_flag=True,
+    help="Leave the bias's weight out of ½‖w‖². With --method primal or online only.",
 )
+@option("-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it.")
 @start_options
 @validation_options
 @worker_options
@@ -267,7 +239,7 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None,
     options = checked_training_options(**options)
     from ..runs.train import train as train_model
 
-    _carry_out(partial(train_model, dataset, run, **options), run, quiet, as_json, notes)
+    carry_out(partial(train_model, dataset, run, **options), run, quiet, as_json, notes)
 
 
 _TUNE_ALONE = (
@@ -279,9 +251,9 @@ _TUNE_ALONE = (
 @cli.command()
 @click.argument("dataset", type=click.Path())
 @click.argument("run", type=click.Path())
-@training_options
 @costs_option("The costs to try, separated by commas: 0.01,0.1,1,10.", required=True)
-@click.option("-v", "--cv", "cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
+@option("-v", "--cv", "cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
+@training_options
 @refused_option("--scheduler", _TUNE_ALONE)
 @refused_option("--workers", _TUNE_ALONE)
 @output_options
@@ -298,21 +270,21 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     options = checked_training_options(**options)
     from ..runs.tune import tune as tune_model
 
-    _carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json, notes)
+    carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json, notes)
 
 
 @cli.command()
 @click.argument("run", type=click.Path())
-@click.option(
+@option(
     "--max-passes",
     type=int,
     metavar="N",
     help="Largest number of passes over the data, counted from the start of the run.",
 )
-@click.option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
-@click.option("--checkpoint-every", type=SECONDS, help="Time between checkpoints.")
+@option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
+@option("--checkpoint-every", section="Run", type=SECONDS, help="Time between checkpoints.")
 @max_seconds_option
-@click.option(
+@option(
     "--dataset",
     type=PathOrUrl(exists=True, file_okay=False),
     metavar="PATH",
@@ -337,7 +309,7 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """
     from ..runs.resume import resume as resume_run
 
-    _carry_out(partial(resume_run, run, **options), run, quiet, as_json)
+    carry_out(partial(resume_run, run, **options), run, quiet, as_json)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -351,7 +323,7 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 @cache_options
 @workers_option
 @threads_option
-@click.option(
+@option(
     "--plot",
     metavar="FILE",
     help="Draw confusion matrix, ROC curves and calibration into a .png, .svg or .pdf file; needs the extra 'plot'.",
@@ -382,15 +354,13 @@ def evaluate(
 
 @cli.command()
 @click.argument("run", type=click.Path())
-@click.option(
-    "-o", "out", required=True, metavar="OUT.html", help="The HTML page; its pictures are embedded."
-)
-@click.option(
+@option("-o", "out", required=True, metavar="OUT.html", help="The HTML page; its pictures are embedded.")
+@option(
     "--data",
     metavar="DATASET|FILE",
     help="Evaluate the model on it: confusion, ROC, calibration.  [default: the run's validation set, if it has one]",
 )
-@click.option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
+@option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
 @model_options
 @force_option("page")
 @output_options
@@ -411,7 +381,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
-@click.option(
+@option(
     "-o",
     "out",
     required=True,
@@ -420,14 +390,21 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
     "decision_LABEL). A name ending in .csv gets CSV: source, prediction. One ending in .txt gets a line with the "
     "label of each row, and - the same on standard output.",
 )
-@click.option("--decision", is_flag=True, help="Decisions in CSV and text too, after the label.")
-@click.option(
+@option("--decision", is_flag=True, help="Decisions in CSV and text too, after the label.")
+@option(
     "--proba",
     is_flag=True,
     help="Add the probability of each class, last; for models of log_loss or --calibrate. Text then begins with a line "
     "'labels ...' in their order, as LIBLINEAR's.",
 )
-@click.option("-b", "liblinear_proba", type=BIT, metavar="0|1", help="LIBLINEAR's: -b 1 is --proba.")
+@option(
+    "-b",
+    "liblinear_proba",
+    section="LIBLINEAR's flags",
+    type=BIT,
+    metavar="0|1",
+    help="LIBLINEAR's: -b 1 is --proba.",
+)
 @model_options
 @cache_options
 @workers_option
@@ -471,7 +448,7 @@ def predict(
 @cli.command()
 @click.argument("source", metavar="RUN|MODEL|DATASET", type=click.Path())
 @click.argument("file", type=click.Path())
-@click.option(
+@option(
     "--format",
     "target_format",
     type=click.Choice(["liblinear", "libsvm"]),
@@ -552,13 +529,13 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
 
 
 @cli.command()
-@click.option(
+@option(
     "--keep",
     type=click.Path(file_okay=False),
     metavar="DIR",
     help="Work in this directory, and keep all files.",
 )
-@click.option(
+@option(
     "--example",
     type=click.Path(file_okay=False),
     metavar="DIR",

@@ -1,19 +1,17 @@
-"""Options shared by several commands, the types of their values, and their allowed combinations."""
+"""Options shared by several commands, and their allowed combinations."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
-from ..core.storage import is_url
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SOLVERS
+from .help_sections import MOST_USED, option
+from .option_types import ACCELERATION, CLASS_WEIGHT, CODE, COSTS, OMEGA, SECONDS, PathOrUrl
 
 LIBLINEAR_TYPES = {
     entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
@@ -29,113 +27,6 @@ SLACKS = ("hinge", "squared_hinge")
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Decorates a command."""
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Types
-
-
-class Parsed(click.ParamType):
-    """Type of a value parsed from text by a function that raises ValueError where the text is not what is `expected`."""
-
-    def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
-        self.name, self._expected, self._parse = name, expected, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text; a default that is not text is returned unchanged."""
-        try:
-            return self._parse(value) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"expected {self._expected}, found {value!r}.", param, ctx)
-        except FileNotFoundError:
-            self.fail(f"no such file: {value}.", param, ctx)
-
-
-class PathOrUrl(click.Path):
-    """A path that is checked, or a URL that is not."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check what is no URL."""
-        if is_url(value):
-            return value
-        if aside := describe_set_aside(Path(value)):
-            self.fail(f"{value} does not exist{aside}.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def _seconds(text: str) -> float:
-    """Parse a length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", text.strip())
-    if not match:
-        raise ValueError(text)
-    return float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
-
-
-def _class_weight(text: str) -> str | dict[float | str, float]:
-    """Parse ``balanced``, or ``LABEL=WEIGHT,…``."""
-    if text == "balanced":
-        return text
-    pairs = [pair.rsplit("=", 1) for pair in text.split(",")]
-    weights = {_label(label): float(weight) for label, weight in pairs}
-    if len(weights) != len(pairs):
-        raise click.BadParameter(f"expected each label once, found {text!r}.")
-    return weights
-
-
-def _label(text: str) -> float | str:
-    """Parse a label: a number where it is one, else a name."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def read_code(path: str) -> list[list[int]]:
-    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by spaces or commas."""
-    rows: list[list[int]] = []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            tokens = line.replace(",", " ").split()
-            if not tokens:
-                continue
-            width = len(rows[0]) if rows else len(tokens)
-            if len(tokens) != width or not set(tokens) <= {"-1", "0", "1", "+1"}:
-                raise UsageError(
-                    f"{path}, line {number}: expected {width} entries of -1, 0, +1 (a line per class), "
-                    f"found {line.strip()[:60]!r}"
-                )
-            rows.append([int(token) for token in tokens])
-    if not rows:
-        raise UsageError(f"{path}: expected a line of -1, 0, +1 per class, found none")
-    return rows
-
-
-def _costs(text: str) -> list[float]:
-    """Parse values of C; LIBLINEAR's ``-C``, which takes none, is answered with the command that chooses."""
-    try:
-        return [float(cost) for cost in text.split(",")]
-    except ValueError:
-        if not text.startswith("-"):
-            raise
-        raise UsageError(
-            f"-C: expected a number, or several separated by commas, found {text!r}; 'streamcd tune DATASET RUN -C "
-            "0.01,0.1,1,10 --cv 5' chooses C, as LIBLINEAR's -C without a number does"
-        ) from None
-
-
-SECONDS = Parsed("time", "a time such as 60s, 5m or 1h", _seconds)
-BIT = Parsed("bit", "0 or 1", lambda text: bool(["0", "1"].index(text)))
-COSTS = Parsed("C", "a number, or several separated by commas", _costs)
-_CLASS_WEIGHT = Parsed("weights", "'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", _class_weight)
-_OMEGA = Parsed(
-    "omega", "a number above 0 and below 2, or auto", lambda text: text if text == "auto" else float(text)
-)
-_ACCELERATION = Parsed(
-    "acceleration", "auto, none, or a number", lambda text: text if text in ("auto", "none") else float(text)
-)
-_CODE = Parsed("file", "a file", read_code)
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Options
 
 
 def together(*options: Option) -> Option:
@@ -155,46 +46,57 @@ def refused_option(name: str, advice: str) -> Option:
 
 def force_option(what: str) -> Option:
     """Make ``--force`` for a command that replaces `what`."""
-    return click.option("--force", is_flag=True, help=f"Replace an existing {what}.")
+    return option("--force", section="Output", is_flag=True, help=f"Replace an existing {what}.")
 
 
 def costs_option(text: str, **more: Any) -> Option:
     """Make ``-C`` for a command that takes a list of values."""
-    return click.option("-C", "-c", "--C", "C", type=COSTS, help=text, **more)
+    return option("-C", "-c", "--C", "C", type=COSTS, help=text, **more)
 
 
-def _choice(name: str, values: str, text: str) -> Option:
+def _choice(name: str, values: str, text: str, section: str = MOST_USED) -> Option:
     """Make an option with a choice of values, of which the first is the default."""
-    return click.option(name, type=click.Choice(values.split()), default=values.split()[0], help=text)
+    choice = click.Choice(values.split())
+    return option(name, section=section, type=choice, default=values.split()[0], help=text)
 
 
 def cut_options(shard: str, chunk: str) -> Option:
     """Make ``--shard-size`` and ``--chunk-size``; `shard` and `chunk` name the units in their help."""
     return together(
-        click.option("--shard-size", default="256MB", metavar="SIZE", help=f"Decoded size of {shard}."),
-        click.option("--chunk-size", default="1MB", metavar="SIZE", help=f"Decoded size of {chunk}."),
+        option(
+            "--shard-size",
+            section="Dataset",
+            default="256MB",
+            metavar="SIZE",
+            help=f"Decoded size of {shard}.",
+        ),
+        option(
+            "--chunk-size", section="Dataset", default="1MB", metavar="SIZE", help=f"Decoded size of {chunk}."
+        ),
     )
 
 
-json_option = click.option(
+json_option = option(
     "--json",
     "as_json",
+    section="Output",
     is_flag=True,
     help="Print one JSON object on standard output, and all else on standard error.",
 )
 
 output_options = together(
-    click.option(
+    option(
         "-q",
         "--quiet",
         "quiet",
+        section="Output",
         is_flag=True,
         help="No progress and no messages; results, warnings and errors only.",
     ),
     json_option,
 )
 
-memory_option = click.option(
+memory_option = option(
     "--memory",
     default="1GB",
     metavar="SIZE",
@@ -202,8 +104,9 @@ memory_option = click.option(
 )
 
 workers_option = together(
-    click.option(
+    option(
         "--workers",
+        section="Processors, workers, cache",
         type=int,
         default=1,
         help="Processes that share the work; --memory bounds their sum, of which each needs 330 MB and the one that hands "
@@ -216,7 +119,7 @@ workers_option = together(
 )
 
 model_options = together(
-    click.option(
+    option(
         "-C",
         "-c",
         "--C",
@@ -232,17 +135,19 @@ convert_options = together(
         "--format",
         "auto libsvm csv parquet arrow npz npy",
         "Format of SRC; auto recognises it by content. csv: text with a line of names and any delimiter.",
+        section="Source",
     ),
-    click.option("--label", metavar="COL", help="Column of labels, numbers or strings; required for tables."),
-    click.option("--weight-column", metavar="COL", help="Column of row weights."),
-    click.option(
+    option("--label", metavar="COL", help="Column of labels, numbers or strings; required for tables."),
+    option("--weight-column", section="Columns of tables", metavar="COL", help="Column of row weights."),
+    option(
         "--features",
         metavar="COL,…",
         help="Columns that become features; all others by default. INDICES:VALUES are two columns of lists: sparse rows.",
     ),
-    click.option("--drop", metavar="COL,…", help="Columns to leave out."),
-    click.option(
+    option("--drop", section="Columns of tables", metavar="COL,…", help="Columns to leave out."),
+    option(
         "--hash",
+        section="Columns of tables",
         type=int,
         metavar="BITS",
         help="Hash strings into 2^BITS features (MurmurHash3, signed) in place of a feature for each category.",
@@ -254,30 +159,34 @@ convert_options = together(
     ),
     memory_option,
     workers_option,
-    click.option("--seed", type=int, default=0, help="Seed of the random order of rows."),
+    option("--seed", section="Dataset", type=int, default=0, help="Seed of the random order of rows."),
     _choice(
         "--dtype",
         "float32 float64",
         "Type of the values on disk and in training; weights are float64 in any case.",
+        section="Values",
     ),
     _choice(
         "--index-base",
         "auto 0 1",
         "First feature index. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
+        section="Source",
     ),
-    click.option(
+    option(
         "--n-features",
+        section="Source",
         type=int,
         metavar="D",
         help="Number of features; by default the largest index decides.",
     ),
-    click.option(
+    option(
         "--weights",
+        section="Source",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
         help="Weights of the rows, one number per line in the order of SRC. A row of weight 2 counts twice.",
     ),
-    click.option(
+    option(
         "--like",
         type=PathOrUrl(exists=True),
         metavar="DATASET|MODEL",
@@ -294,13 +203,18 @@ convert_options = together(
         "--normalize",
         "none l2",
         "Divide each row by its Euclidean norm, after --scale; for counts and other rows of very different lengths.",
+        section="Values",
     ),
-    click.option(
-        "--compact", is_flag=True, help="Number only the features that occur, for indices such as 2^50."
+    option(
+        "--compact",
+        section="Source",
+        is_flag=True,
+        help="Number only the features that occur, for indices such as 2^50.",
     ),
-    click.option(
+    option(
         "--no-shuffle",
         "shuffle",
+        section="Dataset",
         is_flag=True,
         callback=lambda context, parameter, value: not value,
         help="Keep the order of SRC, which should then be random: data sorted by label trains badly.",
@@ -308,39 +222,50 @@ convert_options = together(
     cut_options(
         "a Parquet file of the dataset, the unit of distribution", "a row group, the unit of reading"
     ),
-    click.option(
-        "--columns", is_flag=True, help="Make the column layout as well, for --method primal and online."
+    option(
+        "--columns",
+        section="Dataset",
+        is_flag=True,
+        help="Make the column layout as well, for --method primal and online.",
     ),
     force_option("dataset"),
 )
 
-max_seconds_option = click.option(
+max_seconds_option = option(
     "--max-seconds",
+    section="Stopping and validation",
     type=SECONDS,
     metavar="TIME",
     help="Stop after this time with a checkpoint and exit status 0 (stop_reason time), for batch queues; checked "
     "between windows.",
 )
 
-threads_option = click.option(
+threads_option = option(
     "--threads",
+    section="Processors, workers, cache",
     type=click.IntRange(min=1),
     metavar="N",
     help="Threads that share the work of a process; no bit of a result depends on it.  [default: one a core]",
 )
 
 cache_options = together(
-    click.option(
+    option(
         "--cache",
+        section="Processors, workers, cache",
         type=click.Path(file_okay=False),
         metavar="DIR",
         help="Keep what is read of a DATASET at a URL in this directory, and read it there the next time.",
     ),
-    click.option("--cache-size", metavar="SIZE", help="Largest size of that directory.  [default: 10GB]"),
+    option(
+        "--cache-size",
+        section="Processors, workers, cache",
+        metavar="SIZE",
+        help="Largest size of that directory.  [default: 10GB]",
+    ),
 )
 
 training_options = together(
-    click.option(
+    option(
         "--loss",
         type=click.Choice((*LOSSES, *LOSS_ALIASES)),
         help="Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2 (the default), hinge max(0, 1-t), "
@@ -348,25 +273,28 @@ training_options = together(
         "to its own rows, ½ Σ (w·x)^2, and kept away from the others (--slack); the nearest plane's class is predicted. "
         "logistic and log are log_loss.",
     ),
-    click.option(
+    option(
         "--method",
+        section="Method",
         type=click.Choice(("auto", *METHODS)),
         help="dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, in a "
         "new random order each pass; online: likewise, with features drawn at random with replacement. Both are for "
         "squared_hinge and log_loss, and need 'streamcd columns'. sor: for the loss twin, with the inverse of a matrix of "
         "features x features for each plane. auto (the default) chooses, and says why.",
     ),
-    click.option(
+    option(
         "--omega",
-        type=_OMEGA,
+        section="Method",
+        type=OMEGA,
         default="1.0",
         metavar="NUMBER|auto",
         help="Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 and "
         "below 2, times coordinate descent's. auto tries two values during training, and says which it keeps.",
     ),
-    click.option(
+    option(
         "--acceleration",
-        type=_ACCELERATION,
+        section="Method",
+        type=ACCELERATION,
         default="auto",
         show_default=True,
         metavar="auto|none|KAPPA",
@@ -376,25 +304,28 @@ training_options = together(
         "each pass by a line search; it needs one more array of rows' scores too, and has no KAPPA. Training is plain by "
         "dual with -e or an --omega other than 1, and by sor.",
     ),
-    click.option(
+    option(
         "--ridge",
+        section="Problem",
         type=float,
         help="r in a twin plane's r/2 ‖w‖^2; with a small r the method dual converges slowly.  [default: 1]",
     ),
-    click.option(
+    option(
         "--slack",
+        section="Problem",
         type=click.Choice(SLACKS),
         help="Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.  [default: hinge]",
     ),
-    click.option(
+    option(
         "-s",
         "solver_type",
+        section="LIBLINEAR's flags",
         type=int,
         metavar="N",
         help="LIBLINEAR's number for a loss and a method: 1 squared_hinge dual, 3 hinge dual, 7 log_loss dual, "
         "4 crammer_singer, 2 squared_hinge primal, 0 log_loss primal.",
     ),
-    click.option(
+    option(
         "-B",
         "--bias",
         "bias",
@@ -403,14 +334,15 @@ training_options = together(
         help="Append a constant feature of this value to every row; its weight is penalised like the others. "
         "Negative: none.",
     ),
-    click.option(
+    option(
         "--tol",
         type=float,
         help="Stop at this relative duality gap, (primal - dual) / primal.  [default: 1e-3]",
     ),
-    click.option(
+    option(
         "-e",
         "eps",
+        section="Stopping and validation",
         type=float,
         metavar="EPS",
         help="Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy "
@@ -418,19 +350,26 @@ training_options = together(
         "‖grad f(w)‖ <= EPS · min(n+, n-)/n · ‖grad f(0)‖, w being the end of a pass. Turns "
         "acceleration off for dual.",
     ),
-    click.option("--max-passes", type=int, default=1000, help="Maximum number of passes over the data."),
-    click.option(
+    option(
+        "--max-passes",
+        section="Stopping and validation",
+        type=int,
+        default=1000,
+        help="Maximum number of passes over the data.",
+    ),
+    option(
         "--class-weight",
-        type=_CLASS_WEIGHT,
+        type=CLASS_WEIGHT,
         metavar="balanced|LABEL=W,...",
         help="Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the "
         "positive side only, where there are more than two classes). balanced: rows / (classes · rows of the class). "
         "For twin planes too they change C alone: they weight the rows that a plane keeps away from, not those it is fitted "
         "to.",
     ),
-    click.option(
+    option(
         "-w",
         "label_weights",
+        section="LIBLINEAR's flags",
         type=(str, float),
         multiple=True,
         metavar="LABEL WEIGHT",
@@ -439,25 +378,28 @@ training_options = together(
     refused_option("-p", "it is for regression, and streamcd trains classifiers"),
     refused_option("-n", "it is for one-class SVMs, and streamcd trains classifiers"),
     refused_option("-m", "the number of threads is --threads"),
-    click.option(
+    option(
         "--code",
-        type=_CODE,
+        section="Problem",
+        type=CODE,
         metavar="FILE",
         help="Code matrix for several classes, instead of one-vs-rest: a line per class, labels ascending; a column per "
         "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
     ),
     memory_option,
     cache_options,
-    click.option("--seed", type=int, default=0, help="Seed of the random order of visits."),
-    click.option(
+    option("--seed", section="Method", type=int, default=0, help="Seed of the random order of visits."),
+    option(
         "--checkpoint-every",
+        section="Run",
         type=SECONDS,
         default="60s",
         help="Time between checkpoints, from which 'resume' continues.",
     ),
     max_seconds_option,
-    click.option(
+    option(
         "--resume",
+        section="Run",
         is_flag=True,
         help="Continue RUN if it holds this training already, otherwise begin it: the same command for every job of a "
         "queue.",
@@ -467,16 +409,18 @@ training_options = together(
 )
 
 start_options = together(
-    click.option(
+    option(
         "--start-from",
+        section="Method",
         type=click.Path(exists=True, file_okay=False),
         metavar="RUN",
         help="Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes no "
         "extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of a run by "
         "any method, which takes a read.",
     ),
-    click.option(
+    option(
         "--calibrate",
+        section="Problem",
         is_flag=True,
         help="Give the model probabilities (predict --proba): sigmoids fitted to decisions on five held-out folds, which "
         "are trained after the model, in reads of their own. For the losses hinge and squared_hinge.",
@@ -484,15 +428,17 @@ start_options = together(
 )
 
 validation_options = together(
-    click.option(
+    option(
         "--validation",
+        section="Stopping and validation",
         type=click.Path(),
         metavar="DATASET|FILE",
         help="Held-out rows, whose mean loss and accuracy are told after passes 1 to 8, 10, 12, 15, ... and at the end, for "
         "each C; in log, progress and report. They stop nothing but by --early-stop.",
     ),
-    click.option(
+    option(
         "--early-stop",
+        section="Stopping and validation",
         is_flag=True,
         help="End the training of a C when five looks in a row at --validation have not found a smaller loss (stop_reason "
         "validation); the model is that of the last pass.",
@@ -500,29 +446,33 @@ validation_options = together(
 )
 
 moved_validation_options = together(
-    click.option(
+    option(
         "--validation",
+        section="Stopping and validation",
         type=click.Path(),
         metavar="PATH",
         help="The validation set, if it was moved after the run began.",
     ),
-    click.option(
+    option(
         "--early-stop/--no-early-stop",
+        section="Stopping and validation",
         default=None,
         help="Let the validation set end the training, or go on where it has.",
     ),
 )
 
 worker_options = together(
-    click.option(
+    option(
         "--workers",
+        section="Processors, workers, cache",
         type=click.IntRange(min=1),
         metavar="N",
         help="Train on N processes of this machine, which share --memory (at least 385 MB each, and 200 MB for this one). "
         "Several need more passes than one: worth it if a pass takes long.  [default: this process alone]",
     ),
-    click.option(
+    option(
         "--scheduler",
+        section="Processors, workers, cache",
         metavar="ADDRESS",
         help="Train on the workers of this dask scheduler, such as tcp://host:8786. They must see RUN, and "
         "a DATASET that is no URL, under the same paths; --memory then bounds each of them.",
@@ -530,15 +480,17 @@ worker_options = together(
 )
 
 round_options = together(
-    click.option(
+    option(
         "--local-passes",
+        section="Processors, workers, cache",
         type=int,
         metavar="N",
         help="With workers: passes of each over its own rows in a round, without communication.  [default: 3; 1 with "
         "more features than rows, or 34 M entries or more]",
     ),
-    click.option(
+    option(
         "--worker-timeout",
+        section="Processors, workers, cache",
         type=SECONDS,
         metavar="TIME",
         help="With workers: exclude one that has not responded for this time; others take over.  [default: 300s]",
@@ -566,7 +518,7 @@ def checked_training_options(
     if label_weights:
         if class_weight is not None:
             raise UsageError("-wLABEL and --class-weight say the same: give one of them")
-        class_weight = _CLASS_WEIGHT.convert(
+        class_weight = CLASS_WEIGHT.convert(
             ",".join(f"{label}={weight!r}" for label, weight in label_weights), None, None
         )
     if tol is not None and eps is not None:

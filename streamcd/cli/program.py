@@ -16,6 +16,7 @@ import click
 from ..core.errors import Interrupted
 from ..runs.interrupts import handled
 from . import console
+from .help_sections import Command
 
 _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """Error of a command without arguments; click before 8.2 prints the help itself."""
@@ -32,6 +33,8 @@ SECTIONS = {
 
 class Program(click.Group):
     """Group of commands that turns every error into one line and an exit status."""
+
+    command_class = Command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by task, each with the first sentence of its help, whole."""
