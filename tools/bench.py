@@ -8,7 +8,6 @@ limit is the memory budget (both need root; otherwise the table says that the di
 
     python tools/bench.py DATASET --memory 400MB --rounds 3
 
-Against LIBLINEAR, scikit-learn, Snap ML, Cyanure and Vowpal Wabbit, to levels of the optimum: ``python -m tools.peers``.
 Conversions: ``python -m tools.bench_conversion``.
 """
 
