@@ -34,7 +34,6 @@ from .byte_sources import (
     read_blocks,
     read_head,
 )
-from .delimited import PlainColumns
 from .sources import Counted, FilePart, Reader, TextReader, locator, refusing_damage
 from .table_rows import TableBatch, column_types, distinct_names
 
@@ -132,7 +131,6 @@ class CsvReader(TextReader):
             wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
             present = set(names)
             chosen = [name for name in wanted if name in present]
-            plain = PlainColumns(names, {name: wanted[name] for name in chosen}, _NULLS, self.delimiter)
             line = first_line if piece is pieces[0] else 0
             blocks = read_blocks(
                 [piece], self.block_bytes, self.max_line_bytes, self.decoder_bytes, _last_record_end
@@ -143,8 +141,7 @@ class CsvReader(TextReader):
                     skipped = block.first and 1
                     message = _at_lines(block.name, line + skipped)
                     n_lines = int(np.count_nonzero(block.as_array()[block.start : block.stop] == 0x0A))
-                    table = plain.read(block.as_array(), start, block.stop, n_lines)
-                    if table := table or self._block(block, start, names, chosen, wanted, message):
+                    if table := self._block(block, start, names, chosen, wanted, message):
                         for batch in table.to_batches(max_chunksize=_MOST_BATCH_ROWS):
                             yield TableBatch(batch, read_before + block.bytes_read, message)
                             message = _at_lines(block.name, line + skipped + batch.num_rows)

@@ -134,19 +134,6 @@ def load8(typingctx: Any, text: Any, position: Any) -> Any:
 
 
 @intrinsic
-def store8(typingctx: Any, text: Any, position: Any, word: Any) -> Any:
-    """Store one little-endian integer to eight bytes of ``text`` from ``position`` on."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        address = builder.gep(array.data, [args[1]])
-        builder.store(args[2], builder.bitcast(address, ir.IntType(64).as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(text, types.int64, types.uint64), codegen
-
-
-@intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask the processor to fetch ``array[index]`` (one-dimensional) into its caches; never faults."""
 
