@@ -16,6 +16,7 @@ import scipy.sparse
 from test_tables import convert, make_table, write_table
 
 import streamcd
+from streamcd.conversion.matrix_files import NpzReader
 from streamcd.core.errors import StreamcdError
 
 N_ROWS, N_COLUMNS = 300, 12
@@ -242,3 +243,22 @@ def test_a_damaged_header_of_an_array_is_refused(tmp_path: Path, header: bytes) 
     path.write_bytes(data)
     with pytest.raises(StreamcdError, match=r"m\.npy: expected NumPy's or SciPy's format, found it damaged"):
         streamcd.convert(path, tmp_path / "out", label="0")
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_only_a_compressed_archive_has_to_fit_in_memory(tmp_path: Path, compressed: bool) -> None:
+    n = 1_000_000
+    made = scipy.sparse.csr_array((np.ones(n), np.zeros(n, np.int32), np.arange(n + 1)), (n, 1))
+    path = tmp_path / "m.npz"
+    arrays = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
+    (np.savez_compressed if compressed else np.savez)(path, **arrays, y=np.arange(n) % 2)
+    reader = NpzReader([str(path)], "", 1 << 20)
+    assert (reader.compressed_bytes > 20e6) == compressed
+    if compressed:
+        with pytest.raises(StreamcdError, match=r"columns being read = .*\.npz without compression"):
+            streamcd.convert(path, tmp_path / "out", memory="345MB")
+    else:
+        block = next(iter(reader.blocks(reader.pieces(3)[1:])))
+        assert block.label is not None
+        assert (block.message(0), block.label[0]) == (f"{path}, row {n // 3 + 1}", n // 3 % 2)
+        assert block.indices.nbytes < 1 << 20

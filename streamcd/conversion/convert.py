@@ -45,6 +45,9 @@ from .table_rows import checked_options
 
 MAX_FEATURES = 1 << 62
 _LEAST_BYTES = 16_000_000
+_HELD_ADVICE = (
+    "give a larger --memory, or write a Parquet file with smaller row groups, a .npz without compression"
+)
 _BLOCK_BYTES_OF_SEVERAL = 1 << 20
 """Bytes of text that one of several processes parses at a time: every range allocates its buffers anew."""
 
@@ -366,7 +369,8 @@ def _plan(options: Options, reads_urls: bool, held_bytes: int = 0) -> Plan:
         "scales of the features": 2 * _scales_in_memory(options.like),  # as stored, and as used
     }
     if options.workers == 1:
-        left = require(options.memory_bytes, needs) + _LEAST_BYTES
+        advice = _HELD_ADVICE if held_bytes else "give a larger --memory"
+        left = require(options.memory_bytes, needs, advice) + _LEAST_BYTES
     else:
         own = {"scales of the features": _scales_in_memory(options.like), **(client if uploads else {})}
         left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES

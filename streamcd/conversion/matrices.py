@@ -67,7 +67,7 @@ class MatrixSource(Source):
 
 
 def open_matrix(
-    reader: Reader, reading: Reading, *, names_labels: bool, weighted: bool = False
+    reader: Reader, reading: Reading, *, names_labels: bool, weighted: bool = False, held_bytes: int = 0
 ) -> MatrixSource:
     """Make the source of a reader's rows; `names_labels` where labels are strings."""
     first_index = reading.index_base or 0
@@ -77,6 +77,7 @@ def open_matrix(
         names_labels=bool(reading.class_names) or names_labels,
         class_names=reading.class_names,
         weighted=weighted,
+        held_bytes=held_bytes,
         needs_label=reading.needs_label,
         width_end=reading.width_end - first_index,
         ignore_beyond=reading.ignore_beyond,
