@@ -267,7 +267,10 @@ def test_a_compilation_is_told_once_and_counts_from_one(dataset, tmp_path, monke
     assert [record.getMessage() for record in caplog.records].count(COMPILING_ONCE) == 1
 
 
-def test_what_the_cache_does_not_have_is_told_before_it_is_compiled(tmp_path):
+def test_what_the_cache_does_not_have_is_told_before_it_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "numba.config.CACHE_DIR", ""
+    )  # a common one may have a kernel of the same name and path
     path = tmp_path / "made.py"
     path.write_text(
         "from streamcd.kernels.compile import kernel\n\n@kernel\ndef twice(x):\n    return 2 * x\n"

@@ -157,6 +157,18 @@ convert_options = together(
         "error zero indicator",
         "Missing values: an error, zero, or 1 in an indicator feature of their own.",
     ),
+    option(
+        "--number",
+        section="Columns of tables",
+        metavar="COL,…",
+        help="Columns whose strings are numbers, such as 1 000, 1,000 and 12% (0.12), rather than categories.",
+    ),
+    _choice(
+        "--decimal",
+        ". ,",
+        "Decimal mark of numbers in delimited text, and in columns of --number.",
+        section="Columns of tables",
+    ),
     memory_option,
     workers_option,
     option("--seed", section="Dataset", type=int, default=0, help="Seed of the random order of rows."),

@@ -64,6 +64,8 @@ def convert(
     drop: str | Sequence[str] | None = None,
     hash: int | None = None,
     missing: str = "error",
+    number: str | Sequence[str] | None = None,
+    decimal: str = ".",
     memory: str | int = "1GB",
     seed: int = 0,
     dtype: str | np.dtype | type = "float32",
@@ -107,6 +109,11 @@ def convert(
         Hash strings into 2^hash features, as scikit-learn's FeatureHasher does, in place of a feature for each category.
     missing : {"error", "zero", "indicator"}
         Missing values are refused, have no entry, or have an entry 1 of a feature of their own.
+    number : str or sequence of str, optional
+        Columns whose strings are numbers, as ``"a,b"`` or in a list: thousands may be parted (``1 000``, ``1,000``), and
+        ``12%`` is 0.12. Other strings in them are refused.
+    decimal : {".", ","}
+        Decimal mark of numbers in delimited text, and in the columns of `number`.
     memory : size
         Bound on the process's peak resident memory. The result does not depend on it.
     seed : int
@@ -164,7 +171,7 @@ def convert(
     from_files = is_files(sources)
     paths, roots = expand(sources) if from_files else ([], {})
     options = Options(
-        columns=checked_options(label, weight_column, features, drop, hash, missing),
+        columns=checked_options(label, weight_column, features, drop, hash, missing, number, decimal),
         in_memory=not from_files,
         dest=writable(dest, "a dataset to be written"),
         memory_bytes=parse_size(memory),

@@ -144,7 +144,9 @@ def open_source(
     if format == "libsvm":
         return _open_libsvm(paths, head, reading, options)
     if format in _TABLES:
-        return _open_table(_table_reader(paths, roots, format, head, reading), reading, options, paths[0])
+        decimal = options.decimal if reading.encoding is None else reading.encoding.decimal
+        reader = _table_reader(paths, roots, format, head, reading, decimal)
+        return _open_table(reader, reading, options, paths[0])
     from .matrix_files import open_matrices  # zip and npy: only where they are met
 
     _refuse_urls(paths, format)
@@ -177,14 +179,17 @@ def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: Table
     return LibsvmSource(reader=LibsvmReader(paths, reading, head=head), what="rows of libsvm text")
 
 
-def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading) -> Any:
+def _table_reader(
+    paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading, decimal: str
+) -> Any:
     from .tables import ArrowReader, CsvReader, ParquetReader, partitions_of
 
     if format == "csv":
         first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
         text = read_head(first, _HEAD_BYTES)[1]
         sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
-        return CsvReader(paths, delimiter_of(text) or ",", *sizes, threaded=reading.threaded, head=head)
+        delimiter, threaded = delimiter_of(text) or ",", reading.threaded
+        return CsvReader(paths, delimiter, *sizes, threaded=threaded, decimal=decimal, head=head)
     for path in paths:
         if total_bytes([path]) is None or is_compressed(path):
             raise UsageError(

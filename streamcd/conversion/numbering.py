@@ -6,6 +6,7 @@ map for each task turns its codes into features when its rows are written.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, sorted_
 from ..dataset.schema import MAX_CLASSES
 from ..models.encoding import Encoding
 from ..models.table_encoder import Collisions, StringTable
+from .number_notation import SAMPLES
 from .rows import Rows
 
 _MERGE_FACTOR = 4
@@ -32,6 +34,7 @@ class TaskDictionary:
     def __init__(self, memory_bytes: int, class_names: Sequence[str]) -> None:
         self.categories, self.labels = StringTable(memory_bytes), StringTable(memory_bytes)
         self.collisions: Collisions | None = None  # a source that hashes strings leaves them here
+        self.samples: dict[str, list[str]] = {}  # and the first strings of its columns
         if class_names:
             self.labels.number(0, *strings_of(arrow_strings(class_names)), True, "")
 
@@ -42,6 +45,8 @@ class TaskDictionary:
             for part, array in (("data", strings.data), ("offsets", strings.offsets)):
                 np.save(directory / f"{name}-{part}-{number:07d}.npy", array)
             np.save(directory / f"{name}-columns-{number:07d}.npy", table.columns())
+        if self.samples and number == 0:
+            (directory / SAMPLES).write_text(json.dumps(self.samples))
         if self.collisions is not None:
             np.savez(
                 directory / f"collisions-{number:07d}.npz",
@@ -192,7 +197,7 @@ def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding
 
 def with_counts(encoding: Encoding, counts: list[int], categories: Strings | None) -> Encoding:
     columns = [
-        type(column)(column.name, column.kind, column.values, count)
+        type(column)(column.name, column.kind, column.values, count, column.text)
         for column, count in zip(encoding.columns, counts, strict=True)
     ]
     return replace(encoding, columns=tuple(columns), categories=categories)

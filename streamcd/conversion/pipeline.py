@@ -40,6 +40,7 @@ from .feature_statistics import (
     scatter_statistics,
 )
 from .libsvm import copy_weights
+from .number_notation import notation_warnings
 from .numbering import Merged, Numbering, label_maps, merge_dictionaries, read_merged
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task
 from .publication import Publication
@@ -217,6 +218,8 @@ class Conversion:
         )
         if source.grows and source.encoding is not None:
             self.encoding = read_merged(directory, source.encoding, merged)
+            for warning in notation_warnings(directory, self.encoding):
+                self.pool.listener.warning(warning)
         return merged
 
     def _numbering(self, tasks: Sequence[Task], base: int) -> Numbering:

@@ -69,11 +69,22 @@ class TableOptions(NamedTuple):
     drop: tuple[str, ...] = ()
     bits: int = 0
     missing: str = "error"
+    number: tuple[str, ...] = ()
+    decimal: str = "."
 
     @property
     def given(self) -> list[str]:
         """Return the options that differ from their defaults, by their names on the command line."""
-        names = ("--label", "--weight-column", "--features", "--drop", "--hash", "--missing")
+        names = [
+            "--label",
+            "--weight-column",
+            "--features",
+            "--drop",
+            "--hash",
+            "--missing",
+            "--number",
+            "--decimal",
+        ]
         default = TableOptions()
         return [name for name, value, usual in zip(names, self, default, strict=True) if value != usual]
 
@@ -103,6 +114,7 @@ class Reader:
 
     paths: Sequence[str]  # files that are read
     in_memory = False  # True where this process alone can read it
+    is_text = False  # True where columns have no types but those asked for
 
     @property
     def total_bytes(self) -> int | None:
@@ -133,6 +145,8 @@ class Reader:
 @dataclass(frozen=True)
 class TextReader(Reader):
     """Base of readers of text, whose pieces are ranges of bytes."""
+
+    is_text = True
 
     paths: list[str]
     head: bytes = field(default=b"", kw_only=True)  # of standard input, read already

@@ -20,6 +20,7 @@ from ..dataset.arrow_columns import (
     strings_of,
     type_name,
 )
+from ..dataset.text_numbers import MARKS
 from ..kernels import tables as kernels
 from ..models.encoding import MISSING, Column, Encoding, check_columns
 from ..models.table_encoder import StringTable, TableEncoder
@@ -48,7 +49,8 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
             f"{name}: expected the name of the column of labels, found none; give --label, one of {_listed(types)}"
         )
     asked = [("--label", options.label), ("--weight-column", options.weight)]
-    for option, column in asked + [("--drop", dropped) for dropped in options.drop]:
+    asked += [("--drop", dropped) for dropped in options.drop]
+    for option, column in asked + [("--number", number) for number in options.number]:
         if column and column not in types:
             raise UsageError(
                 f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
@@ -62,6 +64,10 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
     kept = options.features or tuple(
         column for column in types if column not in (options.label, options.weight, *options.drop)
     )
+    if unread := [column for column in options.number if column not in kept]:
+        raise UsageError(
+            f"{name}: --number {unread[0]!r}: expected a column that becomes a feature; leave it out"
+        )
     found = {column: _column(column, types, options, name) for column in kept}
     _refuse_types({column: types[column] for column, made in found.items() if made is None}, options, name)
     columns = tuple(column for column in found.values() if column is not None)
@@ -73,16 +79,22 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
     if not columns:
         raise UsageError(f"{name}: expected columns of features, found none besides {options.label!r}")
     bits = options.bits if any(column.kind == "hashed" for column in columns) else 0
-    return Encoding(tuple(ordered), options.missing, bits, options.label, options.weight)
+    return Encoding(tuple(ordered), options.missing, bits, options.label, options.weight, options.decimal)
 
 
 def wanted_types(
-    encoding: Encoding, types: dict[str, str], class_names: Sequence[str], of_numbers: bool
+    encoding: Encoding, types: dict[str, str], class_names: Sequence[str], of_numbers: bool, of_text: bool
 ) -> dict[str, str]:
-    """Return the types of the columns to read; `class_names` and `of_numbers` describe the labels of the data to match."""
+    """Return the types of the columns to read; `class_names` and `of_numbers` describe the labels of the data to match.
+
+    With `of_text` columns have no types but those asked for.
+    """
     wanted = {name: types[name] for name in encoding.names if name in types}
     kinds = {"category": "string", "hashed": "string", "number": "number"}
     wanted |= {column.name: kinds[column.kind] for column in encoding.columns if column.kind in kinds}
+    for column in encoding.columns:
+        if column.text and (of_text or types.get(column.name) == "string"):
+            wanted[column.name] = "string"
     for name in (encoding.label, encoding.weight):
         if name and name in types:
             wanted[name] = types[name]
@@ -106,6 +118,8 @@ def _column(feature: str, types: dict[str, str], options: TableOptions, name: st
             f"{name}: expected a column {feature!r} (--features), found {_listed(types)}; check the name"
         )
     kind = types[feature]
+    if feature in options.number and kind in ("number", "nothing", "string"):
+        return Column(feature, "number", text=True)
     if kind in ("number", "nothing"):
         return Column(feature, "number")
     if kind == "string":
@@ -144,15 +158,20 @@ def checked_options(
     drop: str | Sequence[str] | None,
     hash_bits: int | None,
     missing: str,
+    number: str | Sequence[str] | None,
+    decimal: str,
 ) -> TableOptions:
     """Check the options for tables; lists of columns may be text separated by commas."""
     if missing not in MISSING:
         raise UsageError(f"expected --missing error, zero or indicator, found {missing!r}")
+    if decimal not in MARKS:
+        raise UsageError(f"expected --decimal . or , found {decimal!r}")
     if hash_bits is not None and not 1 <= hash_bits <= 30:
         raise UsageError(f"expected --hash from 1 to 30 bits, found {hash_bits}")
     # names of columns may be numbers in a frame of pandas', which are text in Arrow's
     label, weight_column = ("" if name is None else str(name) for name in (label, weight_column))
-    return TableOptions(label, weight_column, _names(features), _names(drop), hash_bits or 0, missing)
+    columns = (_names(features), _names(drop))
+    return TableOptions(label, weight_column, *columns, hash_bits or 0, missing, _names(number), decimal)
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -209,7 +228,7 @@ class TableSource(Source):
             self.ignore_beyond,
         )
         if dictionary is not None:
-            dictionary.collisions = encoder.collisions
+            dictionary.collisions, dictionary.samples = encoder.collisions, encoder.samples
         labels = _Labels(self, None if dictionary is None else dictionary.labels)
         counts = Counts()
         batches = self.reader.batches(pieces, first_line, self.table_types)
@@ -244,7 +263,7 @@ def open_tables(
         check_columns(known, types, reading.needs_label, name)
         weighted = reading.reads_weights and known.weight in types
         encoding = known if weighted else replace(known, weight="")
-    table_types = wanted_types(encoding, types, reading.class_names, reading.of_numbers)
+    table_types = wanted_types(encoding, types, reading.class_names, reading.of_numbers, reader.is_text)
     return TableSource(
         reader=reader,
         encoding=encoding,

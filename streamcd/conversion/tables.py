@@ -24,6 +24,7 @@ from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.storage import file_size, location
 from ..dataset.parquet import parquet_file
+from ..dataset.text_numbers import NULLS
 from ..kernels import tables as kernels
 from .arrow_messages import BatchSize, batch_size, block_size, footer_blocks
 from .byte_sources import (
@@ -42,7 +43,6 @@ SAMPLE_BYTES = 1 << 20
 
 _COLUMNS_AT_A_TIME = 1000  # of delimited text
 _QUOTE = ord('"')
-_NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 _LEAST_BATCH_ROWS, _MOST_BATCH_ROWS = 1 << 8, 1 << 16
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
 _PAGE_BYTES = 1 << 20  # of writers' pages, by default
@@ -69,6 +69,7 @@ class CsvReader(TextReader):
     max_line_bytes: int | None = None
     decoder_bytes: int = DECODER_BYTES
     threaded: bool = False
+    decimal: str = "."
 
     def count(self, piece: ByteRange) -> Counted:
         n_rows, n_lines, quoted = 0, 0, False
@@ -167,7 +168,8 @@ class CsvReader(TextReader):
             for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
                 part = chosen[k : k + _COLUMNS_AT_A_TIME]
                 convert = csv.ConvertOptions(
-                    null_values=_NULLS,
+                    null_values=NULLS,
+                    decimal_point=self.decimal,
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
                     column_types=types,

@@ -34,6 +34,7 @@ class Column(Structure):
     kind: Literal["number", "category", "hashed", "sparse"]
     values: str = ""
     n_categories: Count = 0
+    text: bool = False  # numbers that are strings in the table, parsed with the encoding's decimal mark
 
 
 class EncodingRecord(Structure):
@@ -44,6 +45,7 @@ class EncodingRecord(Structure):
     bits: Count
     label: str
     weight: str
+    decimal: Literal[".", ","] = "."
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,16 @@ class Encoding:
     bits: int = 0  # hashed strings share 2^bits buckets; 0 if there are none
     label: str = ""  # columns of the rows' labels and weights; empty for none
     weight: str = ""
+    decimal: str = "."  # mark of numbers in text
     categories: Strings | None = field(default=None, compare=False)
     """Of all columns, in the order of their features; None until they are known."""
 
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
         columns = [
-            {name: getattr(column, name) for name in Column.__struct_fields__} for column in self.columns
+            {name: getattr(column, name) for name in Column.__struct_fields__ if name != "text"}
+            | ({"text": True} if column.text else {})
+            for column in self.columns
         ]
         return {
             "columns": columns,
@@ -69,6 +74,7 @@ class Encoding:
             "bits": self.bits,
             "label": self.label,
             "weight": self.weight,
+            **({} if self.decimal == "." else {"decimal": self.decimal}),
         }
 
     @property
@@ -117,7 +123,9 @@ class Encoding:
 
     def without_counts(self) -> Encoding:
         """Return the encoding as it was before categories were known."""
-        columns = tuple(Column(column.name, column.kind, column.values) for column in self.columns)
+        columns = tuple(
+            Column(column.name, column.kind, column.values, text=column.text) for column in self.columns
+        )
         return replace(self, columns=columns, categories=None)
 
     def feature_names(self, features: np.ndarray) -> Iterator[str]:
@@ -180,7 +188,13 @@ def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, An
         record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
     columns = tuple(record.columns)
     encoding = Encoding(
-        columns, record.missing, record.bits, record.label, record.weight, categories=no_strings()
+        columns,
+        record.missing,
+        record.bits,
+        record.label,
+        record.weight,
+        record.decimal,
+        categories=no_strings(),
     )
     if encoding.has_categories:
         found = read_strings(categories, "category")

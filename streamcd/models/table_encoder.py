@@ -22,6 +22,7 @@ from ..dataset.arrow_columns import (
     strings_of,
     type_name,
 )
+from ..dataset.text_numbers import text_numbers
 from ..kernels import tables as kernels
 from .encoding import Column, Encoding, check_columns
 
@@ -29,6 +30,7 @@ BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
 
 _MAX_SLOTS = 1 << 31
+_SAMPLED, _LONGEST_NUMBER = 256, 64  # strings of a hashed column; bytes
 _ASKED_BY = 5  # frames up from `encode_frame`: the caller of a method of `Model`
 _KINDS = {"number": kernels.NUMBER, "category": kernels.CATEGORY, "hashed": kernels.HASHED}
 
@@ -100,6 +102,14 @@ def _enlarged(array: np.ndarray, size: int) -> np.ndarray:
     return larger
 
 
+def _first_distinct(strings: Strings) -> list[str]:
+    """Return the distinct ones of some first strings; long ones, which are no numbers, by their place alone."""
+    first = range(min(strings.size, _SAMPLED))
+    lengths = np.diff(strings.offsets[: len(first) + 1]).tolist()
+    texts = (strings.text(k) if lengths[k] <= _LONGEST_NUMBER else f"text {k}" for k in first)
+    return list(dict.fromkeys(text for text in texts if text))
+
+
 class EncodedRows(NamedTuple):
     """Consecutive rows of a batch, from its row `start` on, in compressed sparse rows."""
 
@@ -153,6 +163,7 @@ class TableEncoder:
         self.state = np.zeros(kernels.N_STATE, np.int64)
         self.state[kernels.MAX_INDEX] = -1
         self.collisions = Collisions(encoding.bits) if encoding.bits and self._grows else None
+        self.samples: dict[str, list[str]] = {}  # first distinct strings of hashed columns
         n_cells = max(len(self._layout.columns), 1)
         # of wide tables a few rows more, since each block calls Python once a column
         self._block_rows = max(BLOCK_CELLS // n_cells, min(64, 8 * BLOCK_CELLS // n_cells), 1)
@@ -232,7 +243,7 @@ class TableEncoder:
         codes = np.empty((len(layout.columns) - n_numbers, n_rows), np.int64)
         for (number, column), line in zip(layout.columns, layout.lines.tolist(), strict=True):
             if column.kind == "number":
-                values[line] = numbers_of(self._column(block, column.name, "number"))
+                values[line] = self._numbers(block, column)
             else:
                 self._codes(block, number, column, codes[line])
         room = self._room(n_rows, n_rows * len(layout.columns))
@@ -244,6 +255,22 @@ class TableEncoder:
             self._refuse(status, start + row, name, block.column(name)[row].as_py())
         indptr, index, value = room
         return indptr, index[: indptr[-1]], value[: indptr[-1]]
+
+    def _numbers(self, block: Any, column: Column) -> np.ndarray:
+        """Return the numbers of a column, which may be text: NaN where they are missing, infinite for other text."""
+        array = block.column(column.name)
+        parses = column.text or self.encoding.decimal != "."
+        if not parses or type_name(array.type) != "string":
+            return numbers_of(self._column(block, column.name, "number"))
+        found = dictionary_of(array)
+        if found is None:
+            return text_numbers(array, self.encoding.decimal)
+        values, places = found
+        known = self._dictionaries.get(column.name)
+        if known is None or not (known[0] is values or known[0].equals(values)):
+            numbers = np.append(text_numbers(values, self.encoding.decimal), np.nan)  # the last for null
+            known = self._dictionaries[column.name] = (values, numbers)
+        return known[1][places]
 
     def _column(self, block: Any, name: str, kind: str) -> Any:
         array = block.column(name)
@@ -280,6 +307,8 @@ class TableEncoder:
 
     def _string_codes(self, number: int, column: Column, strings: Strings, valid: np.ndarray) -> np.ndarray:
         if column.kind == "hashed":
+            if self.collisions is not None and column.name not in self.samples:
+                self.samples[column.name] = _first_distinct(strings)
             codes = self._hashes(f"{column.name}=".encode(), strings, valid)
             if self.encoding.missing == "indicator" and valid.size:
                 codes[~valid] = self._missing_code(column)
@@ -336,6 +365,12 @@ class TableEncoder:
         return starts, numbers_of(elements)
 
     def _refuse(self, status: int, row: int, name: str, found: Any) -> None:
+        if isinstance(found, str) and status == kernels.INFINITE:
+            raise DataError(
+                f"{self.message(row)}: column {name!r}: expected a number with the decimal mark "
+                f"{self.encoding.decimal!r}, found {found[:40]!r}; correct the row, or give another --decimal, or convert "
+                "without --number for the column"
+            )
         raise DataError(
             f"{self.message(row)}: column {name!r}: "
             + describe_refusal(status, found, self._value_dtype, *self._sparse[:2])

@@ -1,0 +1,65 @@
+"""Warnings of columns whose strings are numbers in a notation that takes an option to be read."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ..dataset.arrow_columns import Strings, arrow_strings, strings_of
+from ..dataset.text_numbers import MARKS, count_numbers
+from ..models.encoding import Encoding
+
+SAMPLES = "samples.json"
+"""File with the first strings of hashed columns, in the directory of dictionaries."""
+
+_AT_A_TIME = 1 << 16  # strings
+_MOST_WARNINGS = 10
+
+
+def notation_warnings(directory: Path, encoding: Encoding) -> Iterator[str]:
+    """Describe the columns of strings most of whose distinct strings, or of the first ones if hashed, are numbers."""
+    found = [
+        (name, strings.size, *advice, became)
+        for name, strings, became in _strings_of_columns(directory, encoding)
+        if (advice := _notation(strings))
+    ]
+    for name, n_strings, mark, n_numbers, example, became in found[:_MOST_WARNINGS]:
+        option = f"--number {shlex.quote(name)}" + f" --decimal {mark}" * (mark != MARKS[0])
+        yield (
+            f"column {name!r}: {n_numbers:,} of {n_strings:,} distinct strings are numbers, such as {example!r}, and "
+            f"{became}; {option} reads them as numbers"
+        )
+    if len(found) > _MOST_WARNINGS:
+        yield f"so are those of {len(found) - _MOST_WARNINGS:,} more columns"
+
+
+def _strings_of_columns(directory: Path, encoding: Encoding) -> Iterator[tuple[str, Strings, str]]:
+    samples: Mapping[str, Sequence[str]] = {}
+    if (directory / SAMPLES).exists():
+        samples = json.loads((directory / SAMPLES).read_text())
+    n_before = 0
+    for column in encoding.columns:
+        if column.kind == "category" and encoding.categories is not None:
+            strings = encoding.categories.slice(n_before, n_before + column.n_categories)
+            yield column.name, strings, "became categories"
+        elif column.name in samples:
+            strings, _ = strings_of(arrow_strings(samples[column.name]))
+            yield column.name, strings, "were hashed"
+        n_before += column.n_categories
+
+
+def _notation(strings: Strings) -> tuple[str, int, str] | None:
+    """Return the decimal mark with which most strings are numbers, their count, and one of them; None if few are."""
+    counts = dict.fromkeys(MARKS, 0)
+    examples: dict[str, str] = {}
+    for start in range(0, strings.size, _AT_A_TIME):
+        part = strings.slice(start, min(start + _AT_A_TIME, strings.size))
+        more, of_part = count_numbers(part.to_arrow())
+        counts = {mark: count + more[mark] for mark, count in counts.items()}
+        examples = of_part | examples
+    mark = max(MARKS, key=counts.__getitem__)  # the first of equal ones
+    return (
+        (mark, counts[mark], examples[mark]) if 2 * counts[mark] > strings.size and mark in examples else None
+    )
