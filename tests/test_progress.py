@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import io
 import re
 import sys
@@ -221,6 +222,15 @@ def test_in_a_notebook_the_bars_are_html_replaced_in_place(clock, notebook):
 def test_in_a_notebook_there_is_progress_without_a_listener(notebook, dataset, tmp_path):
     streamcd.train(dataset, tmp_path / "run")
     assert any("pass 1" in page for pages in notebook for page in pages)
+
+
+def test_every_public_function_with_a_listener_shows_progress_in_a_notebook():
+    functions = [getattr(streamcd, name) for name in streamcd.__all__]
+    listening = [
+        f for f in functions if inspect.isfunction(f) and "listener" in inspect.signature(f).parameters
+    ]
+    assert {function.__name__ for function in listening} >= {"convert", "train", "tune", "write_report"}
+    assert all(hasattr(function, "__wrapped__") for function in listening)
 
 
 def test_in_a_notebook_a_first_fit_shows_the_compilation_alone(notebook, dataset, caplog):

@@ -14,7 +14,7 @@ from ..core.atomic_files import begins_with, check_output, replacing, write_file
 from ..core.errors import CheckpointError, StreamcdError
 from ..core.memory_budget import format_size
 from ..core.metadata import parse_json
-from ..core.progress import Listener, counted
+from ..core.progress import Listener, counted, ends_progress
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model, models_of_path
@@ -52,6 +52,7 @@ _PAGE = rb"<!doctype html>"
 _IMAGES = {"png": rb"\x89PNG", "svg": rb"<\?xml", "pdf": rb"%PDF"}
 
 
+@ends_progress
 def write_report(
     run: str | os.PathLike[str],
     out: str | os.PathLike[str],
