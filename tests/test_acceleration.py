@@ -27,8 +27,8 @@ from streamcd.core.errors import Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs import train as train_module
-from streamcd.runs.config import ProblemOptions, TrainOptions, make_rule
 from streamcd.runs.lane_groups import resolve
+from streamcd.runs.options import TrainOptions
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.solvers import extrapolation
@@ -311,8 +311,7 @@ def test_without_room_for_scores_twice_primal_training_is_plain_and_says_so(tmp_
     data, notes = columns_of(tmp_path / "data", random_rows()), Notes()
     data.n_rows = 10**9
     for memory, expected in ((27, "auto"), (22, "none"), (10, "auto")):
-        problem = ProblemOptions(method="primal", acceleration="auto")
-        asked = TrainOptions(problem, memory * 10**9, checkpoint_every=60.0, rule=make_rule(None, None, 1000))
+        asked = TrainOptions(method="primal", memory=memory * 10**9)
         config = resolve(data, asked, notes).config
         assert config.options.acceleration == expected
         assert (config.plan.page_rows > 0) == (memory == 10)

@@ -24,15 +24,15 @@ from streamcd.cli import commands as cli_module
 from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
-from streamcd.cli.help_sections import SECTIONS as HELP_SECTIONS
-from streamcd.cli.options import LIBLINEAR_TYPES, LOSSES
+from streamcd.cli.options import LIBLINEAR_TYPES
 from streamcd.cli.program import SECTIONS
 from streamcd.core.errors import DataError, Interrupted, LockError
+from streamcd.core.options import Section
 from streamcd.core.progress import Listener, Progress
 from streamcd.models.liblinear import LIBLINEAR_SOLVERS
 from streamcd.models.model import load_model
 from streamcd.solvers.problem import LOSSES as LOSS_CODES
-from streamcd.solvers.registry import METHODS, SOLVERS
+from streamcd.solvers.registry import LOSSES, METHODS, SOLVERS
 
 
 def run(*arguments: object) -> Result:
@@ -109,9 +109,9 @@ def test_every_command_takes_json(command):
 
 
 FIRST = {
-    "train": ["-C", "--loss", "-B", "--tol", "--class-weight", "--memory"],
+    "train": ["--loss", "-C", "-B", "--class-weight", "--tol", "--memory"],
     "convert": ["--label", "--features", "--missing", "--memory", "--like", "--scale"],
-    "tune": ["-C", "-v", "--loss", "-B", "--tol", "--class-weight", "--memory"],
+    "tune": ["--loss", "-C", "-B", "--class-weight", "--tol", "--memory", "-v"],
     "resume": ["--max-passes", "--tol", "--dataset"],
 }
 """Options that most users need, which a help lists before its other sections."""
@@ -123,7 +123,7 @@ def test_help_begins_with_what_most_need_and_has_every_other_option_in_a_section
     titles, texts = sections[1::2], sections[2::2]
     listed = [re.findall(r"^  (-[\w-]+)", text, re.MULTILINE) for text in texts]
     assert (titles[0], listed[0]) == ("Most used", FIRST[command])
-    assert titles == [title for title in HELP_SECTIONS if title in titles]
+    assert titles == [title for title in Section if title in titles]
     assert max(map(len, listed)) <= 7
     shown = {
         parameter.opts[0]

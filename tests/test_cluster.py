@@ -42,7 +42,7 @@ from streamcd.cluster.engines import WorkersLost
 from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
-from streamcd.runs.config import ProblemOptions
+from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.problem import dual_terms
 from tools.simulated_cluster import SerialEngine, Simulation
 
@@ -76,7 +76,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def problem_of(dataset: Dataset, loss: str) -> Any:
-    return ProblemOptions(loss, C=(0.7,)).make_problem(dataset)
+    return ProblemOptions(loss=loss, method="dual", C=0.7, acceleration="none").make_problem(dataset)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from streamcd.core.progress import Listener
 from streamcd.dataset import in_memory
 from streamcd.dataset.in_memory import InMemoryDataset, sparse_rows
 from streamcd.runs.carry_out import train_in_memory
-from streamcd.runs.config import ProblemOptions, TrainOptions, make_rule
+from streamcd.runs.options import TrainOptions
 from streamcd.runs.train import train
 from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.memory_plan import Plan
@@ -49,10 +49,8 @@ def options(loss: str, method: str, accelerated: bool) -> dict[str, Any]:
 
 
 def train_arrays(dataset: InMemoryDataset, asked: dict[str, Any], **more: Any) -> tuple[Any, Any]:
-    problem = ProblemOptions.asked(class_weight=None, code=None, ridge=None, slack=None, **asked)
-    rule = make_rule(1e-6, None, 20)
-    memory = more.pop("memory", 10**9)
-    arrays = TrainOptions(problem, memory, float("inf"), rule, in_memory=True, **more)
+    rule = {"tol": 1e-6, "max_passes": 20, "checkpoint_every": float("inf")}
+    arrays = TrainOptions(**asked, **rule, in_memory=True, **more)
     result, (model,) = train_in_memory(dataset, arrays, Session(Listener(), None))
     return result, model
 
@@ -80,9 +78,8 @@ def test_windows_of_few_chunks_reach_the_optimum_of_one(method: str, monkeypatch
     cut = dataset_of(x, code)
     assert cut.n_chunks > 4
     plan = Plan(window_entries=cut.n_entries // 3, window_rows=cut.n_rows, resident=False)
-    problem = ProblemOptions.asked(class_weight=None, code=None, ridge=None, slack=None, **asked)
-    rule = make_rule(1e-6, None, 2000)
-    arrays = TrainOptions(problem, 10**9, float("inf"), rule, plan=plan, in_memory=True)
+    rule = {"tol": 1e-6, "max_passes": 2000, "checkpoint_every": float("inf")}
+    arrays = TrainOptions(**asked, **rule, plan=plan, in_memory=True)
     result, (model,) = train_in_memory(cut, arrays, Session(Listener(), None))
     assert result.converged
     arrays = replace(arrays, plan=None)

@@ -13,14 +13,13 @@ import scipy.sparse as sp
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.cli.option_types import read_code
 from streamcd.cluster.partition import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs import lane_groups
-from streamcd.runs.config import ProblemOptions
 from streamcd.runs.held_out import predicted_classes
+from streamcd.runs.problem_options import ProblemOptions, read_code
 from streamcd.runs.train import train
 from streamcd.runs.tune import tune
 from streamcd.solvers.problem import Problem, make_problem
@@ -321,17 +320,17 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     dataset = many_classes(tmp_path / "data")
-    problem = ProblemOptions("squared_hinge", "primal", (1.0,)).make_problem(dataset)
+    problem = ProblemOptions(method="primal", acceleration="none").make_problem(dataset)
     monkeypatch.setattr("streamcd.solvers.primal._signed_costs", lambda problem: pytest.fail("made"))
-    solver = ProblemOptions("squared_hinge", "primal", (1.0,)).make_solver(problem, dataset)
+    solver = ProblemOptions(method="primal", acceleration="none").make_solver(problem, dataset)
     assert solver.more_memory["needs"]["signed costs"] == 3 * 8 * 600 * 600
 
 
 def test_tables_that_workers_copy_are_in_their_plan(tmp_path: Path) -> None:
     """Over the network, and as copies that kernels may change, views are tables."""
     dataset = many_classes(tmp_path / "data")
-    problem = ProblemOptions("squared_hinge", "dual", (1.0,)).make_problem(dataset)
-    solver = ProblemOptions("squared_hinge", "dual", (1.0,)).make_solver(problem, dataset)
+    problem = ProblemOptions(method="dual", acceleration="none").make_problem(dataset)
+    solver = ProblemOptions(method="dual", acceleration="none").make_solver(problem, dataset)
     assert problem.table_bytes == 0
     assert model_bytes(solver) >= 5 * 8 * 600 * 600
 

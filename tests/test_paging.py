@@ -23,8 +23,9 @@ from streamcd.dataset.column_layout import open_columns
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.kernels.primal import compact_rows
 from streamcd.kernels.primitives import N_STEPS
-from streamcd.runs.config import ProblemOptions, TrainOptions, make_rule
 from streamcd.runs.lane_groups import resolve
+from streamcd.runs.options import TrainOptions
+from streamcd.runs.problem_options import ProblemOptions
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.solvers.primal import COMPILING_BYTES, PrimalSolver
@@ -94,7 +95,9 @@ def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
     for number, plan in enumerate(
         (replace(PAGED, resident=True, page_rows=0), replace(PAGED, page_rows=0), PAGED)
     ):
-        options = ProblemOptions(loss, "primal", (1.0, 0.5), bias=2.0, class_weight=((-1.0, 1e-9),))
+        options = ProblemOptions(
+            loss=loss, method="primal", C=(1.0, 0.5), bias=2.0, class_weight={-1.0: 1e-9}
+        )
         problem = options.make_problem(dataset)
         solver = PrimalSolver(problem, dataset, 0)
         if plan.page_rows:
@@ -220,8 +223,7 @@ def test_damage_of_a_page_is_found_and_named(tmp_path: Path) -> None:
 
 def planned(dataset: Dataset, budget: int, **options: Any) -> Plan:
     """The plan that a training would have."""
-    problem = ProblemOptions(**{"method": "primal", **options})
-    asked = TrainOptions(problem, budget, checkpoint_every=60.0, rule=make_rule(None, None, 1000))
+    asked = TrainOptions(**{"method": "primal", "acceleration": "none", "memory": budget, **options})
     return resolve(dataset, asked, Listener()).config.plan
 
 

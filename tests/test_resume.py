@@ -25,7 +25,8 @@ from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.dataset.dataset import Dataset
 from streamcd.models.model import load_model
-from streamcd.runs.config import ProblemOptions, RunConfig, Search, SharedRounds, read_config, write_config
+from streamcd.runs.config import RunConfig, Search, read_config, write_config
+from streamcd.runs.problem_options import ProblemOptions, SharedRounds
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.runs.verify import verify_run
@@ -561,7 +562,9 @@ def test_a_plan_larger_than_the_data_takes_no_more_memory_than_they_do(
 
 @pytest.mark.parametrize("rounds", [None, SharedRounds(None, 300.0), SharedRounds(2, 1.5, 10**9)])
 def test_a_configuration_is_read_as_it_was_written(tmp_path: Path, rounds: SharedRounds | None) -> None:
-    options = ProblemOptions(class_weight=((1.0, 2.0),), code=[[1, -1]], folds=3, omega="auto", seed=2**70)
+    options = ProblemOptions(
+        method="dual", class_weight=((1.0, 2.0),), code=[[1, -1]], folds=3, omega="auto", seed=2**70
+    )
     config = RunConfig(
         dataset="data",
         fingerprint="f",

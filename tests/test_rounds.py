@@ -20,7 +20,7 @@ from streamcd.cluster.block_steps import LINEAR, next_sigma_prime
 from streamcd.cluster.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP
-from streamcd.runs.config import ProblemOptions
+from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.protocol import DONE, TRAIN
 from streamcd.solvers.registry import make_solver
 from streamcd.stream.stream import _Reader
@@ -127,7 +127,7 @@ def partition_after(
     dataset: Dataset, loss: str, sigma_prime: float, n_passes: int, folder: Path
 ) -> tuple[Partition, Any, np.ndarray]:
     """A partition of half of the shards, trained from a random w, with its response and that w."""
-    problem = ProblemOptions(loss, C=(0.7,)).make_problem(dataset)
+    problem = ProblemOptions(loss=loss, method="dual", C=0.7, acceleration="none").make_problem(dataset)
     folder.mkdir()
     spec = WorkerSpec(str(dataset.path), dataset.fingerprint, str(folder), problem, "dual", 0, 1_000_000_000)
     partition = Partition(spec, list(range(dataset.n_shards // 2)))
@@ -213,7 +213,9 @@ def test_sigma_prime_does_not_change_what_a_row_adds_to_the_gap(loss: str, tmp_p
 
 def test_sigma_prime_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path: Path) -> None:
     partition, response, w = partition_after(data, "hinge", 1.0, 1, tmp_path / "one")
-    problem = ProblemOptions("hinge", C=(0.7, 0.7)).make_problem(data)
+    problem = ProblemOptions(loss="hinge", method="dual", C=(0.7, 0.7), acceleration="none").make_problem(
+        data
+    )
     (tmp_path / "two").mkdir()
     both = Partition(replace(partition.spec, problem=problem, folder=str(tmp_path / "two")), partition.shards)
     lanes = make_solver(problem, "dual", partition.whole).new_state().lanes

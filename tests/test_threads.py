@@ -25,7 +25,7 @@ from streamcd.core.threads import AHEAD, Threads, ahead
 from streamcd.dataset.read_ahead import AHEAD_BYTES
 from streamcd.models.model import Model
 from streamcd.prediction.decisions import Decisions
-from streamcd.runs.config import ProblemOptions
+from streamcd.runs.problem_options import ProblemOptions
 from streamcd.runs.tune import tune
 from streamcd.solvers import crammer_singer
 from streamcd.solvers.crammer_singer import CrammerSingerSolver
@@ -162,7 +162,9 @@ def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_i
     streamcd.train(data, tmp_path / "run", loss="crammer_singer", C=[0.1, 0.2, 0.4, 0.8, 1.6], threads=8)
     assert len(n_rows) > 1
     solver = CrammerSingerSolver(
-        ProblemOptions("crammer_singer", C=(0.1, 0.2, 0.4, 0.8, 1.6)).make_problem(data)
+        ProblemOptions(
+            loss="crammer_singer", method="dual", acceleration="none", C=(0.1, 0.2, 0.4, 0.8, 1.6)
+        ).make_problem(data)
     )
     assert solver.layout.n_orders == 4
 

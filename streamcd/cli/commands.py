@@ -19,30 +19,25 @@ from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from ..core.storage import is_url, local_path, location
+from ..runs.options import ResumeOptions, TrainOptions, TuneOptions
 from . import console
+from .declared import options_of
 from .help_sections import option
-from .option_types import BIT, SECONDS, PathOrUrl
+from .option_types import BIT
 from .options import (
     cache_options,
-    checked_training_options,
     convert_options,
-    costs_option,
     cut_options,
     force_option,
     json_option,
-    max_seconds_option,
+    liblinear_options,
     memory_option,
     model_options,
-    moved_validation_options,
     output_options,
     refused_option,
-    round_options,
-    start_options,
     threads_option,
-    training_options,
-    validation_options,
+    training_keywords,
     weight_notes,
-    worker_options,
     workers_option,
 )
 from .output import (
@@ -197,24 +192,9 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
 @cli.command()
 @click.argument("dataset", type=click.Path())
 @click.argument("run", type=click.Path())
-@costs_option(
-    "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several values, separated by commas, are trained in the "
-    "same passes, and each gets a model of its own.",
-    default="1.0",
-)
-@training_options
-@option(
-    "-R",
-    "--unpenalized-bias",
-    section="Problem",
-    is_flag=True,
-    help="Leave the bias's weight out of ½‖w‖². With --method primal or online only.",
-)
+@options_of(TrainOptions)
+@liblinear_options
 @option("-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it.")
-@start_options
-@validation_options
-@worker_options
-@round_options
 @output_options
 def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None, **options: Any) -> None:
     """Train a linear classifier on a dataset, in a run directory that can be resumed.
@@ -236,7 +216,7 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None,
             "give it the other options too"
         )
     notes = weight_notes(options)
-    options = checked_training_options(**options)
+    options = training_keywords(**options)
     from ..runs.train import train as train_model
 
     carry_out(partial(train_model, dataset, run, **options), run, quiet, as_json, notes)
@@ -251,9 +231,8 @@ _TUNE_ALONE = (
 @cli.command()
 @click.argument("dataset", type=click.Path())
 @click.argument("run", type=click.Path())
-@costs_option("The costs to try, separated by commas: 0.01,0.1,1,10.", required=True)
-@option("-v", "--cv", "cv", type=int, default=5, metavar="K", help="Folds of the cross-validation.")
-@training_options
+@options_of(TuneOptions)
+@liblinear_options
 @refused_option("--scheduler", _TUNE_ALONE)
 @refused_option("--workers", _TUNE_ALONE)
 @output_options
@@ -267,7 +246,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
       streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
     """
     notes = weight_notes(options)
-    options = checked_training_options(**options)
+    options = training_keywords(**options)
     from ..runs.tune import tune as tune_model
 
     carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json, notes)
@@ -275,25 +254,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
 
 @cli.command()
 @click.argument("run", type=click.Path())
-@option(
-    "--max-passes",
-    type=int,
-    metavar="N",
-    help="Largest number of passes over the data, counted from the start of the run.",
-)
-@option("--tol", type=float, help="Stop at this relative duality gap instead of by the run's own rule.")
-@option("--checkpoint-every", section="Run", type=SECONDS, help="Time between checkpoints.")
-@max_seconds_option
-@option(
-    "--dataset",
-    type=PathOrUrl(exists=True, file_okay=False),
-    metavar="PATH",
-    help="The dataset's directory, if it was moved after the run began.",
-)
-@moved_validation_options
-@cache_options
-@threads_option
-@worker_options
+@options_of(ResumeOptions)
 @output_options
 def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Continue a run from its last checkpoint, even one that ended without convergence.

@@ -7,23 +7,7 @@ from typing import Any
 
 import click
 
-MOST_USED, OUTPUT = "Most used", "Output"
-
-SECTIONS = (
-    MOST_USED,
-    "Source",
-    "Columns of tables",
-    "Values",
-    "Dataset",
-    "Problem",
-    "Method",
-    "Stopping and validation",
-    "Run",
-    "Processors, workers, cache",
-    "LIBLINEAR's flags",
-    OUTPUT,
-)
-"""Titles in the order of the help."""
+from ..core.options import Section
 
 _LEAST_OPTIONS = 10  # of a command with sections; fewer are one list
 
@@ -31,14 +15,13 @@ _LEAST_OPTIONS = 10  # of a command with sections; fewer are one list
 class Option(click.Option):
     """Option with the section of the help in which it is listed."""
 
-    def __init__(self, *arguments: Any, section: str = MOST_USED, **attributes: Any) -> None:
-        assert section in SECTIONS, section
+    def __init__(self, *arguments: Any, section: str = Section.MOST_USED, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
-        self.section = section
+        self.section = Section(section)
 
 
 def option(
-    *names: str, section: str = MOST_USED, **attributes: Any
+    *names: str, section: str = Section.MOST_USED, **attributes: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an option as `click.option` does, with its section."""
     return click.option(*names, cls=Option, section=section, **attributes)
@@ -49,11 +32,11 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options that are not hidden."""
-        by_section: dict[str, list[tuple[str, str]]] = {title: [] for title in SECTIONS}
+        by_section: dict[str, list[tuple[str, str]]] = {title: [] for title in Section}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                by_section[getattr(parameter, "section", OUTPUT)].append(record)
+                by_section[getattr(parameter, "section", Section.OUTPUT)].append(record)
         if sum(map(len, by_section.values())) < _LEAST_OPTIONS:
             by_section = {"Options": [record for records in by_section.values() for record in records]}
         for title, records in by_section.items():

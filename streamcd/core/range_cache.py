@@ -21,14 +21,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from .errors import UsageError
 from .locks import release_lock, share_lock, take_lock
 from .memory_budget import parse_size
+from .options import Option, Section
 from .progress import warn_once
 from .storage import Ranges, Url, is_url, local_path
 
 DEFAULT_SIZE = "10GB"
+
+CacheDirectory = Annotated[
+    str | Path | None,
+    Option(
+        "Keep what is read of a dataset at a URL in this directory (of every worker), and read it there the next time.",
+        kind="path",
+        metavar="DIR",
+        section=Section.PROCESSORS,
+    ),
+]
+CacheSize = Annotated[
+    int | str | None,
+    Option(
+        "Largest size of that directory.", metavar="SIZE", default_is=DEFAULT_SIZE, section=Section.PROCESSORS
+    ),
+]
 
 _COUNT = "streamcd-cache"
 """Name of the file that counts bytes; a directory with other content, and without it, is not ours."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError
-from ..core.memory_budget import parse_size
 from ..core.progress import COMPILING, COMPILING_ONCE, Listener, Progress, default_listener, warn_once
 from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset, open_dataset
@@ -189,17 +188,14 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         self, dataset: Dataset, asked: dict[str, Any], threads: Threads
     ) -> tuple[Result, Model]:
         from ..runs.carry_out import train_in_memory
-        from ..runs.config import ProblemOptions, TrainOptions, make_rule, settle_acceleration
+        from ..runs.options import TrainOptions
         from ..training.loop import Session
 
         listener = self._listener()
-        problem = settle_acceleration(
-            ProblemOptions.asked(**{"code": None, "ridge": None, "slack": None, **self._shared(), **asked}),
-            None,
-            listener,
-        )
-        rule = make_rule(self.tol, None, self.max_iter)
-        options = TrainOptions(problem, parse_size(self.memory), float("inf"), rule, in_memory=True)
+        rule = {"tol": self.tol, "max_passes": self.max_iter, "checkpoint_every": float("inf")}
+        options = TrainOptions(
+            **{**self._shared(), **asked}, **rule, memory=self.memory, in_memory=True
+        ).settled(listener)
         with closing(listener):
             result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
         return result, model

@@ -22,9 +22,10 @@ from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import BY_TIME
-from .config import ProblemOptions, ResolvedRun
+from .config import ResolvedRun
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
+from .problem_options import ProblemOptions
 
 N_FOLDS = 5
 FOLDER = "calibration"

@@ -15,17 +15,25 @@ from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
 from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import Listener
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
 from ..training import checkpoint
-from ..training.loop import Loop, Session, Task
+from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
-from .config import Group, ResolvedRun, TrainOptions, refuse_existing, write_config
+from .config import Group, ResolvedRun, refuse_existing, write_config
 from .early_warnings import scaling_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
+from .options import ResumeOptions, TrainOptions
 from .previous_run import PreviousRun
+
+
+def new_session(asked: TrainOptions | ResumeOptions) -> Session:
+    """Make what a training has of this call: listener, signals, threads, and the time at which it stops."""
+    threads, until = make_threads(asked.threads), deadline(asked.max_seconds)
+    return Session(asked.listener or Listener(), asked.stop_requested, threads=threads, until=until)
 
 
 @contextmanager

@@ -1,236 +1,27 @@
-"""Options of a training, checked when made; the record of a run, ``config.json``; and the resolved run."""
+"""The record of a run, ``config.json``, and the resolved run."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
-from ..core.progress import Listener
 from ..core.range_cache import Cache
 from ..core.storage import is_url
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.schema import MAX_CLASSES
-from ..solvers.acceleration import check_acceleration
-from ..solvers.problem import Problem, make_problem
+from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
-from ..solvers.registry import LOSS_ALIASES, check_omega, find_solver, make_solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
-
-MAX_FOLDS = 100
-
-WORKER_TIMEOUT = 300.0
-"""Seconds; the default of `SharedRounds.worker_timeout`."""
-
-ClassWeight = str | tuple[tuple[float | str, float], ...] | None
-"""``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
-
-
-def _weights_by_number(
-    weights: tuple[tuple[float | str, float], ...], dataset: Dataset
-) -> dict[float, float]:
-    """Return the factors of classes by number; raises `UsageError` for a label that the data does not have."""
-    names = dataset.class_names
-    texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
-    found = {}
-    for label, factor in weights:
-        if names is None and not isinstance(label, str):
-            found[label] = factor
-            continue
-        text = label if isinstance(label, str) else f"{label:g}"
-        if text not in texts:
-            has = "numbers as labels" if names is None else "the labels " + ", ".join(names[:10])
-            raise UsageError(f"class weight for label {text}: no such label; the data has {has}")
-        found[texts[text]] = factor
-    return found
-
-
-@dataclass(frozen=True)
-class ProblemOptions:
-    """Options that decide the problem and the order of visits, the ``options`` of ``config.json``."""
-
-    loss: str = "squared_hinge"
-    method: str = "dual"
-    C: tuple[float, ...] = (1.0,)
-    bias: float = -1.0  # negative for none
-    class_weight: ClassWeight = None
-    code: list[list[int | float]] | None = None
-    seed: int = 0
-    folds: int = 0  # of a cross-validation; 0 for none
-    omega: float | str = 1.0
-    ridge: float = 1.0
-    slack: str = "hinge"
-    unpenalized_bias: bool = False
-    acceleration: float | str = "none"  # a fixed kappa, or auto; none for runs from before acceleration
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "omega", check_omega(self.omega, self.loss, self.method))
-        if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
-            raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
-        if self.code is not None and len(set(map(len, self.code))) != 1:
-            raise UsageError("code: expected rows of the same length")
-        if any(sign not in (-1, 0, 1) for row in self.code or () for sign in row):
-            raise UsageError("code: expected -1, 0 and 1 only")
-        object.__setattr__(self, "acceleration", check_acceleration(self.acceleration))
-
-    @classmethod
-    def asked(
-        cls,
-        *,
-        loss: str,
-        method: str,
-        C: float | Sequence[float],
-        bias: float,
-        class_weight: Mapping[Any, float] | str | None,
-        code: np.ndarray | Sequence[Sequence[int]] | None,
-        seed: int,
-        ridge: float | None,
-        slack: str | None,
-        **others: Any,
-    ) -> ProblemOptions:
-        """Make options from those of `train.train`."""
-        loss = LOSS_ALIASES.get(loss, loss)
-        if loss != "twin" and (ridge is not None or slack is not None):
-            raise UsageError(f"ridge and slack are options of the loss twin, not of {loss}")
-        pairs: ClassWeight = None
-        if isinstance(class_weight, str):
-            pairs = class_weight
-        elif class_weight is not None:
-            pairs = tuple(
-                (label if isinstance(label, str) else float(label), float(weight))
-                for label, weight in class_weight.items()
-            )
-        return cls(
-            loss=loss,
-            method="dual" if method == "auto" else method,
-            C=tuple(float(c) for c in np.atleast_1d(np.asarray(C, dtype=np.float64))),
-            bias=float(bias),
-            class_weight=pairs,
-            code=None if code is None else np.asarray(code).astype(np.int64).tolist(),
-            seed=int(seed),
-            ridge=1.0 if ridge is None else float(ridge),
-            slack=slack or "hinge",
-            **others,
-        )
-
-    def make_problem(self, dataset: Dataset, memory: int | None = None) -> Problem:
-        """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
-        if dataset.classes is None or dataset.class_counts is None:
-            raise UsageError(
-                f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; regression "
-                "is not offered; check which column is the label"
-            )
-        names = dataset.class_names
-        if dataset.classes.size == 1 and names is not None:
-            raise UsageError(
-                f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing "
-                "to separate"
-            )
-        weights = self.class_weight
-        return make_problem(
-            loss=self.loss,
-            classes=dataset.classes,
-            class_counts=dataset.class_counts,
-            n_features=dataset.n_features,
-            C=self.C,
-            bias=self.bias,
-            class_weight=_weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
-            code=None if self.code is None else np.array(self.code, dtype=np.int8),
-            folds=self.folds,
-            free_bias=self.unpenalized_bias,
-            ridge=self.ridge,
-            slack=self.slack,
-            memory=memory,
-        )
-
-    def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
-        numbers = {"omega": self.omega, "acceleration": self.acceleration}
-        return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
-
-
-def settle_acceleration(options: ProblemOptions, eps: float | None, listener: Listener) -> ProblemOptions:
-    """Turn acceleration off where it does not apply: with a message for auto, refused for a given kappa."""
-    reason, solver = None, find_solver(options.loss, options.method)
-    if not solver.accelerates:
-        reason = f"{options.loss} by method {options.method} cannot be accelerated"
-    elif options.omega != 1.0:
-        reason = f"it cannot be combined with omega {options.omega}"
-    elif solver.layout == "columns" and options.acceleration not in ("auto", "none"):
-        reason = f"method {options.method} extrapolates by a line search, without a kappa"
-    elif eps is not None and solver.layout == "rows":
-        reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
-    if options.acceleration == 0.0:  # plain coordinate descent by another name
-        return replace(options, acceleration="none")
-    if reason is None or options.acceleration == "none":
-        return options
-    if options.acceleration != "auto":
-        raise UsageError(f"acceleration {options.acceleration:g}: {reason}; leave it at auto or none")
-    if solver.accelerates:
-        listener.message(f"trained without acceleration: {reason}")
-    return replace(options, acceleration="none")
-
-
-@dataclass(frozen=True)
-class SharedRounds:
-    """Options of a training in rounds on workers, the ``rounds`` of ``config.json``."""
-
-    local_passes: int | None  # None: by the shape of the data
-    worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
-    shared_memory: Positive | None = None  # bytes that workers of this machine share with this process
-
-    def __post_init__(self) -> None:
-        if self.local_passes is not None and self.local_passes < 1:
-            raise UsageError(f"local_passes: expected at least 1, found {self.local_passes}")
-        check_positive(worker_timeout=self.worker_timeout)
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Options of a run as given by the user; `lane_groups.resolve` makes a run of them."""
-
-    problem: ProblemOptions
-    memory: int  # bytes; bounds this process, or each worker, or all together where there are `local_workers`
-    checkpoint_every: float  # seconds
-    rule: StopRule
-    plan: Plan | None = None  # None: by `memory`
-    rounds: SharedRounds | None = None
-    local_workers: int = 0
-    start_from: str | None = None
-    search: bool = False  # for the best C, by cross-validation
-    calibrate: bool = False
-    validation: str | None = None
-    cache: Cache | None = None  # of data at URLs
-    in_memory: bool = False  # no directory: the rows' state stays in memory
-
-
-def check_positive(**numbers: float) -> None:
-    """Refuse a number that is not above 0, by its name."""
-    for name, number in numbers.items():
-        if not number > 0:
-            raise UsageError(f"{name}: expected a number > 0, found {number}")
-
-
-def make_rule(tol: float | None, eps: float | None, max_passes: int, *, early_stop: bool = False) -> StopRule:
-    """Make the stopping rule: a relative gap of 1e-3 if neither rule is given."""
-    if tol is None and eps is None:
-        tol = 1e-3
-    gap, violation = (None if number is None else float(number) for number in (tol, eps))
-    return StopRule(gap, violation, int(max_passes), bool(early_stop))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The record of a run
+from .problem_options import ProblemOptions, SharedRounds, check_positive
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from ..models.model import MODEL, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.result import worst_reason
-from .config import ProblemOptions, RunConfig, read_config
+from .config import RunConfig, read_config
+from .problem_options import ProblemOptions
 
 _N_WEIGHTS = 10
 _BLOCK_WEIGHTS = 1 << 20  # read at a time

@@ -21,24 +21,24 @@ from ..solvers.registry import reads_columns
 from ..stream.memory_plan import Plan, describe_plan, make_plan
 from ..training.checkpoint import Run
 from .config import (
-    ProblemOptions,
     ResolvedRun,
     RunConfig,
     Search,
-    TrainOptions,
     lanes_together,
     read_config,
     reopen,
     versions,
     write_config,
 )
+from .options import TrainOptions
+from .problem_options import ProblemOptions
 
 _LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer converge slowly
 
 
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
-    problem = asked.problem.make_problem(dataset, asked.memory)
+    problem = asked.make_problem(dataset, asked.memory_bytes)
     asked, (n_groups, plan, memory) = _plan_groups(dataset, problem, asked, listener)
     options = asked.problem
     listener.message(
@@ -61,12 +61,12 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         versions=versions(),
         rounds=asked.rounds,
         columns=dataset.open_columns().fingerprint if reads_columns(options.method) else None,
-        start_from=asked.start_from,
+        start_from=None if asked.start_from is None else str(asked.start_from),
         tune=Search(options.folds) if asked.search else None,
         calibrate=asked.calibrate,
         validation=asked.validation,
         validation_identity=_identity(asked.validation),
-        cache=asked.cache,
+        cache=dataset.cache,
     )
     return ResolvedRun(config, dataset, problem)
 
@@ -78,7 +78,13 @@ def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options
         found = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
         resolved = reopen(part.path, found, run.dataset)
     else:
-        asked = TrainOptions(problem, config.memory, config.checkpoint_every, config.rule, **options)
+        asked = TrainOptions(
+            **vars(problem),
+            memory=config.memory,
+            checkpoint_every=config.checkpoint_every,
+            **vars(config.rule),
+            **options,
+        )
         resolved = resolve(run.dataset, asked, Listener())
     write_config(part, resolved.config)
     return resolved
@@ -91,13 +97,13 @@ def _plan_groups(
     groups = None
     with suppress(UsageError):
         groups = group_lanes(dataset, problem, asked)
-        if asked.problem.acceleration == "none" or not groups[1].page_rows:
+        if asked.acceleration == "none" or not groups[1].page_rows:
             return asked, groups
-    plain = replace(asked, problem=replace(asked.problem, acceleration="none"))
+    plain = replace(asked, acceleration="none")
     without = group_lanes(dataset, problem, plain)
     if groups is not None and without[1].page_rows:
         return asked, groups
-    scores = " and one of the scores'" if reads_columns(asked.problem.method) else ""
+    scores = " and one of the scores'" if reads_columns(asked.method) else ""
     listener.message(
         f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
         f"{format_size(without[2])}"
@@ -124,8 +130,8 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     With workers the plan is that of a worker with all shards.
     """
     if asked.plan is not None:
-        asked.problem.make_solver(problem, dataset)  # refuses options that exclude each other
-        return 1, asked.plan, asked.memory
+        asked.make_solver(problem, dataset)  # refuses options that exclude each other
+        return 1, asked.plan, asked.memory_bytes
     block = lanes_together(problem, validated=asked.validation is not None)
     n_blocks = problem.n_lanes // block
     refusal: UsageError | None = None
@@ -133,7 +139,7 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
             lanes = problem.subset(range(size * block))
-            solver = asked.problem.make_solver(lanes, dataset)
+            solver = asked.make_solver(lanes, dataset)
             if paged and (solver.paging is None or asked.in_memory):
                 break
             tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
@@ -176,8 +182,8 @@ def _plan_group(
         "validation set": _validation_bytes(dataset, solver.problem, asked.validation),
     }
     paging = solver.paging if paged else None
-    plan = make_plan(dataset, asked.memory, solver.layout, needs, paging=paging, **more)
-    return plan, asked.memory
+    plan = make_plan(dataset, asked.memory_bytes, solver.layout, needs, paging=paging, **more)
+    return plan, asked.memory_bytes
 
 
 def _validation_bytes(dataset: Dataset, lanes: Problem, path: str | None) -> int:
@@ -191,11 +197,11 @@ def _validation_bytes(dataset: Dataset, lanes: Problem, path: str | None) -> int
 def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple[Plan, int]:
     """Return the plan of a worker that has all shards, and its bytes."""
     weights = model_bytes(solver)
-    each, refusal = asked.memory, None
-    if asked.local_workers:
-        each = worker_memory(asked.memory, asked.local_workers, weights)
+    each, refusal = asked.memory_bytes, None
+    if asked.workers:
+        each = worker_memory(asked.memory_bytes, asked.workers, weights)
         refusal = (
-            f"--memory {format_size(asked.memory)} is too small for {asked.local_workers} workers: it leaves each "
+            f"--memory {format_size(asked.memory_bytes)} is too small for {asked.workers} workers: it leaves each "
             f"{format_size(each - DASK_BYTES)}, where"
         )
     layout, needs = paired_layout(solver.layout), {"weights": weights}

@@ -51,6 +51,14 @@ class StopRule:
             raise UsageError(f"max_passes: expected at least 1, found {self.max_passes}")
 
 
+def make_rule(tol: float | None, eps: float | None, max_passes: int, *, early_stop: bool = False) -> StopRule:
+    """Make the stopping rule: a relative gap of 1e-3 if neither rule is given."""
+    if tol is None and eps is None:
+        tol = 1e-3
+    gap, violation = (None if number is None else float(number) for number in (tol, eps))
+    return StopRule(gap, violation, int(max_passes), bool(early_stop))
+
+
 def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
     """Make the per-lane arrays of the rules."""
     numbers = {

@@ -1,0 +1,211 @@
+"""Options, each declared once: a field of a dataclass with its type, default and help.
+
+From the declaration follow the keywords of a function, with signature and docstring (`takes`), and the command line with its
+``--help`` (`cli/declared`). A help text names other options as `` `max_passes` ``, which the command line shows as
+``--max-passes``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from typing import Annotated, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
+
+from .errors import UsageError
+
+
+class Section(StrEnum):
+    """Headings of ``--help``, in its order."""
+
+    MOST_USED = "Most used"
+    SOURCE = "Source"
+    COLUMNS = "Columns of tables"
+    VALUES = "Values"
+    DATASET = "Dataset"
+    PROBLEM = "Problem"
+    METHOD = "Method"
+    STOPPING = "Stopping and validation"
+    RUN = "Run"
+    PROCESSORS = "Processors, workers, cache"
+    LIBLINEAR = "LIBLINEAR's flags"
+    OUTPUT = "Output"
+
+
+class Text(NamedTuple):
+    """Reading of an option's value from text: what is expected, and a function that raises ValueError for anything else."""
+
+    expected: str
+    parse: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """Everything about an option but its name, type and default.
+
+    Parameters
+    ----------
+    help : str
+        What it does, with its unit.
+    kind : str
+        Its type as a docstring names it; by default the annotation, or the choices.
+    flags : str
+        On the command line, separated by spaces; by default ``--name``. Empty where only Python has it.
+    section : Section
+        Where ``--help`` lists it.
+    metavar : str
+        Placeholder of the value in ``--help``.
+    choices : tuple of str
+        All its values, if it is one of a few words.
+    text : Text, optional
+        Reading of the command line's text, where it is not that of the type.
+    default_is : str
+        What None, or a default that is computed, stands for.
+    """
+
+    help: str
+    kind: str = ""
+    flags: str | None = None
+    section: Section = Section.MOST_USED
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    text: Text | None = None
+    default_is: str = ""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option with its name, its type without None, and its default, `MISSING` where it has to be given."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option
+
+    @property
+    def flags(self) -> list[str]:
+        """Its names on the command line; none if only Python has it."""
+        if self.option.flags is None:
+            return ["--" + self.name.replace("_", "-")]
+        return self.option.flags.split()
+
+    @property
+    def is_needed(self) -> bool:
+        return self.default is MISSING
+
+
+@functools.cache
+def declared(options: Any) -> dict[str, Declared]:
+    """Return the options that a dataclass declares, by name and in the order of ``help()``; other fields are left out."""
+    assert isinstance(options, type)
+    hints = typing.get_type_hints(options, include_extras=True)
+    found = {}
+    for field in fields(options):
+        plain, *notes = typing.get_args(hints[field.name]) or (hints[field.name],)
+        for note in notes:
+            if isinstance(note, Option):
+                found[field.name] = Declared(field.name, plain, field.default, note)
+    return found
+
+
+def check_choices(asked: Any) -> None:
+    """Refuse a value that is not among an option's choices."""
+    kind: Any = type(asked)
+    for name, one in declared(kind).items():
+        value, choices = getattr(asked, name), one.option.choices
+        if choices and value is not None and value not in choices:
+            raise UsageError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Keywords of functions
+
+P = ParamSpec("P")
+A = TypeVar("A")
+B = TypeVar("B")
+Asked = TypeVar("Asked")
+R = TypeVar("R")
+
+
+class takes(Generic[P, Asked]):
+    """Give a function the options of a dataclass as keywords.
+
+    The function takes one or two arguments, which may be left out if they may be None, and the options, made and checked.
+    Its signature lists every option, for ``help()`` and completion; its docstring explains them where it has the line
+    ``{options}``.
+    """
+
+    def __init__(self, options: Callable[P, Asked]) -> None:
+        self._options: Any = options
+
+    @overload
+    def __call__(self, function: Callable[[A, B, Asked], R]) -> Callable[Concatenate[A, B, P], R]: ...
+    @overload
+    def __call__(self, function: Callable[[A, Asked], R]) -> Callable[Concatenate[A, P], R]: ...
+    def __call__(self, function: Any) -> Any:
+        taken = declared(self._options).values()
+        given = [
+            one.replace(default=None) if str(one.annotation).endswith("| None") else one
+            for one in list(inspect.signature(function).parameters.values())[:-1]
+        ]
+        keywords = [
+            inspect.Parameter(
+                one.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if one.is_needed else one.default,
+                annotation=one.type,
+            )
+            for one in taken
+        ]
+        signature = inspect.Signature(
+            [*given, *keywords], return_annotation=function.__annotations__.get("return")
+        )
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            try:
+                bound = signature.bind(*arguments, **options)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            positional = [bound.arguments.pop(one.name, None) for one in given]
+            return function(*positional, self._options(**bound.arguments))
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = with_parameters(inspect.getdoc(function) or "", self._options)
+        return call
+
+
+def with_parameters(doc: str, options: type) -> str:
+    """Return a docstring with the line ``{options}`` replaced by an entry for each option."""
+    entries = []
+    for one in declared(options).values():
+        text = one.option.help + (f" By default {one.option.default_is}." if one.option.default_is else "")
+        entries.append(f"{one.name} : {kind(one)}\n{textwrap.indent(textwrap.fill(text, 110), '    ')}")
+    return doc.replace("{options}", "\n".join(entries))
+
+
+def kind(one: Declared) -> str:
+    """Name the type of an option as numpydoc does."""
+    name = one.option.kind
+    if not name and one.option.choices:
+        name = "{" + ", ".join(f'"{choice}"' for choice in one.option.choices) + "}"
+    name = name or getattr(one.type, "__name__", "") or str(one.type).removesuffix(" | None")
+    if one.default is None and not name.endswith("optional"):
+        name += ", optional"
+    return name
+
+
+Threads = Annotated[
+    int | None,
+    Option(
+        "Threads that share the work of a process; no bit of a result depends on their number, and the memory budget "
+        "includes what they take.",
+        metavar="N",
+        default_is="one for each processor",
+        section=Section.PROCESSORS,
+    ),
+]

@@ -1,0 +1,387 @@
+"""Options of a training, a search over C and a resumption, declared and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from ..core.errors import UsageError
+from ..core.memory_budget import parse_size
+from ..core.options import Option, Section, Threads
+from ..core.progress import Listener
+from ..core.range_cache import CacheDirectory, CacheSize
+from ..solvers.registry import find_solver
+from .method_choice import choose_method
+from .problem_options import (
+    COSTS,
+    MAX_FOLDS,
+    SECONDS,
+    ProblemOptions,
+    SharedRounds,
+)
+
+if TYPE_CHECKING:
+    from ..training.stopping import StopRule
+
+WORKER_TIMEOUT = 300.0
+"""Seconds; the default of `worker_timeout`."""
+
+Place = str | Path | None
+"""Path of a file or directory, if one is given."""
+
+
+MaxSeconds = Annotated[
+    float | None,
+    Option(
+        "Stop after this time with a checkpoint and without a model, unless training has ended (stop_reason time), for "
+        "batch queues; checked between windows.",
+        metavar="TIME",
+        text=SECONDS,
+        section=Section.STOPPING,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    Option(
+        "Train on this number of processes of this machine, which share `memory` (at least 385 MB each, and 200 MB for "
+        "this one). Several need more passes than one: worth it if a pass takes long.",
+        metavar="N",
+        default_is="this process alone",
+        section=Section.PROCESSORS,
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    Option(
+        "Train on the workers of this dask scheduler, such as tcp://host:8786. They must see the run, and a dataset "
+        "that is no URL, under the same paths; the memory budget is that of each. Every round is a checkpoint.",
+        metavar="ADDRESS",
+        section=Section.PROCESSORS,
+    ),
+]
+Client = Annotated[
+    Any,
+    Option(
+        "A client of such a scheduler, in place of its address. With `workers` its workers, of that number, are on "
+        "this machine and share its memory budget.",
+        kind="distributed.Client",
+        flags="",
+    ),
+]
+Receiver = Annotated[
+    Listener | None, Option("Receiver of progress and messages, such as `ProgressBar`.", flags="")
+]
+Signals = Annotated[
+    Callable[[], int | None] | None,
+    Option(
+        "Called without arguments after every window; returns the number of a signal that asks the training to stop, "
+        "or None. By default Ctrl-C and SIGTERM ask that.",
+        kind="callable",
+        flags="",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(ProblemOptions):
+    """Options of `train.train`."""
+
+    tol: Annotated[
+        float | None,
+        Option(
+            "Stop at this relative duality gap, (primal - dual) / primal.",
+            default_is="1e-3",
+            section=Section.MOST_USED,
+        ),
+    ] = None
+    eps: Annotated[
+        float | None,
+        Option(
+            "Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy max PG - "
+            "min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies ‖grad f(w)‖ <= EPS · "
+            "min(n+, n-)/n · ‖grad f(0)‖, w being the end of a pass. Turns acceleration off for dual.",
+            flags="-e",
+            metavar="EPS",
+            section=Section.STOPPING,
+        ),
+    ] = None
+    max_passes: Annotated[
+        int, Option("Maximum number of passes over the data.", section=Section.STOPPING)
+    ] = 1000
+    validation: Annotated[
+        Any,
+        Option(
+            "Held-out rows, a dataset or whatever `convert` reads, whose mean loss and accuracy are told after passes "
+            "1 to 8, 10, 12, 15, ... and at the end, for each C; in log, progress and report. They stop nothing but by "
+            "`early_stop`. Not on workers.",
+            kind="Dataset or path",
+            metavar="DATASET|FILE",
+            section=Section.STOPPING,
+        ),
+    ] = None
+    early_stop: Annotated[
+        bool,
+        Option(
+            "End the training of a C when five looks in a row at `validation` have not found a smaller loss "
+            "(stop_reason validation); the model is that of the last pass, with a certificate. The gap still ends it "
+            "if it is first.",
+            section=Section.STOPPING,
+        ),
+    ] = False
+    start_from: Annotated[
+        Place,
+        Option(
+            "Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes "
+            "no extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of "
+            "a run by any method, which takes a read.",
+            metavar="RUN",
+            section=Section.METHOD,
+        ),
+    ] = None
+    calibrate: Annotated[
+        bool,
+        Option(
+            "Give the model probabilities: sigmoids fitted to decisions on five held-out folds, "
+            "which are trained after the model, in reads of their own. For the losses hinge and squared_hinge; the "
+            "weights do not change.",
+            section=Section.PROBLEM,
+        ),
+    ] = False
+    memory: Annotated[
+        int | str,
+        Option(
+            "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB. What does not fit together "
+            "is trained in groups, one after another.",
+            metavar="SIZE",
+            section=Section.MOST_USED,
+        ),
+    ] = "1GB"
+    cache: CacheDirectory = None
+    cache_size: CacheSize = None
+    checkpoint_every: Annotated[
+        float,
+        Option(
+            "Time between checkpoints, from which `resume` continues, in seconds.",
+            metavar="TIME",
+            text=SECONDS,
+            section=Section.RUN,
+        ),
+    ] = 60.0
+    max_seconds: MaxSeconds = None
+    resume: Annotated[
+        bool,
+        Option(
+            "Continue the run if it holds this training already, with the stopping rule given here, otherwise begin "
+            "it: the same command for every job of a queue.",
+            section=Section.RUN,
+        ),
+    ] = False
+    force: Annotated[bool, Option("Replace an existing run.", section=Section.RUN)] = False
+    threads: Threads = None
+    workers: Workers = None
+    scheduler: Scheduler = None
+    client: Client = None
+    local_passes: Annotated[
+        int | None,
+        Option(
+            "With workers: passes of each over its own rows in a round, without communication.",
+            metavar="N",
+            default_is="3; 1 with more features than rows, or 34 M entries or more",
+            section=Section.PROCESSORS,
+        ),
+    ] = None
+    worker_timeout: Annotated[
+        float | None,
+        Option(
+            "With workers: exclude one that has not responded for this time; others take over its shards.",
+            metavar="TIME",
+            text=SECONDS,
+            default_is="300s",
+            section=Section.PROCESSORS,
+        ),
+    ] = None
+    plan: Annotated[
+        Any,
+        Option(
+            "Sizes of the windows, for tests of streamcd itself.",
+            flags="",
+            kind="Plan",
+            default_is="given by `memory`",
+        ),
+    ] = None
+    listener: Receiver = None
+    stop_requested: Signals = None
+    in_memory: bool = False  # no directory: the rows' state stays in memory
+    search: bool = False  # for the best C, by cross-validation
+    on_workers: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tol is not None and self.eps is not None:
+            raise UsageError(
+                "tol and eps (-e) exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
+            )
+        self._set(memory=parse_size(self.memory), checkpoint_every=float(self.checkpoint_every))
+        if self.start_from is not None:
+            self._set(start_from=str(Path(self.start_from).resolve()))
+
+    @property
+    def memory_bytes(self) -> int:
+        assert isinstance(self.memory, int)  # since it was checked
+        return self.memory
+
+    @property
+    def rule(self) -> StopRule:
+        """The stopping rule: a relative gap of 1e-3 if neither `tol` nor `eps` is given."""
+        from ..training.stopping import make_rule  # with kernels, which declarations do without
+
+        return make_rule(self.tol, self.eps, self.max_passes, early_stop=self.early_stop)
+
+    @property
+    def rounds(self) -> SharedRounds | None:
+        """Options of rounds; None where this process trains alone."""
+        if not self.on_workers:
+            return None
+        timeout = WORKER_TIMEOUT if self.worker_timeout is None else float(self.worker_timeout)
+        return SharedRounds(self.local_passes, timeout, self.memory_bytes if self.workers else None)
+
+    def by_method(self, listener: Listener, *, choose: bool) -> Self:
+        """Resolve the method auto: by measurements if `choose`, and then with a message; else dual."""
+        if self.method != "auto":
+            return self
+        if not choose:
+            return replace(self, method="dual")
+        method, reason = choose_method(self.unpenalized_bias)
+        listener.message(f"method {method}: {reason}")
+        return replace(self, method=method)
+
+    def settled(self, listener: Listener) -> Self:
+        """Turn acceleration off where it does not apply: with a message for auto, refused for a given kappa."""
+        reason, solver = None, find_solver(self.loss, self.method)
+        if not solver.accelerates:
+            reason = f"{self.loss} by method {self.method} cannot be accelerated"
+        elif self.omega != 1.0:
+            reason = f"it cannot be combined with omega {self.omega}"
+        elif solver.layout == "columns" and self.acceleration not in ("auto", "none"):
+            reason = f"method {self.method} extrapolates by a line search, without a kappa"
+        elif self.eps is not None and solver.layout == "rows":
+            reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
+        if self.acceleration == 0.0:  # plain coordinate descent by another name
+            return replace(self, acceleration="none")
+        if reason is None or self.acceleration == "none":
+            return self
+        if self.acceleration != "auto":
+            raise UsageError(f"acceleration {self.acceleration:g}: {reason}; leave it at auto or none")
+        if solver.accelerates:
+            listener.message(f"trained without acceleration: {reason}")
+        return replace(self, acceleration="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(TrainOptions):
+    """Options of `tune.tune`: those of a training in one process, by a penalised bias, and the folds."""
+
+    C: Annotated[
+        Any,
+        Option(
+            "The costs to try, separated by commas: 0.01,0.1,1,10; in Python a sequence.",
+            kind="sequence of float",
+            flags="-C -c --C",
+            text=COSTS,
+            section=Section.MOST_USED,
+        ),
+    ] = field()  # to be given
+    cv: Annotated[
+        int,
+        Option(
+            "Folds of the cross-validation, to which rows are assigned by a hash of (seed, source row).",
+            flags="-v --cv",
+            metavar="K",
+            section=Section.MOST_USED,
+        ),
+    ] = 5
+    unpenalized_bias: bool = False
+    validation: Any = None
+    early_stop: bool = False
+    start_from: Place = None
+    calibrate: bool = False
+    workers: int | None = None
+    scheduler: str | None = None
+    client: Any = None
+    local_passes: int | None = None
+    worker_timeout: float | None = None
+    plan: Any = None
+    search: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.cv <= MAX_FOLDS:
+            raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")
+        self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeOptions:
+    """Options of `resume.resume`, in place of a run's own where they are given."""
+
+    max_passes: Annotated[
+        int | None,
+        Option(
+            "Largest number of passes over the data, counted from the start of the run.",
+            metavar="N",
+            section=Section.MOST_USED,
+        ),
+    ] = None
+    tol: Annotated[
+        float | None,
+        Option(
+            "Stop at this relative duality gap instead of by the run's own rule.", section=Section.MOST_USED
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        float | None,
+        Option("Time between checkpoints, in seconds.", metavar="TIME", text=SECONDS, section=Section.RUN),
+    ] = None
+    max_seconds: MaxSeconds = None
+    dataset: Annotated[
+        Place,
+        Option(
+            "The dataset's directory, if it was moved after the run began; it has to be the same dataset.",
+            metavar="PATH",
+            section=Section.MOST_USED,
+        ),
+    ] = None
+    validation: Annotated[
+        Place,
+        Option(
+            "The validation set, if it was moved after the run began.",
+            metavar="PATH",
+            section=Section.STOPPING,
+        ),
+    ] = None
+    early_stop: Annotated[
+        bool | None,
+        Option(
+            "Let the validation set end the training, or go on where it has.",
+            flags="--early-stop/--no-early-stop",
+            section=Section.STOPPING,
+        ),
+    ] = None
+    cache: CacheDirectory = None
+    cache_size: CacheSize = None
+    threads: Threads = None
+    workers: Annotated[
+        int | None,
+        Option(
+            "Train on this number of processes of this machine, 1 included; needed, or `scheduler`, for a run begun on "
+            "workers. The memory given for all is divided anew.",
+            metavar="N",
+            section=Section.PROCESSORS,
+        ),
+    ] = None
+    scheduler: Scheduler = None
+    client: Client = None
+    listener: Receiver = None
+    stop_requested: Signals = None

@@ -1,0 +1,368 @@
+"""Options that decide the problem: declared, checked, and brought to one form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..core.errors import UsageError
+from ..core.metadata import Positive
+from ..core.options import Option, Section, Text, check_choices
+from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, check_omega, make_solver
+
+if TYPE_CHECKING:
+    from ..dataset.dataset import Dataset
+    from ..solvers.problem import Problem
+    from ..solvers.protocol import Solver
+
+MAX_FOLDS = 100
+
+ClassWeight = str | tuple[tuple[float | str, float], ...] | None
+"""``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values as text
+
+
+def seconds(text: str) -> float:
+    """Parse a length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", text.strip())
+    if not match:
+        raise ValueError(text)
+    return float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
+
+
+def class_weights(text: str) -> str | dict[float | str, float]:
+    """Parse ``balanced``, or ``LABEL=WEIGHT,…``."""
+    if text == "balanced":
+        return text
+    pairs = [pair.rsplit("=", 1) for pair in text.split(",")]
+    weights = {_label(label): float(weight) for label, weight in pairs}
+    if len(weights) != len(pairs):
+        raise UsageError(f"class_weight: expected each label once, found {text!r}")
+    return weights
+
+
+def _label(text: str) -> float | str:
+    """Parse a label: a number where it is one, else a name."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def read_code(path: str) -> list[list[int]]:
+    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by spaces or commas."""
+    rows: list[list[int]] = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            tokens = line.replace(",", " ").split()
+            if not tokens:
+                continue
+            width = len(rows[0]) if rows else len(tokens)
+            if len(tokens) != width or not set(tokens) <= {"-1", "0", "1", "+1"}:
+                raise UsageError(
+                    f"{path}, line {number}: expected {width} entries of -1, 0, +1 (a line per class), "
+                    f"found {line.strip()[:60]!r}"
+                )
+            rows.append([int(token) for token in tokens])
+    if not rows:
+        raise UsageError(f"{path}: expected a line of -1, 0, +1 per class, found none")
+    return rows
+
+
+def costs(text: str) -> list[float]:
+    """Parse values of C; LIBLINEAR's ``-C``, which takes none, is answered with the command that chooses."""
+    try:
+        return [float(cost) for cost in text.split(",")]
+    except ValueError:
+        if not text.startswith("-"):
+            raise
+        raise UsageError(
+            f"-C: expected a number, or several separated by commas, found {text!r}; 'streamcd tune DATASET RUN -C "
+            "0.01,0.1,1,10 --cv 5' chooses C, as LIBLINEAR's -C without a number does"
+        ) from None
+
+
+def _number_or(*words: str) -> Text:
+    """Make the reading of a number, or one of a few words."""
+
+    def parse(text: str) -> float | str:
+        return text if text in words else float(text)
+
+    return Text(" or ".join(("a number", *words)), parse)
+
+
+SECONDS = Text("a time such as 60s, 5m or 1h", seconds)
+COSTS = Text("a number, or several separated by commas", costs)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values in one form
+
+
+def _numbers(C: Any) -> tuple[float, ...]:
+    """Return the values of C as a tuple."""
+    try:
+        values = C if isinstance(C, Iterable) and getattr(C, "ndim", 1) != 0 else (C,)
+        return tuple(float(cost) for cost in values)
+    except (TypeError, ValueError):
+        raise UsageError(f"C: expected a number or several, found {C!r}") from None
+
+
+def _pairs(weights: Any) -> ClassWeight:
+    """Return the factors of classes as pairs."""
+    if weights is None or isinstance(weights, str):
+        return weights
+    pairs = weights.items() if isinstance(weights, Mapping) else weights
+    return tuple(
+        (label if isinstance(label, str) else float(label), float(factor)) for label, factor in pairs
+    )
+
+
+def _rows(code: Any) -> list[list[int]]:
+    """Return a code matrix as a list of rows."""
+    rows = [[int(sign) for sign in row] for row in code]
+    if len({len(row) for row in rows}) != 1:
+        raise UsageError("code: expected rows of the same length")
+    if any(sign not in (-1, 0, 1) for row in rows for sign in row):
+        raise UsageError("code: expected -1, 0 and 1 only")
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemOptions:
+    """Options that decide the problem and the order of visits: the ``options`` of ``config.json``.
+
+    They are brought to one form: `C` is a tuple, `class_weight` a word or pairs, `code` a list of rows.
+    """
+
+    loss: Annotated[
+        str,
+        Option(
+            "Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2, hinge max(0, 1-t), log_loss log(1 + "
+            "exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y]. twin: a plane per class, fitted to its "
+            "own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's class is predicted. "
+            "logistic and log are log_loss.",
+            choices=(*LOSSES, *LOSS_ALIASES),
+            section=Section.MOST_USED,
+        ),
+    ] = "squared_hinge"
+    method: Annotated[
+        str,
+        Option(
+            "dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, "
+            "in a new random order each pass; online: likewise, with features drawn at random with replacement. Both "
+            "are for squared_hinge and log_loss, and read the column layout (streamcd columns). sor: for the loss "
+            "twin, with the inverse of a matrix of features x features for each plane. auto chooses, and says why.",
+            choices=("auto", *METHODS),
+            section=Section.METHOD,
+        ),
+    ] = "auto"
+    C: Annotated[
+        Any,
+        Option(
+            "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several values, separated by commas (in Python "
+            "a sequence), are trained in the same passes, and each gets a model of its own.",
+            kind="float or sequence of float",
+            flags="-C -c --C",
+            text=COSTS,
+            section=Section.MOST_USED,
+        ),
+    ] = 1.0
+    bias: Annotated[
+        float,
+        Option(
+            "Append a constant feature of this value to every row; its weight is penalised like the others. Negative: none.",
+            flags="-B --bias",
+            section=Section.MOST_USED,
+        ),
+    ] = -1.0
+    unpenalized_bias: Annotated[
+        bool,
+        Option(
+            "Leave the bias's weight out of ½‖w‖². With the methods primal and online only.",
+            flags="-R --unpenalized-bias",
+            section=Section.PROBLEM,
+        ),
+    ] = False
+    class_weight: Annotated[
+        Any,
+        Option(
+            "Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the positive "
+            "side only, where there are more than two classes). balanced: rows / (classes · rows of the class). For "
+            "twin planes too they change C alone: they weight the rows that a plane keeps away from, not those it is "
+            "fitted to.",
+            kind='mapping of label to factor, or "balanced"',
+            metavar="balanced|LABEL=W,...",
+            text=Text("'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", class_weights),
+            section=Section.MOST_USED,
+        ),
+    ] = None
+    code: Annotated[
+        Any,
+        Option(
+            "Code matrix for several classes, instead of one-vs-rest: a row per class, labels ascending; a column per "
+            "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
+            kind="array of -1, 0, +1, shape (classes, problems)",
+            metavar="FILE",
+            text=Text("a file", read_code),
+            section=Section.PROBLEM,
+        ),
+    ] = None
+    omega: Annotated[
+        float | str,
+        Option(
+            "Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 "
+            "and below 2, times coordinate descent's. auto tries two values during training, and says which it keeps.",
+            metavar="NUMBER|auto",
+            text=_number_or("auto"),
+            section=Section.METHOD,
+        ),
+    ] = 1.0
+    acceleration: Annotated[
+        float | str,
+        Option(
+            "For the method dual, an outer proximal point around the passes: badly conditioned problems (large C, long "
+            "rows) take a tenth of the passes or fewer. It needs one more array of the weights' size, and is left out "
+            "if that does not fit in `memory`. auto finds its strength kappa while training. For primal and online, an "
+            "extrapolation after each pass by a line search; it needs one more array of rows' scores too, and has no "
+            "kappa. Training is plain by dual with `eps` or an `omega` other than 1, and by sor.",
+            metavar="auto|none|KAPPA",
+            text=_number_or("auto", "none"),
+            section=Section.METHOD,
+        ),
+    ] = "auto"
+    ridge: Annotated[
+        float | None,
+        Option(
+            "r in a twin plane's r/2 ‖w‖^2; with a small r the method dual converges slowly.",
+            default_is="1",
+            section=Section.PROBLEM,
+        ),
+    ] = None
+    slack: Annotated[
+        str | None,
+        Option(
+            "Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.",
+            choices=("hinge", "squared_hinge"),
+            default_is="hinge",
+            section=Section.PROBLEM,
+        ),
+    ] = None
+    seed: Annotated[int, Option("Seed of the random order of visits.", section=Section.METHOD)] = 0
+    folds: int = 0  # of a cross-validation; 0 for none
+
+    def __post_init__(self) -> None:
+        from ..solvers.acceleration import check_acceleration  # with kernels, which declarations do without
+
+        self._set(
+            loss=LOSS_ALIASES.get(self.loss, self.loss),
+            C=_numbers(self.C),
+            bias=float(self.bias),
+            unpenalized_bias=bool(self.unpenalized_bias),
+            seed=int(self.seed),
+            class_weight=_pairs(self.class_weight),
+            code=None if self.code is None else _rows(self.code),
+            acceleration=check_acceleration(self.acceleration),
+        )
+        check_choices(self)
+        if self.loss != "twin" and (self.ridge is not None or self.slack is not None):
+            raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
+        if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
+            raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
+        if self.method != "auto":
+            self._set(omega=check_omega(self.omega, self.loss, self.method))
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def problem(self) -> ProblemOptions:
+        """The options that decide the problem, without those of a run."""
+        return ProblemOptions(**{one.name: getattr(self, one.name) for one in fields(ProblemOptions)})
+
+    def make_problem(self, dataset: Dataset, memory: int | None = None) -> Problem:
+        """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
+        import numpy as np
+
+        from ..dataset.schema import MAX_CLASSES
+        from ..solvers.problem import make_problem  # with kernels, which declarations do without
+
+        if dataset.classes is None or dataset.class_counts is None:
+            raise UsageError(
+                f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; regression "
+                "is not offered; check which column is the label"
+            )
+        names = dataset.class_names
+        if dataset.classes.size == 1 and names is not None:
+            raise UsageError(
+                f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing "
+                "to separate"
+            )
+        weights = self.class_weight
+        return make_problem(
+            loss=self.loss,
+            classes=dataset.classes,
+            class_counts=dataset.class_counts,
+            n_features=dataset.n_features,
+            C=self.C,
+            bias=self.bias,
+            class_weight=_weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
+            code=None if self.code is None else np.array(self.code, dtype=np.int8),
+            folds=self.folds,
+            free_bias=self.unpenalized_bias,
+            ridge=1.0 if self.ridge is None else self.ridge,
+            slack=self.slack or "hinge",
+            memory=memory,
+        )
+
+    def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
+        numbers = {"omega": self.omega, "acceleration": self.acceleration}
+        return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
+
+
+def _weights_by_number(
+    weights: tuple[tuple[float | str, float], ...], dataset: Dataset
+) -> dict[float, float]:
+    """Return the factors of classes by number; raises `UsageError` for a label that the data does not have."""
+    names = dataset.class_names
+    texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
+    numbers = {}
+    for label, factor in weights:
+        if names is None and not isinstance(label, str):
+            numbers[label] = factor
+            continue
+        text = label if isinstance(label, str) else f"{label:g}"
+        if text not in texts:
+            has = "numbers as labels" if names is None else "the labels " + ", ".join(names[:10])
+            raise UsageError(f"class weight for label {text}: no such label; the data has {has}")
+        numbers[texts[text]] = factor
+    return numbers
+
+
+def check_positive(**numbers: float) -> None:
+    """Refuse a number that is not above 0, by its name."""
+    for name, number in numbers.items():
+        if not number > 0:
+            raise UsageError(f"{name}: expected a number > 0, found {number}")
+
+
+@dataclass(frozen=True)
+class SharedRounds:
+    """Options of a training in rounds on workers, the ``rounds`` of ``config.json``."""
+
+    local_passes: int | None  # None: by the shape of the data
+    worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
+    shared_memory: Positive | None = None  # bytes that workers of this machine share with this process
+
+    def __post_init__(self) -> None:
+        if self.local_passes is not None and self.local_passes < 1:
+            raise UsageError(f"local_passes: expected at least 1, found {self.local_passes}")
+        check_positive(worker_timeout=self.worker_timeout)
