@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streamcd.core.atomic_files import write_file
-from tools.faults import file_operations
+from streamcd.dataset.direct_writer import DirectWriter
+from tools.faults import file_operations, power
 from tools.faults.__main__ import KINDS, main
 from tools.faults.budgets import least_memory
 from tools.faults.certificates import false_claims
 from tools.faults.commands import contents, run_command
 from tools.faults.damage import DAMAGES, damage
+from tools.faults.disk import Disk
 from tools.faults.injection import HOWS, FaultyFiles
+from tools.faults.recording import Event, Recorder, tree_of
 from tools.faults.text import mutated
 from tools.faults.trials import Finding, Row, run_attack, table
 from tools.faults.workspace import Workspace, make_workspace
 
-SHORT = {"operations": 8, "damage": 8, "metadata": 4, "text": 2}
+SHORT = {"operations": 8, "power": 6, "damage": 8, "metadata": 4, "text": 2}
 """Kinds with nothing lost or wrong, and trials of each: operations of every fourth scenario, damage for each use."""
+CUT = ("convert over another", "columns over others", "train in rounds")
+"""Scenarios of the short run of power cuts."""
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +40,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 def test_a_short_run_loses_nothing_and_gives_no_wrong_result(
     kind: str, made: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("file_operations", "damage", "metadata"):
+    for module in ("file_operations", "power", "damage", "metadata"):
         monkeypatch.setattr(f"tools.faults.{module}.make_workspace", lambda place: made)
     monkeypatch.setattr(file_operations, "SCENARIOS", file_operations.SCENARIOS[::4])
+    monkeypatch.setattr(power, "SCENARIOS", [cut for cut in power.SCENARIOS if cut.name in CUT])
     row = run_attack(KINDS[kind](), kind, seed=1, first=0, count=SHORT[kind], jobs=1)
     assert row.tried == SHORT[kind]
     assert [failure for failure in row.failures if failure[1].column in ("lost", "wrong", "ugly")] == []
@@ -43,8 +51,6 @@ def test_a_short_run_loses_nothing_and_gives_no_wrong_result(
 
 def _in_child(place: Path, at: int, how: str) -> tuple[int, int]:
     """Write a file whole or not at all with a fault; exit status, and operations counted."""
-    import os
-
     faults = FaultyFiles(at, how)
     child = os.fork()
     if child == 0:
@@ -70,6 +76,55 @@ def test_each_operation_of_an_atomic_write_is_reached_and_leaves_the_old_file_or
         ends.add(_in_child(tmp_path, at, how)[0])
         assert path.read_bytes() in (b"old", b"new and longer")
     assert ends & {-9, 28, 5} or how == "short"
+
+
+def test_a_cut_leaves_what_was_synced_and_of_the_rest_what_the_policies_say() -> None:
+    disk = Disk({"old": b"old"})
+    events = [Event("create", "new"), Event("content", "new", data=b"new"), Event("rename", "new", "old")]
+    lost, rng = {"old": b"old"}, random.Random(0)
+    for event in events:
+        disk.apply(event)
+        assert disk.cut(rng, "lost", "kept") == lost
+    assert disk.now == {"old": b"new"}
+    assert [disk.cut(rng, "kept", how)["old"] for how in ("kept", "lost", "zeroed")] == [
+        b"new",
+        b"",
+        b"\0\0\0",
+    ]
+    assert {disk.cut(rng, "mixed", "mixed").get("old") for _ in range(50)} == {b"old", b"new", b"", b"\0\0\0"}
+    disk.apply(Event("sync", "."))
+    assert disk.cut(rng, "lost", "lost") == {"old": b""}
+    disk.apply(Event("sync", "old"))
+    assert disk.cut(rng, "lost", "lost") == {"old": b"new"}
+
+
+def test_what_c_code_forked_processes_and_direct_writers_write_is_recorded(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    recorder = Recorder(place, tmp_path / "log")
+    child = os.fork()
+    if child == 0:
+        recorder.install()
+        with open(place / "by C code", "wb") as file:
+            np.arange(100).tofile(file)
+            file.flush()
+            os.fsync(file.fileno())
+        writer = DirectWriter(place / "direct")
+        writer.write(bytes(range(256)) * 100)
+        writer.close()
+        if os.fork() == 0:
+            (place / "forked").write_bytes(b"bytes")
+            os.mkdir(place / "folder")
+            os._exit(0)
+        os.wait()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    disk = Disk({})
+    for event in recorder.events():
+        disk.apply(event)
+    assert disk.now == tree_of(place)
+    durable = disk.cut(random.Random(0), "kept", "lost")
+    assert [name for name, content in durable.items() if content] == ["by C code", "direct"]
 
 
 def test_a_failure_is_printed_with_its_seed_and_the_command_that_repeats_it(

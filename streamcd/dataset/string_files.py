@@ -21,7 +21,10 @@ def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray
     """Write a Parquet file of a column of strings and others."""
     fields = [pa.field(key, pa.from_numpy_dtype(column.dtype), False) for key, column in columns.items()]
     schema = pa.schema([*fields, pa.field(name, pa.large_string(), False)])
-    with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
+    with (
+        open(path, "wb") as file,
+        pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
+    ):
         for start in range(0, max(strings.size, 1), _GROUP_STRINGS):
             stop = min(start + _GROUP_STRINGS, strings.size)
             numbers = zip(columns.values(), fields, strict=True)

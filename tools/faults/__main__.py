@@ -19,6 +19,7 @@ from tools.faults.certificates import Certificates
 from tools.faults.damage import Damage
 from tools.faults.file_operations import FileOperations
 from tools.faults.metadata import Metadata
+from tools.faults.power import Power
 from tools.faults.swaps import Swaps
 from tools.faults.tables import Tables
 from tools.faults.text import Text
@@ -26,6 +27,7 @@ from tools.faults.trials import COLUMNS, Attack, run_attack, table
 
 KINDS: dict[str, type[Attack]] = {
     "operations": FileOperations,
+    "power": Power,
     "damage": Damage,
     "swaps": Swaps,
     "metadata": Metadata,

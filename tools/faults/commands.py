@@ -10,11 +10,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .injection import FaultyFiles
+from .recording import Recorder
 
 STATUSES = (0, 1, 2, 130, 143)
 TRACEBACK = 70
@@ -45,7 +47,7 @@ class Ended:
         return f"exit {self.status}: {lines[-1][:160]}"
 
 
-def run_command(place: Path, *arguments: object, faults: FaultyFiles | None = None) -> Ended:
+def run_command(place: Path, *arguments: object, faults: FaultyFiles | Recorder | None = None) -> Ended:
     """Run a command of streamcd in a directory, in a process group of its own."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
@@ -63,12 +65,14 @@ def run_command(place: Path, *arguments: object, faults: FaultyFiles | None = No
     return Ended(status, texts[0], texts[1], faults.count if faults else 0)
 
 
-def _carry_out(place: Path, arguments: list[str], faults: FaultyFiles | None) -> int:
+def _carry_out(place: Path, arguments: list[str], faults: FaultyFiles | Recorder | None) -> int:
     from streamcd.cli.commands import cli
 
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", errors="backslashreplace")
     os.chdir(place)
+    if arguments[0] in ("train", "resume") and "--workers" in arguments:
+        _simulate_workers()
     status = 0
     try:
         if faults is not None:
@@ -82,6 +86,15 @@ def _carry_out(place: Path, arguments: list[str], faults: FaultyFiles | None) ->
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return status
+
+
+def _simulate_workers() -> None:
+    """Let this process make the rounds of workers, to the same bits: those of dask take seconds to start."""
+    from streamcd.cluster import dask_engine
+
+    from ..simulated_cluster import Simulation
+
+    dask_engine.open_client = lambda _, n_workers, *__: nullcontext(Simulation(n_workers))  # type: ignore[assignment]
 
 
 def _wait(child: int) -> int | None:

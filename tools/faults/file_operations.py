@@ -25,16 +25,17 @@ class Scenario:
     recoveries: tuple[tuple[object, ...], ...]
     output: str = "out"
     renamed: tuple[str, str] | None = None
+    before: tuple[object, ...] = ()  # a command that makes what else there is
     n_operations: int = 0
     expected: tuple[object, ...] | None = None
     former: tuple[object, ...] | None = None
 
 
-def _repeated(name: str, inputs: tuple[str, ...], *command: object, output: str = "out") -> Scenario:
+def repeated(name: str, inputs: tuple[str, ...], *command: object, output: str = "out") -> Scenario:
     return Scenario(name, inputs, command, (command, (*command, "--force")), output)
 
 
-def _training(name: str, *options: object) -> Scenario:
+def training(name: str, *options: object) -> Scenario:
     command = (*TRAIN, *options)
     return Scenario(name, ("a",), command, (("resume", "out"), command))
 
@@ -42,17 +43,17 @@ def _training(name: str, *options: object) -> Scenario:
 _CONVERT = ("convert", "a.txt", "out", "--chunk-size", "400B", "--shard-size", "2kB")
 
 SCENARIOS = (
-    _repeated("convert", ("a.txt",), *_CONVERT),
-    _repeated("convert scaled", ("a.txt",), *_CONVERT, "--scale", "standard"),
+    repeated("convert", ("a.txt",), *_CONVERT),
+    repeated("convert scaled", ("a.txt",), *_CONVERT, "--scale", "standard"),
     replace(
-        _repeated("convert over another", ("a.txt", "b"), *_CONVERT, "--force"), renamed=("b", "out")
+        repeated("convert over another", ("a.txt", "b"), *_CONVERT, "--force"), renamed=("b", "out")
     ),
-    _repeated("columns", ("bare",), "columns", "bare", output="bare"),
-    _training("train dual", "--method", "dual", "--max-passes", 3),
-    _training("train primal", "--method", "primal", "--max-passes", 2),
-    _training("train log_loss path", "--loss", "log_loss", "--method", "dual", "-C", "0.5,1", "--max-passes", 2),
+    repeated("columns", ("bare",), "columns", "bare", output="bare"),
+    training("train dual", "--method", "dual", "--max-passes", 3),
+    training("train primal", "--method", "primal", "--max-passes", 2),
+    training("train log_loss path", "--loss", "log_loss", "--method", "dual", "-C", "0.5,1", "--max-passes", 2),
     replace(
-        _training("train over another", "--method", "dual", "--max-passes", 2, "--force"),
+        training("train over another", "--method", "dual", "--max-passes", 2, "--force"),
         inputs=("a", "b.run"),
         renamed=("b.run", "out"),
         recoveries=((*TRAIN, "--method", "dual", "--max-passes", 2, "--force"),),
@@ -65,21 +66,21 @@ SCENARIOS = (
         "tune", ("a",), ("tune", "a", "out", "-C", "0.5,1", "--cv", 2, "--max-passes", 3),
         (("resume", "out"), ("tune", "a", "out", "-C", "0.5,1", "--cv", 2, "--max-passes", 3)),
     ),
-    _repeated("predict", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.csv", output="out.csv"),
-    _repeated("predict parquet", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.parquet", output="out.parquet"),
-    _repeated("export model", ("a.done",), "export", "a.done", "out", "--format", "liblinear"),
-    _repeated("export dataset", ("a",), "export", "a", "out", "--format", "libsvm"),
-    _repeated(
+    repeated("predict", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.csv", output="out.csv"),
+    repeated("predict parquet", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.parquet", output="out.parquet"),
+    repeated("export model", ("a.done",), "export", "a.done", "out", "--format", "liblinear"),
+    repeated("export dataset", ("a",), "export", "a", "out", "--format", "libsvm"),
+    repeated(
         "convert table", ("a.csv",),
         "convert", "a.csv", "out", "--label", "kind", "--missing", "zero", "--chunk-size", "400B", "--shard-size", "1kB",
     ),
-    _repeated("convert, two workers", ("a.txt",), *_CONVERT, "--workers", 2),
-    _repeated("columns, two workers", ("bare",), "columns", "bare", "--workers", 2, output="bare"),
-    _repeated(
+    repeated("convert, two workers", ("a.txt",), *_CONVERT, "--workers", 2),
+    repeated("columns, two workers", ("bare",), "columns", "bare", "--workers", 2, output="bare"),
+    repeated(
         "predict table", ("a.csv", "a.table.done"),
         "predict", "a.csv", "a.table.done", "--proba", "-o", "out.csv", output="out.csv",
     ),
-    _training("train calibrated", "--method", "dual", "--max-passes", 2, "--calibrate"),
+    training("train calibrated", "--method", "dual", "--max-passes", 2, "--calibrate"),
     Scenario(
         "train validated", ("a", "b"), (*TRAIN, "--method", "dual", "--max-passes", 2, "--validation", "b"),
         (("resume", "out"), (*TRAIN, "--method", "dual", "--max-passes", 2, "--validation", "b")),
@@ -88,8 +89,8 @@ SCENARIOS = (
         "train online", ("a",), (*TRAIN, "--method", "online", "--max-passes", 2),
         (("resume", "out"), (*TRAIN, "--method", "online", "--max-passes", 2)),
     ),
-    _repeated("report", ("a", "a.done"), "report", "a.done", "-o", "out.html", output="out.html"),
-    _repeated("import", ("a.liblinear",), "import", "a.liblinear", "out"),
+    repeated("report", ("a", "a.done"), "report", "a.done", "-o", "out.html", output="out.html"),
+    repeated("import", ("a.liblinear",), "import", "a.liblinear", "out"),
 )  # fmt: skip
 
 
@@ -132,6 +133,8 @@ def begin(workspace: Workspace, scenario: Scenario, place: Path) -> None:
     workspace.copy(place, *scenario.inputs)
     if scenario.renamed is not None:
         (place / scenario.renamed[0]).rename(place / scenario.renamed[1])
+    if scenario.before:
+        run_command(place, *scenario.before)
 
 
 def judge(
