@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamcd.conversion import staging
 from streamcd.core.atomic_files import write_file
 from streamcd.dataset.direct_writer import DirectWriter
 from tools.faults import file_operations, power
@@ -96,6 +97,21 @@ def test_a_cut_leaves_what_was_synced_and_of_the_rest_what_the_policies_say() ->
     assert disk.cut(rng, "lost", "lost") == {"old": b""}
     disk.apply(Event("sync", "old"))
     assert disk.cut(rng, "lost", "lost") == {"old": b"new"}
+
+
+def test_the_mark_of_a_directory_for_work_is_durable_before_anything_else_is_in_it(
+    made: Workspace, tmp_path: Path
+) -> None:
+    """It was never synced: after a power cut, what a conversion had left there was taken for another's."""
+    (scenario,) = (found for found in power.SCENARIOS if found.name == "convert")
+    recorded = power.record(made, scenario, tmp_path)
+    disk = Disk(recorded.begun)
+    for event in recorded.events:
+        disk.apply(event)
+        if any(name.startswith(".out.partial/") for name in set(disk.now) - {".out.partial/lock"}):
+            break
+    disk.apply(Event("sync", "."))  # its own name; nothing else is certain
+    assert disk.cut(random.Random(0), "lost", "lost")[".out.partial/lock"] == staging._MARK
 
 
 def test_what_c_code_forked_processes_and_direct_writers_write_is_recorded(tmp_path: Path) -> None:
