@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 from pathlib import Path
@@ -18,7 +20,7 @@ from tools.faults.budgets import least_memory
 from tools.faults.certificates import false_claims
 from tools.faults.commands import contents, run_command
 from tools.faults.damage import DAMAGES, damage
-from tools.faults.disk import Disk
+from tools.faults.disk import Disk, Tree
 from tools.faults.injection import HOWS, FaultyFiles
 from tools.faults.recording import Event, Recorder, tree_of
 from tools.faults.text import mutated
@@ -92,11 +94,54 @@ def test_a_cut_leaves_what_was_synced_and_of_the_rest_what_the_policies_say() ->
         b"",
         b"\0\0\0",
     ]
-    assert {disk.cut(rng, "mixed", "mixed").get("old") for _ in range(50)} == {b"old", b"new", b"", b"\0\0\0"}
+    assert {disk.cut(rng, "mixed", "mixed").get("old") for _ in range(300)} == {
+        b"old",
+        b"new",
+        b"",
+        b"\0\0\0",
+    }
     disk.apply(Event("sync", "."))
     assert disk.cut(rng, "lost", "lost") == {"old": b""}
     disk.apply(Event("sync", "old"))
     assert disk.cut(rng, "lost", "lost") == {"old": b"new"}
+
+
+def _promises_without_what_they_promise(tree: Tree, begun: Tree) -> list[str]:
+    """List names that a cut must not leave alone: of an index its data, of a mark its shards, of a state its files."""
+    found, work = [], "bare/.columns.partial/"
+    for name, content in tree.items() if work + "columns" in tree else ():  # until that is in its place
+        if name.endswith(".index"):
+            found += [name] * (name.removesuffix(".index") not in tree)
+        if name.startswith(work + "sort-") and name.endswith(".json"):
+            parts = [part["entries"] for part in json.loads(content or b"")["parts"]]
+            found += [part for part in parts if f"{work}columns/{part}" not in tree]
+    if "out/state.npz" in tree and "out/state.npz" not in begun:
+        found += [name for name in ("out/dual", "out/dual/part-00000.bin") if name not in tree]
+        found += ["out/log.jsonl"] * (not {"out/log.jsonl", "out/log.jsonl.partial"} & tree.keys())
+    if "out/weights.npy" in tree and "out/model.json" in tree:
+        digest = "sha256:" + hashlib.sha256(tree["out/weights.npy"] or b"").hexdigest()
+        found += ["out/weights.npy"] * (
+            json.loads(tree["out/model.json"] or b"")["weights_checksum"] != digest
+        )
+    if tree.keys() & {"out/state.npz", "out/dual", "out/model"}:
+        found += ["out/config.json"] * ("out/config.json" not in tree)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["columns, two workers", "train over another", "train dual", "import over another"]
+)
+def test_no_name_survives_a_cut_without_those_that_it_promises(
+    name: str, made: Workspace, tmp_path: Path
+) -> None:
+    """Of names in one directory, a disk may keep the later one and lose the earlier, as long as neither is synced."""
+    (scenario,) = (found for found in power.SCENARIOS if found.name == name)
+    recorded = power.record(made, scenario, tmp_path)
+    disk, rng = Disk(recorded.begun), random.Random(0)
+    for event in recorded.events:
+        disk.apply(event)
+        for _ in range(8):
+            assert _promises_without_what_they_promise(disk.cut(rng, "one", "kept"), recorded.begun) == []
 
 
 def test_the_mark_of_a_directory_for_work_is_durable_before_anything_else_is_in_it(

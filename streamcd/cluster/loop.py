@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import sync
+from ..core.atomic_files import make_directory, sync
 from ..core.errors import EnvironmentFailure
 from ..kernels.primitives import DUAL
 from ..solvers import acceleration
@@ -112,7 +112,7 @@ class RoundLoop(TrainingLoop):
         self.assigned_round = 0  # number of the last assignment of shards
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
         self.state.lanes["sigma_prime"] = np.ones(task.problem.n_lanes)
-        self._folder.mkdir(exist_ok=True)
+        make_directory(self._folder)
         self._restore_checkpoint()
         self._remove_other_attempts()
 

@@ -460,6 +460,7 @@ class Transposition:
                 done += self._buckets[bucket].n_entries
         finished = writer.close_parts()
         result = {"parts": finished["parts"][shard:], "chunks": finished["chunks"]}
+        sync(self._work / FOLDER)
         write_file(self._marks[number], json.dumps(result).encode())
 
     def _sort_bucket(self, bucket: Bucket, blocks: Blocks, path: Path, writer: ColumnsWriter) -> None:

@@ -69,6 +69,7 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
             yield partials
         sync_together(partials)
         last.unlink(missing_ok=True)
+        sync(folder)  # its name is gone before the others get theirs
         for partial, path in zip(partials, others, strict=False):
             os.replace(partial, path)
         sync(folder)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..kernels import scatter
+from .atomic_files import sync
 from .errors import file_named
 
 MAX_BUCKETS = 1 << 16
@@ -264,6 +265,8 @@ class PartitionWriter:
             if self._durable:
                 file.flush()
                 os.fsync(file.fileno())
+        if self._durable:
+            sync(self._path.parent)  # the name of the data is there before that of the index
         os.replace(partial, index_path(self._path))
 
 

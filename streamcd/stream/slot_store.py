@@ -17,7 +17,7 @@ from threading import Lock
 
 import numpy as np
 
-from ..core.atomic_files import sync_together
+from ..core.atomic_files import make_directory, sync_together
 from ..core.errors import CheckpointError, file_named
 from ..dataset.dataset import Dataset
 from .identity import Identity
@@ -51,7 +51,7 @@ class SlotStore:
         self._unsynced: set[int] = set()
         self.bytes_read = 0
         self.identity: Identity | None = None
-        folder.mkdir(exist_ok=True)
+        make_directory(folder)
 
     def allocate(self) -> None:
         """Allocate the disk space of all slots, so that a disk too small fails before any work."""

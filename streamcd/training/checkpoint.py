@@ -86,7 +86,8 @@ class Run:
                 self._early_log.write_bytes(b"".join(self._early_lines))
             self._log_bytes = self._early_log.stat().st_size
         if self._log_bytes:
-            files = [*files, self._early_log if self._early_lines else self.log_path]
+            # of an early log, the name too is durable before the state
+            files = [*files, *([self._early_log, self.path] if self._early_lines else [self.log_path])]
         with replacing(self.state_path, files) as partial, open(partial, "wb") as file:
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
             own = {"log_bytes": np.int64(self._log_bytes), "identity": identity}
@@ -369,6 +370,8 @@ def create_run(path: Path, *, force: bool) -> Run:
     with ExitStack() as stack:
         stack.push(run)
         for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
+            if entry.name == "config.json":
+                sync(path)
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:

@@ -16,8 +16,8 @@ from .recording import Event
 
 Tree = dict[str, bytes | None]
 
-NAMES = ("kept", "lost", "first", "mixed")
-"""What is there of names not synced: all, none, the first few, or any that do not need another."""
+NAMES = ("kept", "lost", "first", "one", "mixed")
+"""What is there of names not synced: all, none, the first few, one and what it needs, or any that do not need another."""
 CONTENTS = ("kept", "lost", "zeroed", "mixed")
 """What is there of contents not synced, see `_content`."""
 _SECTOR = 512
@@ -100,28 +100,39 @@ class Disk:
             del self._contents[found][:-1]
             return
         wanted = {number for number, change in self._changes.items() if change.touches(found)}
-        for number in sorted(self._changes, reverse=True):
-            if number in wanted:
-                wanted |= self._changes[number].needs
-        for number in sorted(wanted & self._changes.keys()):
+        for number in sorted(self._with_needs(wanted)):
             _put(self._durable, self._changes.pop(number).slots)
 
     def cut(self, rng: random.Random, names: str, contents: str) -> Tree:
         """Cut the power: returns what is there afterwards, by the policies for names and for contents."""
         left = {folder: dict(inside) for folder, inside in self._durable.items()}
-        most = rng.randint(0, len(self._changes))
-        lost: set[int] = set()
-        for position, (number, change) in enumerate(self._changes.items()):
-            is_kept = {"kept": True, "lost": False, "first": position < most, "mixed": rng.random() < 0.5}[
-                names
-            ]
-            if is_kept and not change.needs & lost:
+        kept = self._kept(rng, names)
+        for number, change in self._changes.items():
+            if number in kept and not (change.needs & self._changes.keys()) - kept:
                 _put(left, change.slots)
             else:
-                lost.add(number)
+                kept.discard(number)
         tree: Tree = {}
         self._collect(left, _ROOT, "", tree, rng, contents)
         return tree
+
+    def _kept(self, rng: random.Random, names: str) -> set[int]:
+        """Draw the changes of names that are there, as far as what they need is there."""
+        numbers = list(self._changes)
+        if names == "first":
+            return set(numbers[: rng.randint(0, len(numbers))])
+        if names == "mixed":
+            return {number for number in numbers if rng.random() < 0.5}
+        if names == "one" and numbers:
+            return self._with_needs({rng.choice(numbers)})
+        return set(numbers) if names == "kept" else set()
+
+    def _with_needs(self, wanted: set[int]) -> set[int]:
+        """Add the changes that others need, and are not durable."""
+        for number in sorted(self._changes, reverse=True):
+            if number in wanted:
+                wanted = wanted | self._changes[number].needs
+        return wanted & self._changes.keys()
 
     def _collect(
         self,
