@@ -25,7 +25,9 @@ from .declared import options_of
 from .help_sections import option
 from .option_types import BIT
 from .options import (
+    asked_model,
     cache_options,
+    checkpoint_option,
     convert_options,
     cut_options,
     force_option,
@@ -35,6 +37,7 @@ from .options import (
     model_options,
     output_options,
     refused_option,
+    scaled_option,
     threads_option,
     training_keywords,
     weight_notes,
@@ -130,8 +133,9 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
+@scaled_option
 @json_option
-def info(path: str, as_json: bool) -> None:
+def info(path: str, scaled: bool, as_json: bool) -> None:
     """Describe a dataset, a run or a model, without reading data.
 
     Of a run: its options, its progress, the last gap, the largest weights, and the next command.
@@ -153,7 +157,7 @@ def info(path: str, as_json: bool) -> None:
         found = describe_dataset(open_or_tell(path))
         console.show(found, as_json, print_dataset, path, found)
     else:
-        found = describe_run(path) if kind == "run" else describe_model(path)
+        found = (describe_run if kind == "run" else describe_model)(path, scaled=scaled)
         console.show(found, as_json, print_description, path, found)
 
 
@@ -289,10 +293,18 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     metavar="FILE",
     help="Draw confusion matrix, ROC curves and calibration into a .png, .svg or .pdf file; needs the extra 'plot'.",
 )
+@checkpoint_option
 @force_option("picture")
 @output_options
 def evaluate(
-    data: str, model: str, plot: str | None, force: bool, quiet: bool, as_json: bool, **options: Any
+    data: str,
+    model: str,
+    plot: str | None,
+    checkpoint: bool,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Compare a model's predictions with the labels of a dataset, of a table or of libsvm text.
 
@@ -302,15 +314,17 @@ def evaluate(
       streamcd evaluate test.libsvm.gz run --plot test.png
     """
     with console.Console(quiet) as listener:
+        used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
         if plot is None:
             from ..prediction.evaluate import evaluate as evaluate_model
 
-            result = evaluate_model(data, model, listener=listener, **options)
+            result = evaluate_model(data, used, listener=listener, **options)
         else:
             from ..runs.report import plot_evaluation
 
-            result = plot_evaluation(data, model, plot, force=force, listener=listener, **options)
-    console.show(result, as_json, print_evaluation, f"{model} on {data}", result)
+            result = plot_evaluation(data, used, plot, force=force, listener=listener, **options)
+    result |= said
+    console.show(result, as_json, print_evaluation, f"{name} on {data}", result)
 
 
 @cli.command()
@@ -322,6 +336,7 @@ def evaluate(
     help="Evaluate the model on it: confusion, ROC, calibration.  [default: the run's validation set, if it has one]",
 )
 @option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
+@scaled_option
 @model_options
 @force_option("page")
 @output_options
@@ -370,6 +385,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 @cache_options
 @workers_option
 @threads_option
+@checkpoint_option
 @force_option("file of predictions")
 @output_options
 def predict(
@@ -380,6 +396,7 @@ def predict(
     out: str,
     proba: bool,
     liblinear_proba: bool | None,
+    checkpoint: bool,
     **options: Any,
 ) -> None:
     """Predict the rows of a dataset, of a table or of libsvm text, in the order of the source.
@@ -399,11 +416,14 @@ def predict(
     with console.Console(quiet) as listener:
         target = console.lines_output() if out == "-" else out
         proba = proba or bool(liblinear_proba)
-        result = predict_rows(data, model, target, proba=proba, listener=listener, **options)
+        used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
+        result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
     if as_json:
-        console.print_json({**result, "out": out})
+        console.print_json({**result, **said, "out": out})
     elif out != "-":
-        console.print_line(f"{result['n_rows']:,} predictions in {out}")
+        console.print_line(
+            f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
+        )
 
 
 @cli.command()
@@ -417,6 +437,7 @@ def predict(
     "source. By default, whichever fits the source.",
 )
 @model_options
+@checkpoint_option
 @force_option("file of the same format")
 @output_options
 def export(
@@ -425,6 +446,7 @@ def export(
     target_format: str | None,
     C: float | None,
     memory: str,
+    checkpoint: bool,
     force: bool,
     quiet: bool,
     as_json: bool,
@@ -441,11 +463,13 @@ def export(
       streamcd export data data.libsvm --format libsvm
     """
     found = target_format or ("libsvm" if (location(source) / "manifest.json").exists() else "liblinear")
+    of = ""
+    said: dict[str, Any] = {}
     with console.Console(quiet) as listener:
         if found == "libsvm":
-            if C is not None:
+            if C is not None or checkpoint:
                 raise UsageError(
-                    "-C picks a model, and --format libsvm writes a dataset: leave one of them out"
+                    "-C and --checkpoint pick a model, --format libsvm writes a dataset: leave one of them out"
                 )
             from ..conversion.export_libsvm import export_libsvm
             from ..dataset.dataset import open_dataset
@@ -455,10 +479,13 @@ def export(
             from ..models.liblinear import export_liblinear
             from ..models.model import load_model
 
-            export_liblinear(load_model(source, C, memory=memory), file, listener, force=force)
+            used, name, said = asked_model(source, checkpoint, C, memory, listener)
+            model = used if checkpoint else load_model(source, C, memory=memory)
+            export_liblinear(model, file, listener, force=force)
+            of = f", of {name}" if checkpoint else ""
     n_bytes = os.path.getsize(file)
-    written = {"file": file, "format": found, "bytes": n_bytes}
-    console.show(written, as_json, console.print_line, f"{file}: {found} text, {format_size(n_bytes)}")
+    written = {"file": file, "format": found, "bytes": n_bytes} | said
+    console.show(written, as_json, console.print_line, f"{file}: {found} text, {format_size(n_bytes)}{of}")
 
 
 @cli.command(name="import")
@@ -504,7 +531,7 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
 )
 @output_options
 def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> None:
-    """Demonstrate streamcd in under three minutes: data twice as large as the memory allowed, a kill, a resume.
+    """Demonstrate streamcd in about three minutes: data twice as large as the memory allowed, a kill, a resume.
 
     Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
     with SIGKILL half-way, resumes it, and compares the weights with those of an uninterrupted training, bit for bit.
