@@ -112,4 +112,7 @@ OMEGA = Parsed(
 ACCELERATION = Parsed(
     "acceleration", "auto, none, or a number", lambda text: text if text in ("auto", "none") else float(text)
 )
+BIAS = Parsed(
+    "bias", "auto, none, or a number", lambda text: text if text in ("auto", "none") else float(text)
+)
 CODE = Parsed("file", "a file", read_code)

@@ -11,7 +11,7 @@ import click
 from ..core.errors import UsageError
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SOLVERS
 from .help_sections import MOST_USED, option
-from .option_types import ACCELERATION, CLASS_WEIGHT, CODE, COSTS, OMEGA, SECONDS, PathOrUrl
+from .option_types import ACCELERATION, BIAS, CLASS_WEIGHT, CODE, COSTS, OMEGA, SECONDS, PathOrUrl
 
 LIBLINEAR_TYPES = {
     entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
@@ -329,10 +329,12 @@ training_options = together(
         "-B",
         "--bias",
         "bias",
-        type=float,
-        default=-1.0,
-        help="Append a constant feature of this value to every row; its weight is penalised like the others. "
-        "Negative: none.",
+        type=BIAS,
+        default="auto",
+        metavar="auto|none|NUMBER",
+        help="Append a constant feature of this value to every row, for an intercept; its weight is penalised like the "
+        "others. none, or a negative number: no intercept. auto: 1 for a DATASET made from tables, frames or dense arrays, "
+        "none for libsvm text and sparse matrices, as LIBLINEAR; with --start-from as in that run.",
     ),
     option(
         "--tol",

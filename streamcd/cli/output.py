@@ -24,8 +24,10 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
+    from ..runs.bias_choice import bias_by_source
     from ..runs.method_choice import choose_method
 
+    bias, bias_because = bias_by_source(dataset)
     method, reason = choose_method(unpenalized_bias=False)
     return {
         **dataset.info(),
@@ -35,6 +37,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         "columns": has_columns(dataset),
         "method": method,
         "method_because": reason,
+        "bias": bias,
+        "bias_because": bias_because,
     }
 
 
@@ -52,6 +56,7 @@ def print_dataset(path: str, info: dict[str, Any]) -> None:
 
 def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
     from ..dataset.schema import MAX_CLASSES  # loads pyarrow, which no help needs
+    from ..runs.bias_choice import describe_bias
 
     classes = f"more than {MAX_CLASSES:,}, too many to train on: is it the right column of labels?"
     if info["classes"] is not None:
@@ -71,6 +76,7 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
         *([("data digest", info["data_digest"])] if info["data_digest"] else []),
         ("column layout", "yes" if info["columns"] else "no"),
         ("method", f"{info['method']}: {info['method_because']}"),
+        ("bias", describe_bias(info["bias"], info["bias_because"])),
     ]
 
 
@@ -257,6 +263,7 @@ def print_description(path: str, found: dict[str, Any]) -> None:
 
 def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     options = {name: _listed(value) for name, value in found["options"].items()}
+    options["bias"] = _bias(found["options"]["bias"], found["bias_because"])
     shown = [
         (f"{kind} gap", found[key]) for kind, key in (("certified", "gap"), ("estimated", "gap_estimate"))
     ]
@@ -292,7 +299,7 @@ def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("classes", _listed(found["labels"])),
         ("features", f"{found['n_features']:,}"),
         ("vectors", f"{found['n_vectors']:,}"),
-        *([("bias", f"{found['bias']:g}")] if found["bias"] > 0 else []),
+        ("bias", _bias(found["bias"])),
         *([(name, found[name]) for name in ("scale", "normalize") if found[name] != "none"]),
         *(
             [("class weights", _listed([f"{k}={v:g}" for k, v in found["class_weight"].items()]))]
@@ -301,6 +308,12 @@ def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *([("certified gap", f"{gap:.3g}")] if isinstance(gap, float) else []),
     ]
+
+
+def _bias(bias: float, because: str = "") -> str:
+    from ..runs.bias_choice import bias_text
+
+    return f"{bias_text(bias)}: {because}" if because else bias_text(bias)
 
 
 def _listed(value: Any) -> str:

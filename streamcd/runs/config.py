@@ -211,6 +211,7 @@ class TrainOptions:
     calibrate: bool = False
     validation: str | None = None
     cache: Cache | None = None  # of data at URLs
+    bias_because: str = ""  # why the bias is as it is
     in_memory: bool = False  # no directory: the rows' state stays in memory
 
 
@@ -261,6 +262,7 @@ class RunConfig:
     validation: str | None = None  # path of a dataset or files
     validation_identity: str | None = None
     cache: Cache | None = None  # of data at URLs; no bit depends on it
+    bias_because: str = ""
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)

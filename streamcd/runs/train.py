@@ -19,6 +19,7 @@ from ..solvers.registry import SOLVERS, find_solver
 from ..stream.memory_plan import Plan
 from ..training.loop import Session, StopRequested, deadline
 from ..training.result import Result
+from .bias_choice import choose_bias
 from .carry_out import begin_run, carry_out
 from .config import (
     WORKER_TIMEOUT,
@@ -48,7 +49,7 @@ def train(
     loss: str = "squared_hinge",
     method: str = "auto",
     C: float | Sequence[float] = 1.0,
-    bias: float = -1.0,
+    bias: float | str = "auto",
     unpenalized_bias: bool = False,
     tol: float | None = None,
     eps: float | None = None,
@@ -94,8 +95,10 @@ def train(
         twin SVM, with an inverse of features × features for each plane; ``"auto"`` chooses, and tells the listener why.
     C : float or sequence of float
         Factor of the sum of losses. Several values are trained in the same passes, and each gets a model.
-    bias : float
-        Value of a constant feature appended to every row; its weight is penalised like the others. Negative for none.
+    bias : "auto", "none" or float
+        Value of a constant feature appended to every row, which gives an intercept; its weight is penalised like the others.
+        Negative for none. ``"auto"``: 1 for a dataset made from tables, frames or dense arrays, none for libsvm text and
+        sparse matrices, as in LIBLINEAR; with `start_from`, that of the earlier run. The listener is told.
     unpenalized_bias : bool
         Leave the bias's weight out of ``½‖w‖²``; by primal methods only.
     tol : float, optional
@@ -190,13 +193,13 @@ def train(
     listener = listener or Listener()
     on_workers = Workers.asked(client, workers, scheduler, fewest=2)
     threading = make_threads(threads)
-    dataset = open_cached(
-        dataset, cache, cache_size
-    )  # first: for rows in memory a run is not what is missing
+    # first: for rows in memory a run is not what is missing
+    dataset = open_cached(dataset, cache, cache_size)
     path = local_path(run, "a run")
     if method == "auto" and start_from is None and not on_workers:
         method, reason = choose_method(unpenalized_bias)
         listener.message(f"method {method}: {reason}")
+    bias, bias_because = choose_bias(bias, dataset, listener, start_from)
     problem = ProblemOptions.asked(
         loss=loss,
         method=method,
@@ -227,6 +230,7 @@ def train(
         calibrate=calibrate,
         validation=_validation_path(validation, early_stop, on_workers),
         cache=dataset.cache,
+        bias_because=bias_because,
     )
     if calibrate:
         from .calibration import check_calibration

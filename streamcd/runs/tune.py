@@ -16,6 +16,7 @@ from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_cached
 from ..training.loop import Session, StopRequested, deadline
 from ..training.result import TuneResult
+from .bias_choice import choose_bias
 from .carry_out import begin_run
 from .config import (
     MAX_FOLDS,
@@ -42,7 +43,7 @@ def tune(
     cv: int = 5,
     loss: str = "squared_hinge",
     method: str = "auto",
-    bias: float = -1.0,
+    bias: float | str = "auto",
     tol: float | None = None,
     eps: float | None = None,
     max_passes: int = 1000,
@@ -102,6 +103,7 @@ def tune(
     threading = make_threads(threads)
     session = Session(listener or Listener(), stop_requested, threads=threading, until=deadline(max_seconds))
     dataset = open_cached(dataset, cache, cache_size)
+    bias, bias_because = choose_bias(bias, dataset, session.listener)
     problem = ProblemOptions.asked(
         loss=loss,
         method=method,
@@ -124,6 +126,7 @@ def tune(
         make_rule(tol, eps, max_passes),
         search=True,
         cache=dataset.cache,
+        bias_because=bias_because,
     )
     search = resolve(dataset, asked, session.listener)
     if resume and is_begun(path, search.config):
