@@ -210,7 +210,11 @@ def _share(figure: float | None) -> str:
 
 def print_evaluation(title: str, result: dict[str, Any]) -> None:
     """Print the quality of a model's predictions."""
-    rows = [("rows", f"{result['n_rows']:,}"), ("accuracy", f"{100 * result['accuracy']:.4f} %")]
+    rows = [("rows", f"{result['n_rows']:,}")]
+    if result.get("weighted"):
+        total = f"{result['sum_of_weights']:,.10g}"
+        rows += [("weights", f"{total} in sum, by which rows count below; --unweighted counts them alike")]
+    rows += [("accuracy", f"{100 * result['accuracy']:.4f} %")]
     names = {
         "primal_objective": "primal objective",
         "auc": "area under ROC curve",
@@ -234,7 +238,7 @@ def print_evaluation(title: str, result: dict[str, Any]) -> None:
     if 1 < len(result.get("labels", [])) <= 10:
         header = ["true \\ predicted", *map(str, result["labels"])]
         counts = [
-            [str(label), *map(str, row)]
+            [str(label), *(f"{count:.6g}" if isinstance(count, float) else str(count) for count in row)]
             for label, row in zip(result["labels"], result["confusion"], strict=True)
         ]
         console.print_table("confusion", counts, header)
