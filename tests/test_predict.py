@@ -19,7 +19,7 @@ from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
 from streamcd.models.model import Model
-from streamcd.prediction.evaluate import evaluate
+from streamcd.prediction.evaluate import evaluate, evaluate_model
 from streamcd.prediction.predict import predict
 from streamcd.prediction.roc_auc import RocArea
 from streamcd.prediction.source_order import SourceOrder
@@ -418,13 +418,86 @@ def test_evaluation_agrees_with_plain_numpy_and_scikit_learn(
                 assert brier == pytest.approx(theirs, rel=1e-10)
 
 
-def test_rows_count_by_their_weights_in_the_objective_only(small_problem, made_dataset):
-    x, y = small_problem("random")
-    weight = np.random.default_rng(0).integers(0, 3, y.size).astype(float)
-    model = a_model(x, y)
-    found = evaluate(made_dataset(x, y, weight=weight), model)
+@pytest.mark.parametrize("weights", ["integers", "decimals"])
+@pytest.mark.parametrize(
+    ("name", "loss"), [("random", "log_loss"), ("random", "hinge"), ("multiclass", "log_loss")]
+)
+def test_weighted_rows_give_the_figures_of_scikit_learn_with_sample_weight(
+    small_problem, made_dataset, name, loss, weights
+):
+    x, y = small_problem(name)
+    rng = np.random.default_rng(0)
+    weight = (
+        rng.integers(0, 4, y.size).astype(float)
+        if weights == "integers"
+        else rng.gamma(0.5, 1.0, y.size) + 1e-3
+    )
+    model = a_model(x, y, loss)
+    h = plain_decisions(model, x)
+    predicted, given = model.labels(h), {"sample_weight": weight}
+    data = made_dataset(x, y, weight=weight)
+    found, unweighted = evaluate(data, model), evaluate(data, model, unweighted=True)
+    assert unweighted == evaluate(made_dataset(x, y, name="plain"), model)
+    assert "weighted" not in unweighted
+    assert found["weighted"] is True
+    assert (found["n_rows"], found["sum_of_weights"]) == (y.size, pytest.approx(weight.sum(), rel=1e-12))
     assert found["primal_objective"] == pytest.approx(plain_objective(model, x, y, weight), rel=1e-12)
-    assert found["accuracy"] == np.mean(model.labels(plain_decisions(model, x)) == y)
+    assert found["accuracy"] == pytest.approx(
+        sklearn.metrics.accuracy_score(y, predicted, **given), rel=1e-12
+    )
+    expected = sklearn.metrics.confusion_matrix(y, predicted, labels=np.unique(y), **given)
+    np.testing.assert_allclose(found["confusion"], expected, rtol=1e-12)
+    by_class = sklearn.metrics.precision_recall_fscore_support(y, predicted, zero_division=np.nan, **given)
+    for key, theirs in zip(("precision", "recall", "f1"), by_class, strict=False):
+        ours = [np.nan if row[key] is None else row[key] for row in found["per_class"]]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    assert [row["n_rows"] for row in found["per_class"]] == np.unique(y, return_counts=True)[1].tolist()
+    if loss == "log_loss":
+        probabilities = np.exp(model.log_probabilities(h))
+        theirs = sklearn.metrics.log_loss(y, probabilities, labels=model.classes, **given)
+        assert found["log_loss"] == pytest.approx(theirs, rel=1e-10)
+    if model.n_classes == 2:
+        positive, score = y == model.classes[1], h[:, 0]
+        assert found["auc"] == pytest.approx(
+            sklearn.metrics.roc_auc_score(positive, score, **given), abs=1e-12
+        )
+        average = sklearn.metrics.average_precision_score(positive, score, **given)
+        assert found["average_precision"] == pytest.approx(average, abs=1e-12)
+        if loss == "log_loss":
+            theirs = sklearn.metrics.brier_score_loss(positive, probabilities[:, 1], **given)
+            assert found["brier_score"] == pytest.approx(theirs, rel=1e-10)
+
+
+def test_curves_count_rows_by_their_weights(small_problem, made_dataset):
+    """A row of weight 3 is three rows, in every curve."""
+    x, y = small_problem("random")
+    weight = np.random.default_rng(0).integers(0, 4, y.size).astype(float)
+    model, each = a_model(x, y, "log_loss"), np.repeat(np.arange(y.size), weight.astype(int))
+    found, expected = (
+        evaluate_model(data, model)[1]
+        for data in (made_dataset(x, y, weight=weight), made_dataset(x[each], y[each], name="repeated"))
+    )
+    for ours, theirs in ((found.roc(0), expected.roc(0)), (found.histogram(0), expected.histogram(0))):
+        for part, of_theirs in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(part, of_theirs, rtol=1e-12)
+    for part, of_theirs in zip(found.calibration, expected.calibration, strict=True):
+        np.testing.assert_allclose(part, of_theirs, rtol=1e-12)
+
+
+def test_rows_that_all_weigh_0_are_not_evaluated(small_problem, made_dataset):
+    x, y = small_problem("random")
+    with pytest.raises(DataError, match="expected a row whose weight is above 0"):
+        evaluate(made_dataset(x, y, weight=np.zeros(y.size)), a_model(x, y))
+
+
+def test_the_command_says_that_rows_are_weighted(small_problem, made_dataset, tmp_path, streamcd):
+    x, y = small_problem("random")
+    data = made_dataset(x, y, weight=np.full(y.size, 2.5))
+    a_model(x, y).save(tmp_path / "model")
+    said = "in sum, by which rows count below; --unweighted counts them alike"
+    lines = streamcd("evaluate", data.path, tmp_path / "model").stdout
+    assert f"{2.5 * y.size:g} {said}" in lines
+    assert said not in streamcd("evaluate", data.path, tmp_path / "model", "--unweighted").stdout
 
 
 def test_a_code_matrix_with_zeros_leaves_rows_out_of_vectors(small_problem, made_dataset):
@@ -476,13 +549,16 @@ def test_the_area_under_the_curve_is_exact_whatever_the_memory(n_distinct, memor
     rng = np.random.default_rng(n_distinct)
     score = rng.integers(0, n_distinct, 20_000) / n_distinct - 0.5
     positive = rng.random(20_000) < 0.4 + 0.3 * score
-    with RocArea(memory_bytes) as area:
-        for block in np.array_split(np.arange(20_000), 11):
-            area.add(score[block], positive[block])
-        found = area.areas()
-    assert found is not None
-    assert found[0] == pytest.approx(sklearn.metrics.roc_auc_score(positive, score), abs=1e-13)
-    assert found[1] == pytest.approx(sklearn.metrics.average_precision_score(positive, score), abs=1e-12)
+    for weight in (None, rng.gamma(0.5, 1.0, 20_000)):
+        with RocArea(memory_bytes) as area:
+            for block in np.array_split(np.arange(20_000), 11):
+                area.add(score[block], positive[block], None if weight is None else weight[block])
+            found = area.areas()
+        assert found is not None
+        expected = sklearn.metrics.roc_auc_score(positive, score, sample_weight=weight)
+        assert found[0] == pytest.approx(expected, abs=1e-13)
+        expected = sklearn.metrics.average_precision_score(positive, score, sample_weight=weight)
+        assert found[1] == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_area_of_one_class_is_none():

@@ -132,7 +132,7 @@ def test_calibration_counts_every_row_once(run: Path) -> None:
     result, curves = evaluate_model(run.parent / "data", load_model(run))
     assert curves is not None
     assert curves.calibration is not None
-    assert curves.calibration.n_rows.sum() == result["n_rows"]
+    assert curves.calibration.weight.sum() == result["n_rows"]
     confusion = np.array(result["confusion"])
     assert curves.calibration.hits.sum() == confusion[1].sum()
 

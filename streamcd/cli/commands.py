@@ -288,6 +288,7 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 @cache_options
 @workers_option
 @threads_option
+@option("--unweighted", is_flag=True, help="Count all rows alike, whatever the weights of the data.")
 @option(
     "--plot",
     metavar="FILE",

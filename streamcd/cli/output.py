@@ -24,8 +24,10 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
+    from ..runs.bias_choice import bias_by_source
     from ..runs.method_choice import choose_method
 
+    bias, bias_because = bias_by_source(dataset)
     method, reason = choose_method(unpenalized_bias=False)
     return {
         **dataset.info(),
@@ -35,6 +37,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         "columns": has_columns(dataset),
         "method": method,
         "method_because": reason,
+        "bias": bias,
+        "bias_because": bias_because,
     }
 
 
@@ -52,6 +56,7 @@ def print_dataset(path: str, info: dict[str, Any]) -> None:
 
 def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
     from ..dataset.schema import MAX_CLASSES  # loads pyarrow, which no help needs
+    from ..runs.bias_choice import describe_bias
 
     classes = f"more than {MAX_CLASSES:,}, too many to train on: is it the right column of labels?"
     if info["classes"] is not None:
@@ -71,6 +76,7 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
         *([("data digest", info["data_digest"])] if info["data_digest"] else []),
         ("column layout", "yes" if info["columns"] else "no"),
         ("method", f"{info['method']}: {info['method_because']}"),
+        ("bias", describe_bias(info["bias"], info["bias_because"])),
     ]
 
 
@@ -204,7 +210,11 @@ def _share(figure: float | None) -> str:
 
 def print_evaluation(title: str, result: dict[str, Any]) -> None:
     """Print the quality of a model's predictions."""
-    rows = [("rows", f"{result['n_rows']:,}"), ("accuracy", f"{100 * result['accuracy']:.4f} %")]
+    rows = [("rows", f"{result['n_rows']:,}")]
+    if result.get("weighted"):
+        total = f"{result['sum_of_weights']:,.10g}"
+        rows += [("weights", f"{total} in sum, by which rows count below; --unweighted counts them alike")]
+    rows += [("accuracy", f"{100 * result['accuracy']:.4f} %")]
     names = {
         "primal_objective": "primal objective",
         "auc": "area under ROC curve",
@@ -228,7 +238,7 @@ def print_evaluation(title: str, result: dict[str, Any]) -> None:
     if 1 < len(result.get("labels", [])) <= 10:
         header = ["true \\ predicted", *map(str, result["labels"])]
         counts = [
-            [str(label), *map(str, row)]
+            [str(label), *(f"{count:.6g}" if isinstance(count, float) else str(count) for count in row)]
             for label, row in zip(result["labels"], result["confusion"], strict=True)
         ]
         console.print_table("confusion", counts, header)
@@ -262,6 +272,7 @@ def print_description(path: str, found: dict[str, Any]) -> None:
 
 def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     options = {name: _listed(value) for name, value in found["options"].items()}
+    options["bias"] = _bias(found["options"]["bias"], found["bias_because"])
     shown = [
         (f"{kind} gap", found[key]) for kind, key in (("certified", "gap"), ("estimated", "gap_estimate"))
     ]
@@ -297,7 +308,7 @@ def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("classes", _listed(found["labels"])),
         ("features", f"{found['n_features']:,}"),
         ("vectors", f"{found['n_vectors']:,}"),
-        *([("bias", f"{found['bias']:g}")] if found["bias"] > 0 else []),
+        ("bias", _bias(found["bias"])),
         *([(name, found[name]) for name in ("scale", "normalize") if found[name] != "none"]),
         *(
             [("class weights", _listed([f"{k}={v:g}" for k, v in found["class_weight"].items()]))]
@@ -306,6 +317,12 @@ def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *([("certified gap", f"{gap:.3g}")] if isinstance(gap, float) else []),
     ]
+
+
+def _bias(bias: float, because: str = "") -> str:
+    from ..runs.bias_choice import bias_text
+
+    return f"{bias_text(bias)}: {because}" if because else bias_text(bias)
 
 
 def _listed(value: Any) -> str:

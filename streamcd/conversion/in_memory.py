@@ -118,7 +118,8 @@ def _open_arrays(batches: Iterator[Any], reading: Reading) -> Source:
     X, label, weight = first
     names = label is not None and np.asarray(label).dtype.kind in "OUST"
     reader = ArrayReader(chain([first], triples), n_columns=X.shape[1])
-    return open_matrix(reader, reading, names_labels=names, weighted=weight is not None)
+    sparse = not isinstance(X, np.ndarray)
+    return open_matrix(reader, reading, sparse=sparse, names_labels=names, weighted=weight is not None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

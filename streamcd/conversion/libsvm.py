@@ -289,6 +289,8 @@ class LibsvmReader(TextReader):
 class LibsvmSource(Source):
     """Rows of libsvm text."""
 
+    made_from: str = "libsvm text"
+
     def parse(
         self, pieces: Sequence[ByteRange], first_row: int, first_line: int, dictionary: TaskDictionary | None
     ) -> Iterator[RowBatch]:

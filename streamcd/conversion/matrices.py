@@ -67,12 +67,19 @@ class MatrixSource(Source):
 
 
 def open_matrix(
-    reader: Reader, reading: Reading, *, names_labels: bool, weighted: bool = False, held_bytes: int = 0
+    reader: Reader,
+    reading: Reading,
+    *,
+    sparse: bool,
+    names_labels: bool,
+    weighted: bool = False,
+    held_bytes: int = 0,
 ) -> MatrixSource:
-    """Make the source of a reader's rows; `names_labels` where labels are strings."""
+    """Make the source of a reader's rows, of `sparse` matrices or of dense ones; `names_labels` where labels are strings."""
     first_index = reading.index_base or 0
     return MatrixSource(
         reader=reader,
+        made_from="sparse matrix" if sparse else "dense array",
         value_dtype=np.dtype(reading.value_dtype),
         names_labels=bool(reading.class_names) or names_labels,
         class_names=reading.class_names,

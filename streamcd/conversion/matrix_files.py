@@ -337,4 +337,5 @@ def open_matrices(paths: list[str], format: str, reading: Reading, options: Tabl
             "--label: expected one .npy of labels for one matrix, found several matrices; join them"
         )
     names_labels = dtype is not None and dtype.kind in "US"
-    return open_matrix(reader, reading, names_labels=names_labels, held_bytes=reader.compressed_bytes)
+    more = {"sparse": format == "npz", "held_bytes": reader.compressed_bytes}
+    return open_matrix(reader, reading, names_labels=names_labels, **more)

@@ -274,6 +274,7 @@ class Conversion:
             "n_explicit_zeros": counts.n_explicit_zeros,
             "n_underflows": counts.n_underflows,
             "n_ignored": counts.n_ignored,
+            "made_from": self.source.made_from,
             "source": self._unchanged_sources(),
         }
 

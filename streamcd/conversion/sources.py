@@ -170,6 +170,7 @@ class Source:
 
     reader: Any  # a `Reader`, with more methods for tables and matrices
     what: str = "rows"  # name of the rows, in messages
+    made_from: str  # the manifest's name of such a source
     encoding: Encoding | None = None  # of a table's columns as features
     grows: bool = False  # strings that occur become features
     names_labels: bool = False

@@ -208,6 +208,7 @@ class TableSource(Source):
     """
 
     encoding: Encoding
+    made_from: str = "table"
     table_types: dict[str, str]
     value_dtype: np.dtype
     needs_label: bool = True

@@ -109,6 +109,7 @@ class DatasetManifest(Structure):
     categories: FileRecord | None = None
     data_digest: str = ""
     infix: Infix = ""
+    made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None
 
     def __post_init__(self) -> None:
         sizes = [None if counted is None else len(counted) for counted in (self.classes, self.class_counts)]
@@ -146,7 +147,7 @@ class ColumnsManifest(Structure):
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     """Compute the digest of a manifest, with the checksums of all parts, but without the origin of the data."""
-    return content_digest(manifest, "fingerprint", "source", "infix")[:32]
+    return content_digest(manifest, "fingerprint", "source", "made_from", "infix")[:32]
 
 
 def stored_name(name: str, manifest: Mapping[str, Any]) -> str:

@@ -40,6 +40,8 @@ class Dataset(RowTable):
         First feature index of the source; features here start at 0.
     class_names : list of str or None
         Names of the classes, which are then numbered from 0; None if labels are numbers.
+    made_from : {"libsvm text", "table", "dense array", "sparse matrix"} or None
+        Kind of the source, by which the default bias is chosen; frames are tables.
     fingerprint : str
     chunk_part, chunk_group : ndarray of int32, shape (n_chunks,)
         Part of each chunk, and row group in that part.
@@ -68,6 +70,7 @@ class Dataset(RowTable):
         self.index_base: int = manifest["index_base"]
         self.seed: int = manifest["seed"]
         self.class_names: list[str] | None = manifest.get("class_names")
+        self.made_from: str | None = manifest.get("made_from")
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -241,6 +244,7 @@ class Dataset(RowTable):
             "index_dtype": self.index_dtype.name,
             "value_dtype": self.value_dtype.name,
             "index_base": self.index_base,
+            "made_from": self.made_from,
             "weighted": self.weighted,
             "seed": self.seed,
             "scale": self.scaling.scale,

@@ -93,7 +93,7 @@ def _check_export_of_unit_rows(model: Model, listener: Listener | None) -> None:
     if model.bias >= 0 and model.intercept.any():
         raise ModelError(
             "the model was trained on rows of unit norm (--normalize l2) and has a bias: for a row of another norm "
-            "LIBLINEAR would predict another label; train without --bias, or convert without --normalize l2"
+            "LIBLINEAR would predict another label; train with --bias none, or convert without --normalize l2"
         )
     if listener is not None:
         listener.warning(

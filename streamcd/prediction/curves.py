@@ -22,13 +22,13 @@ MAX_CLASSES = 128
 class Calibration(NamedTuple):
     """Rows in equal bins of predicted probability; all arrays have shape (CALIBRATION_BINS,)."""
 
-    n_rows: np.ndarray
-    predicted: np.ndarray  # sum of the probabilities
-    hits: np.ndarray  # rows that were of the class
+    weight: np.ndarray  # of the rows: their number, if none weighs other than 1
+    predicted: np.ndarray  # weighted sum of the probabilities
+    hits: np.ndarray  # weight of the rows that were of the class
 
 
 class ScoreCurves:
-    """Tables of scores by class and by truth, filled block by block.
+    """Tables of the rows' weights by score, class and truth, filled block by block.
 
     For two classes the scores are those of the positive one; for several, each class's against all others, and the
     probabilities are those of the predicted class. Rows with labels that the model does not know are left out.
@@ -37,7 +37,7 @@ class ScoreCurves:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.classes = [1] if model.n_classes == 2 else list(range(model.n_classes))
-        self.counts = np.zeros((len(self.classes), 2, N_BINS), dtype=np.int64)
+        self.counts = np.zeros((len(self.classes), 2, N_BINS))
         zeros = np.zeros(CALIBRATION_BINS)
         self.calibration = Calibration(zeros, zeros.copy(), zeros.copy()) if model.has_probabilities else None
 
@@ -49,32 +49,32 @@ class ScoreCurves:
     def add(self, rows: DecidedRows) -> None:
         model = self.model
         place, known = class_indices(model.classes, rows.label)
-        place, decisions = place[known], rows.decisions[known]
+        place, decisions, weight = place[known], rows.decisions[known], rows.weight[known]
         scores = (
             positive_scores(model, decisions)[:, None] if model.n_classes == 2 else model.scores(decisions)
         )
         for number, which in enumerate(self.classes):
             truth = (place == which).astype(np.int64)
             cell = truth * N_BINS + _bins(scores[:, number])
-            self.counts[number] += np.bincount(cell, minlength=2 * N_BINS).reshape(2, N_BINS)
+            self.counts[number] += np.bincount(cell, weight, 2 * N_BINS).reshape(2, N_BINS)
         if self.calibration is not None:
-            self._add_probabilities(np.exp(model.log_probabilities(decisions)), place)
+            self._add_probabilities(np.exp(model.log_probabilities(decisions)), place, weight)
 
-    def _add_probabilities(self, probabilities: np.ndarray, place: np.ndarray) -> None:
+    def _add_probabilities(self, probabilities: np.ndarray, place: np.ndarray, weight: np.ndarray) -> None:
         which = np.ones(place.size, dtype=np.int64)
         if self.model.n_classes > 2:
             which = probabilities.argmax(axis=1)
         assert self.calibration is not None
         predicted = probabilities[np.arange(place.size), which]
         cell = np.minimum((predicted * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-        for total, weights in zip(self.calibration, (None, predicted, place == which), strict=True):
-            total += np.bincount(cell, weights, CALIBRATION_BINS)
+        for total, factor in zip(self.calibration, (1.0, predicted, place == which), strict=True):
+            total += np.bincount(cell, weight * factor, CALIBRATION_BINS)
 
     def roc(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return false and true positive rates of the class `number` of `classes`, from (0, 0) to (1, 1)."""
         above = self.counts[number][:, ::-1].cumsum(axis=1)
         changed = np.flatnonzero(np.diff(above.sum(axis=0), prepend=0))
-        rates = above[:, changed] / np.maximum(above[:, -1:], 1)
+        rates = above[:, changed] / _divisor(above[:, -1:])
         false, true = (np.concatenate([[0.0], rate]) for rate in rates)
         return false, true
 
@@ -82,11 +82,16 @@ class ScoreCurves:
         """Return bins' edges, without the outermost 1 % of scores, and the shares of the others' and the class's rows."""
         counts = self.counts[number]
         values = _bin_values()
-        share = counts.sum(axis=0).cumsum() / max(counts.sum(), 1)
+        share = counts.sum(axis=0).cumsum() / _divisor(counts.sum())
         least, most = values[np.searchsorted(share, [0.005, 0.995]).clip(max=N_BINS - 1)]
         edges = np.linspace(least, most if most > least else least + 1.0, n_bins + 1)
-        shares = [np.histogram(values, edges, weights=count)[0] / max(count.sum(), 1) for count in counts]
+        shares = [np.histogram(values, edges, weights=count)[0] / _divisor(count.sum()) for count in counts]
         return edges, np.array(shares)
+
+
+def _divisor(weight: np.ndarray) -> np.ndarray:
+    """Return weights to divide by, with 1 for 0."""
+    return np.where(weight > 0, weight, 1.0)
 
 
 def _bins(scores: np.ndarray) -> np.ndarray:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..core.classes import class_indices
+from ..core.errors import DataError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
@@ -29,82 +31,98 @@ class _Evaluation:
 
     def __init__(self, model: Model, roc: RocArea) -> None:
         self.model, self.roc = model, roc
-        self.n_rows = self.n_correct = self.n_unknown = 0
+        self.n_rows = self.n_unknown = 0
+        self.weighted = False  # a row weighs other than 1
         # exact, so that they do not depend on the blocks of rows
         self.loss, self.log_loss, self.brier = ExactSum(), ExactSum(), ExactSum()
+        self.weight, self.known_weight, self.correct_weight = ExactSum(), ExactSum(), ExactSum()
         self.costs = None if model.C is None else model.class_costs()
         k = model.n_classes
-        self.confusion = np.zeros((k, k), dtype=np.int64) if k <= MAX_CONFUSION_LABELS else None
-        self.unknown: dict[float, np.ndarray] = {}
+        self.confusion = np.zeros((k, k)) if k <= MAX_CONFUSION_LABELS else None
+        self.class_rows = np.zeros(k, dtype=np.int64)
+        self.unknown: dict[float, tuple[int, np.ndarray]] = {}
 
     def add(self, rows: DecidedRows) -> None:
-        model, decisions, label = self.model, rows.decisions, rows.label
+        model, decisions, label, weight = self.model, rows.decisions, rows.label, rows.weight
         predicted = model.places(decisions)
         place, known = class_indices(model.classes, label)
         self.n_rows += label.size
-        self.n_correct += int((known & (place == predicted)).sum())
+        self.weighted = self.weighted or bool((weight != 1.0).any())
+        self.weight.add(weight)
+        self.correct_weight.add(weight[known & (place == predicted)])
         if not known.all():
-            self._add_unknown(label[~known], predicted[~known])
-            place, predicted, decisions = place[known], predicted[known], decisions[known]
-        weight = rows.weight[known]
+            self._add_unknown(label[~known], predicted[~known], weight[~known])
+            place, predicted, decisions, weight = (
+                array[known] for array in (place, predicted, decisions, weight)
+            )
+        self.known_weight.add(weight)
+        self.class_rows += np.bincount(place, minlength=model.n_classes)
         if self.confusion is not None:
-            k = model.n_classes
-            self.confusion += np.bincount(place * k + predicted, minlength=k * k).reshape(k, k)
+            np.add.at(self.confusion, (place, predicted), weight)  # row by row, whatever the blocks
         if self.costs is not None:
             self.loss.add(row_terms(model, place, decisions, self.costs[place] * weight, weight))
         if model.has_probabilities:
             log_probabilities = model.log_probabilities(decisions)
-            self.log_loss.add(-log_probabilities[np.arange(place.size), place])
-            self.brier.add(_brier_terms(np.exp(log_probabilities), place))
+            self.log_loss.add(-log_probabilities[np.arange(place.size), place] * weight)
+            self.brier.add(_brier_terms(np.exp(log_probabilities), place) * weight)
         if model.n_classes == 2:
-            self.roc.add(positive_scores(model, decisions), place == 1)
+            self.roc.add(positive_scores(model, decisions), place == 1, weight)
 
-    def _add_unknown(self, label: np.ndarray, predicted: np.ndarray) -> None:
+    def _add_unknown(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
         self.n_unknown += label.size
         if self.confusion is None:
             return
         for value in np.unique(label):
-            counts = np.bincount(predicted[label == value], minlength=self.model.n_classes)
-            self.unknown[float(value)] = self.unknown.get(float(value), 0) + counts
+            same = label == value
+            n_rows, weights = self.unknown.setdefault(float(value), (0, np.zeros(self.model.n_classes)))
+            np.add.at(weights, predicted[same], weight[same])
+            self.unknown[float(value)] = n_rows + int(same.sum()), weights
             if len(self.unknown) + self.model.n_classes > MAX_CONFUSION_LABELS:
                 self.confusion = None
                 return
 
     def result(self) -> dict[str, Any]:
-        model = self.model
+        model, total, known = self.model, self.weight.value(), self.known_weight.value()
+        if not total:
+            raise DataError(
+                "expected a row whose weight is above 0, found none; --unweighted counts rows alike"
+            )
         objective = None
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if model.loss == "twin" else 1.0
             objective = 0.5 * ridge * float(model.squared_norm().sum()) + self.loss.value()
         result: dict[str, Any] = {
             "n_rows": self.n_rows,
-            "accuracy": self.n_correct / self.n_rows,
+            **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),
+            "accuracy": self.correct_weight.value() / total,
             "primal_objective": objective,
         }
         areas = self.roc.areas()
         if areas is not None:
             result["auc"], result["average_precision"] = areas
-        n_known = self.n_rows - self.n_unknown
-        if model.has_probabilities and n_known:
-            result["log_loss"] = self.log_loss.value() / n_known
-            result["brier_score"] = self.brier.value() / n_known
+        if model.has_probabilities and known:
+            result["log_loss"] = self.log_loss.value() / known
+            result["brier_score"] = self.brier.value() / known
         if self.confusion is not None:
             result |= self._confusion(self.confusion)
         return result
 
-    def _confusion(self, counts_of_known: np.ndarray) -> dict[str, Any]:
+    def _confusion(self, weights_of_known: np.ndarray) -> dict[str, Any]:
         model = self.model
         labels = np.union1d(model.classes, np.array(list(self.unknown)))
-        table = np.zeros((labels.size, labels.size), dtype=np.int64)
+        table, n_rows = np.zeros((labels.size, labels.size)), np.zeros(labels.size, dtype=np.int64)
         known = np.searchsorted(labels, model.classes)
-        table[np.ix_(known, known)] = counts_of_known
-        for label, counts in self.unknown.items():
-            table[np.searchsorted(labels, label), known] = counts
+        table[np.ix_(known, known)], n_rows[known] = weights_of_known, self.class_rows
+        for label, (count, weights) in self.unknown.items():
+            place = np.searchsorted(labels, label)
+            table[place, known], n_rows[place] = weights, count
+        if not self.weighted:
+            table = table.astype(np.int64)
         listed = [_listed_label(model, float(label)) for label in labels]
         return {
             "labels": listed,
             "confusion": table.tolist(),
-            "per_class": _per_class(listed, table),
+            "per_class": _per_class(listed, n_rows, table),
         }
 
 
@@ -114,16 +132,18 @@ def _listed_label(model: Model, label: float) -> int | float | str:
     return int(label) if model.label_kind == "integer" and label == int(label) else label
 
 
-def _per_class(labels: list[Any], table: np.ndarray) -> list[dict[str, Any]]:
+def _per_class(labels: list[Any], n_rows: np.ndarray, table: np.ndarray) -> list[dict[str, Any]]:
     """Compute precision, recall and F1 of every label from the confusion matrix; None where the divisor is 0."""
-    hits, n_true, n_predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)
+    hits, true, predicted = (
+        found.tolist() for found in (np.diag(table), table.sum(axis=1), table.sum(axis=0))
+    )
     return [
         {
             "label": label,
-            "n_rows": int(n_true[k]),
-            "precision": int(hits[k]) / int(n_predicted[k]) if n_predicted[k] else None,
-            "recall": int(hits[k]) / int(n_true[k]) if n_true[k] else None,
-            "f1": 2 * int(hits[k]) / int(n_true[k] + n_predicted[k]) if n_true[k] + n_predicted[k] else None,
+            "n_rows": int(n_rows[k]),
+            "precision": hits[k] / predicted[k] if predicted[k] else None,
+            "recall": hits[k] / true[k] if true[k] else None,
+            "f1": 2 * hits[k] / (true[k] + predicted[k]) if true[k] + predicted[k] else None,
         }
         for k, label in enumerate(labels)
     ]
@@ -157,6 +177,7 @@ def evaluate(
     model: Model | str | os.PathLike[str],
     *,
     C: float | None = None,
+    unweighted: bool = False,
     memory: int | str = "1GB",
     cache: str | os.PathLike[str] | None = None,
     cache_size: int | str | None = None,
@@ -169,12 +190,14 @@ def evaluate(
     Parameters
     ----------
     data : Dataset or path
-        As for `predict`. Rows with a label that the model does not know count as errors. Weights, of a dataset or of a
-        table's column, if it is there, count in the objective alone.
+        As for `predict`. Rows with a label that the model does not know count as errors. Rows have the weights of a dataset,
+        or of a table's column, if it is there.
     model : Model or path
         A path names a model or a run.
     C : float, optional
         The model with this C, of a run that was trained with several.
+    unweighted : bool
+        Count all rows alike, whatever their weights.
     memory : int or str
         Bound on the process's resident memory; with several workers, on the sum of all.
     cache, cache_size : optional
@@ -192,7 +215,8 @@ def evaluate(
         know its C, or not all labels); for two classes ``auc`` and ``average_precision`` (of the larger label); for the
         logistic loss ``log_loss`` and ``brier_score`` (means over the rows; of two classes the squared error of the larger
         label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
-        and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``.
+        and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``. Where rows weigh other than 1, all
+        these are weighted but for the two ``n_rows``, and ``weighted`` is True and ``sum_of_weights`` the rows' weight.
 
     Raises
     ------
@@ -206,9 +230,13 @@ def evaluate(
     """
     data = cached(data, cache, cache_size)
     model = model if isinstance(model, Model) else load_model(model, C, memory=parse_size(memory))
-    result, _ = evaluate_model(
-        data, model, memory=memory, workers=workers, threads=threads, listener=listener, curves=False
-    )
+    asked: dict[str, Any] = {
+        "unweighted": unweighted,
+        "memory": memory,
+        "workers": workers,
+        "threads": threads,
+    }
+    result, _ = evaluate_model(data, model, listener=listener, curves=False, **asked)
     return result
 
 
@@ -216,6 +244,7 @@ def evaluate_model(
     data: Data,
     model: Model,
     *,
+    unweighted: bool = False,
     memory: int | str = "1GB",
     workers: int = 1,
     threads: int | None = None,
@@ -231,6 +260,8 @@ def evaluate_model(
     with RocArea(decisions.plan.left) as roc:
         evaluation = _Evaluation(model, roc)
         for rows in decisions.blocks("evaluate"):
+            if unweighted:
+                rows = replace(rows, weight=np.ones(rows.weight.size))
             evaluation.add(rows)
             if found is not None:
                 found.add(rows)

@@ -13,9 +13,10 @@ from ..core.external_partition import Layout, PartitionReader, PartitionWriter, 
 from ..core.locks import scratch_directory
 from .sums import ExactSum
 
-_LAYOUT = Layout((np.dtype(np.float64), np.dtype(np.bool_)))
-_BYTES_PER_SCORE = 67
-"""Peak memory of a row: score and class as taken, joined and sorted, their order, four numbers for each group of ties."""
+_LAYOUT = Layout((np.dtype(np.float64), np.dtype(np.float64)))
+"""A score, and the row's weight, with a minus for the negative class."""
+_BYTES_PER_SCORE = 110
+"""Peak memory of a row: score and weight as taken, joined and sorted, their order, six numbers for each group of ties."""
 _N_BOUNDS = 127
 _LEAST_SCORES = 1024
 
@@ -31,6 +32,7 @@ class RocArea:
     def __init__(self, memory_bytes: int) -> None:
         self._capacity = max(_LEAST_SCORES, memory_bytes // _BYTES_PER_SCORE)
         self._memory_bytes = self._capacity * _LAYOUT.record_bytes
+        self._weighted = False
         self._held: list[Records] = []
         self._n_held = 0
         self._opened = ExitStack()
@@ -42,12 +44,18 @@ class RocArea:
     def __exit__(self, *exception: object) -> None:
         self._opened.close()
 
-    def add(self, score: np.ndarray, positive: np.ndarray) -> None:
-        """Take rows: their scores, and flags of those of the positive class."""
+    def add(self, score: np.ndarray, positive: np.ndarray, weight: np.ndarray | None = None) -> None:
+        """Take rows: their scores, flags of those of the positive class, and their weights, all 1 by default."""
+        if weight is None:
+            weight = np.ones(score.size)
+        elif (weight != 1.0).any():
+            self._weighted = True
+            score, positive, weight = (array[weight > 0] for array in (score, positive, weight))
+        signed = np.where(positive, weight, -weight)
         for start in range(0, score.size, self._capacity):
             stop = min(start + self._capacity, score.size)
             # descending, and -0 a tie with 0; copied, since the caller reuses its memory
-            block = Records((0.0 - score[start:stop], positive[start:stop].astype(np.bool_)))
+            block = Records((0.0 - score[start:stop], signed[start:stop]))
             if self._scratch is None and self._n_held + block.size > self._capacity:
                 self._spill()
             if self._scratch is None:
@@ -73,25 +81,32 @@ class RocArea:
 
         The first is the probability that a positive row scores above a negative one, ties counted half. The second is the
         average precision: the mean over the positive rows of the precision among the rows that score as high or higher.
+        Rows count by their weights; without any, the counts are integers, and the areas rounded once.
         """
-        doubled = 0
+        doubled: float = 0
         precisions = ExactSum()  # of the positive rows; does not depend on the blocks
-        n_above_positive = n_above_negative = 0
+        n_above_positive: float = 0
+        n_above_negative: float = 0
         for positives, negatives in self._ties():
             # scores come in descending order
             first, second = np.cumsum(positives), np.cumsum(negatives)
             above = n_above_positive + first - positives
-            doubled += int((negatives * (2 * above + positives)).sum())
+            doubled += (negatives * (2 * above + positives)).sum().item()
             found = n_above_positive + first
             precisions.add(positives * (found / (found + n_above_negative + second)))
-            n_above_positive, n_above_negative = int(found[-1]), int(n_above_negative + second[-1])
+            n_above_positive, n_above_negative = found[-1].item(), n_above_negative + second[-1].item()
         n_positive, n_negative = n_above_positive, n_above_negative
         if not n_positive or not n_negative:
             return None
         return doubled / (2 * n_positive * n_negative), precisions.value() / n_positive
 
     def _ties(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield positives and negatives of every score, descending by score, many scores at a time."""
+        """Yield weights of positives and negatives of every score, descending by score, many scores at a time."""
+        for ties in self._weights_of_ties():
+            positives, negatives = ties if self._weighted else (part.astype(np.int64) for part in ties)
+            yield positives, negatives
+
+    def _weights_of_ties(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if self._scratch is None:
             if self._held:
                 yield _count_ties(_join(self._held))
@@ -106,10 +121,10 @@ class RocArea:
             for bucket in range(2 * n_bounds + 1):
                 n_scores, _ = reader.size(bucket)
                 if bucket % 2:
-                    positives = sum(
-                        int(block.fields[1].sum()) for block in reader.blocks(bucket, block_bytes)
-                    )
-                    yield np.array([positives]), np.array([n_scores - positives])
+                    sums = np.zeros(2)
+                    for block in reader.blocks(bucket, block_bytes):
+                        sums += [part.sum() for part in _by_sign(block.fields[1])]
+                    yield sums[:1], sums[1:]
                 elif n_scores > self._capacity:
                     first = next(reader.blocks(bucket, block_bytes))
                     bounds, again = _quantiles(first.fields[0]), path.with_name(path.name + "-again")
@@ -138,10 +153,15 @@ def _number(scores: Records, bounds: np.ndarray) -> np.ndarray:
     return number.astype(np.uint16)
 
 
+def _by_sign(signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights of positive rows and of negative ones, each 0 in the place of the others."""
+    return np.maximum(signed, 0.0), np.maximum(-signed, 0.0)
+
+
 def _count_ties(scores: Records) -> tuple[np.ndarray, np.ndarray]:
-    """Count positives and negatives of every distinct score, ascending."""
-    order = np.argsort(scores.fields[0])
-    score, positive = (take(field, order) for field in scores.fields)
+    """Sum up the weights of positives and negatives of every distinct score, ascending."""
+    order = np.argsort(scores.fields[0], kind="stable")
+    score, signed = (take(field, order) for field in scores.fields)
     group = np.flatnonzero(np.concatenate([[True], score[1:] != score[:-1]]))
-    positives = np.add.reduceat(positive, group, dtype=np.int64)
-    return positives, np.diff(group, append=score.size) - positives
+    positives, negatives = (np.add.reduceat(part, group) for part in _by_sign(signed))
+    return positives, negatives

@@ -73,7 +73,8 @@ def _draw_confusion(axes: Axes, labels: Sequence[object], confusion: np.ndarray 
         note(axes, "too many labels for a table")
         return
     rows = confusion.sum(axis=1, keepdims=True)
-    share = confusion / np.maximum(rows, 1)
+    share = confusion / np.where(rows > 0, rows, 1)
+    form = ",.6g" if confusion.dtype.kind == "f" else ","  # sums of weights
     axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
     axes.grid(visible=False)
     axes.set_xlabel("predicted")
@@ -88,7 +89,7 @@ def _draw_confusion(axes: Axes, labels: Sequence[object], confusion: np.ndarray 
     axes.set_yticks(range(len(labels)), ticks)
     for (row, column), count in np.ndenumerate(confusion):
         color = "white" if share[row, column] > 0.5 else "black"
-        text = f"{count:,}\n{100 * share[row, column]:.1f} %" if len(labels) <= 4 else f"{count:,}"
+        text = f"{count:{form}}\n{100 * share[row, column]:.1f} %" if len(labels) <= 4 else f"{count:{form}}"
         axes.text(
             column, row, text, ha="center", va="center", color=color, fontsize=9 if len(labels) <= 4 else 6
         )

@@ -52,6 +52,7 @@ class RunConfig:
     validation: str | None = None  # path of a dataset or files
     validation_identity: str | None = None
     cache: Cache | None = None  # of data at URLs; no bit depends on it
+    bias_because: str = ""
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)

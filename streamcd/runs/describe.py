@@ -31,7 +31,8 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``kind`` ("run" or "search"), ``dataset``, ``options`` (those that differ from the defaults, and loss, method and C),
+        ``kind`` ("run" or "search"), ``dataset``, ``options`` (those that differ from the defaults, and loss, method, C and
+        bias), ``bias_because``,
         ``memory``, ``stopping``, ``workers``; ``state`` ("in work", "interrupted", "converged" or "not converged"),
         ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), ``gap_estimate``, ``lanes``, ``open_lanes``,
         ``seconds``, ``bytes_read``; ``model`` (as of `describe_model`; None where there is none, or several), ``models``
@@ -54,6 +55,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         "dataset": config.dataset,
         "fingerprint": config.fingerprint,
         "options": told_options(config),
+        "bias_because": config.bias_because,
         "memory": config.memory,
         "stopping": {name: value for name, value in asdict(config.rule).items() if value is not None},
         "workers": config.rounds is not None,
@@ -65,10 +67,10 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
 
 
 def told_options(config: RunConfig) -> dict[str, Any]:
-    """Return loss, method and C, and the options that differ from their defaults."""
+    """Return loss, method, C and bias, and the options that differ from their defaults."""
     given, usual = asdict(config.options), asdict(ProblemOptions())
     told = {name: value for name, value in given.items() if value != usual[name]}
-    return {name: given[name] for name in ("loss", "method", "C")} | told
+    return {name: given[name] for name in ("loss", "method", "C", "bias")} | told
 
 
 def _describe_state(path: Path) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from .config import ResolvedRun
 from .problem_options import ProblemOptions
 
 _MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most with fewer rows, look like numbers, not classes
+_MANY_FEATURES, _SMALL_SHARE = 1000, 0.25  # of more features, some combination does an intercept's work
 
 
 def warn_early(run: ResolvedRun, listener: Listener) -> None:
-    """Warn of small ridges, regression targets, bad scaling, and a budget that this process cannot keep."""
+    """Warn of small ridges, regression targets, no intercept, bad scaling, and a budget that the process cannot keep."""
     _warn_of_ridge(run.options, listener)
     _warn_of_regression(run.dataset, listener)
+    _warn_without_bias(run, listener)
     for line in scaling_advice(run):
         listener.warning(line)
     if run.config.rounds is None:
@@ -55,4 +57,18 @@ def _warn_of_regression(dataset: Dataset, listener: Listener) -> None:
         listener.warning(
             f"{counts.size:,} labels, most of them with fewer than {_FEW_ROWS} rows: it looks like a target of regression, "
             "and each label is a class here, with weights of its own"
+        )
+
+
+def _warn_without_bias(run: ResolvedRun, listener: Listener) -> None:
+    """Warn of unbalanced classes that are to be separated by a plane through the origin."""
+    dataset, counts = run.dataset, run.dataset.class_counts
+    if run.problem.bias or counts is None or dataset.n_features > _MANY_FEATURES:
+        return
+    share = counts.min() / max(counts.sum(), 1)
+    if share < _SMALL_SHARE:
+        name = (dataset.info()["classes"] or [""])[int(counts.argmin())]
+        listener.warning(
+            f"no intercept: class {name} has {share:.1%} of the rows, and a plane through the origin cannot lean to the "
+            "larger classes; --bias 1 adds an intercept"
         )

@@ -67,6 +67,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         validation=asked.validation,
         validation_identity=_identity(asked.validation),
         cache=dataset.cache,
+        bias_because=asked.bias_because,
     )
     return ResolvedRun(config, dataset, problem)
 

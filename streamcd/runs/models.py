@@ -15,6 +15,7 @@ from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.result import Result
 from .config import ResolvedRun, versions
+from .problem_options import NO_BIAS
 
 _BLOCK_BYTES = 1 << 20  # of weights at a time, where a model is written: they stay in the processor's cache
 
@@ -98,7 +99,7 @@ def make_model(
         method=options.method,
         ridge=problem.ridge,
         slack=problem.slack,
-        bias=options.bias if options.bias >= 0 else -1.0,
+        bias=bias if (bias := float(options.bias)) >= 0 else NO_BIAS,
         free_bias=problem.free_bias,
         class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},
         fingerprint=dataset.fingerprint,

@@ -213,6 +213,7 @@ class TrainOptions(ProblemOptions):
     ] = None
     listener: Receiver = None
     stop_requested: Signals = None
+    bias_because: str = ""  # why the bias is as it is
     in_memory: bool = False  # no directory: the rows' state stays in memory
     search: bool = False  # for the best C, by cross-validation
     on_workers: bool = False

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..solvers.protocol import Solver
 
 MAX_FOLDS = 100
+NO_BIAS = -1.0
 
 ClassWeight = str | tuple[tuple[float | str, float], ...] | None
 """``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
@@ -111,6 +112,14 @@ def _numbers(C: Any) -> tuple[float, ...]:
         raise UsageError(f"C: expected a number or several, found {C!r}") from None
 
 
+def _number_of(bias: float | str) -> float | str:
+    """Return a bias as a number, negative for none; auto, which the dataset decides, as it is."""
+    try:
+        return "auto" if bias == "auto" else NO_BIAS if bias == "none" else float(bias)
+    except (TypeError, ValueError):
+        raise UsageError(f"bias: expected auto, none or a number, found {bias!r}") from None
+
+
 def _pairs(weights: Any) -> ClassWeight:
     """Return the factors of classes as pairs."""
     if weights is None or isinstance(weights, str):
@@ -176,13 +185,18 @@ class ProblemOptions:
         ),
     ] = 1.0
     bias: Annotated[
-        float,
+        float | str,
         Option(
-            "Append a constant feature of this value to every row; its weight is penalised like the others. Negative: none.",
+            "Append a constant feature of this value to every row, for an intercept; its weight is penalised like the "
+            "others. none, or a negative number: no intercept. auto: 1 for a dataset made from tables, frames or dense "
+            "arrays, none for libsvm text and sparse matrices, as LIBLINEAR; with `start_from` as in that run.",
+            kind='"auto", "none" or float',
             flags="-B --bias",
+            metavar="auto|none|NUMBER",
+            text=_number_or("auto", "none"),
             section=Section.MOST_USED,
         ),
-    ] = -1.0
+    ] = "auto"
     unpenalized_bias: Annotated[
         bool,
         Option(
@@ -264,7 +278,7 @@ class ProblemOptions:
         self._set(
             loss=LOSS_ALIASES.get(self.loss, self.loss),
             C=_numbers(self.C),
-            bias=float(self.bias),
+            bias=_number_of(self.bias),
             unpenalized_bias=bool(self.unpenalized_bias),
             seed=int(self.seed),
             class_weight=_pairs(self.class_weight),
@@ -313,7 +327,7 @@ class ProblemOptions:
             class_counts=dataset.class_counts,
             n_features=dataset.n_features,
             C=self.C,
-            bias=self.bias,
+            bias=NO_BIAS if isinstance(self.bias, str) else self.bias,
             class_weight=_weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
             code=None if self.code is None else np.array(self.code, dtype=np.int8),
             folds=self.folds,

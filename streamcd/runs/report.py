@@ -126,6 +126,7 @@ def plot_evaluation(
     out: str | os.PathLike[str],
     *,
     C: float | None = None,
+    unweighted: bool = False,
     memory: int | str = "1GB",
     cache: str | os.PathLike[str] | None = None,
     cache_size: int | str | None = None,
@@ -141,11 +142,17 @@ def plot_evaluation(
     path = local_path(out, "a picture")
     form = image_format(path)
     check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
-    data = cached(data, cache, cache_size)
-    loaded = model if isinstance(model, Model) else load_model(model, C)
-    result, curves = evaluate_model(
-        data, loaded, memory=memory, workers=workers, threads=threads, listener=listener
+    data, loaded = (
+        cached(data, cache, cache_size),
+        model if isinstance(model, Model) else load_model(model, C),
     )
+    asked: dict[str, Any] = {
+        "unweighted": unweighted,
+        "memory": memory,
+        "workers": workers,
+        "threads": threads,
+    }
+    result, curves = evaluate_model(data, loaded, listener=listener, **asked)
     write_file(path, image(_evaluation_figure(loaded, result, curves), form))
     return result
 
@@ -342,7 +349,7 @@ def _evaluation_figure(model: Model, result: Mapping[str, Any], curves: ScoreCur
             other = next(label for label in labels if label != own[0])
             decisions = Decisions(own[0], other, edges, others, mine)
         if curves.calibration is not None:
-            filled = curves.calibration.n_rows > 0
+            filled = curves.calibration.weight > 0
             count, predicted, hits = (total[filled] for total in curves.calibration)
             reliability = Reliability(predicted / count, hits / count, count)
     confusion = result.get("confusion")

@@ -12,6 +12,7 @@ from ..core.storage import local_path
 from ..dataset.dataset import Dataset, open_cached
 from ..solvers.registry import SOLVERS, find_solver
 from ..training.result import Result
+from .bias_choice import choose_bias
 from .carry_out import begin_run, carry_out, new_session
 from .config import absolute_path, changed_by, is_begun
 from .early_warnings import warn_early
@@ -59,9 +60,12 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOpt
     dataset = open_cached(dataset, asked.cache, asked.cache_size)
     path = local_path(run, "a run")
     asked = asked.by_method(listener, choose=asked.start_from is None and not on_workers).settled(listener)
+    bias, because = choose_bias(asked.bias, dataset, listener, asked.start_from)
     _check_rounds(asked, on_workers)
     asked = replace(
         asked,
+        bias=bias,
+        bias_because=because,
         validation=_validation_path(asked, on_workers),
         workers=on_workers.local or None,
         on_workers=bool(on_workers),

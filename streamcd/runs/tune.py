@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..core.options import takes
@@ -9,6 +10,7 @@ from ..core.progress import ends_progress
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset, open_cached
 from ..training.result import TuneResult
+from .bias_choice import choose_bias
 from .carry_out import begin_run, new_session
 from .config import changed_by, is_begun
 from .early_warnings import warn_early
@@ -48,9 +50,9 @@ def tune(dataset: Dataset | str | Path, run: str | Path, asked: TuneOptions) -> 
     path = local_path(run, "a run")
     session = new_session(asked)
     dataset = open_cached(dataset, asked.cache, asked.cache_size)
-    search = resolve(
-        dataset, asked.by_method(session.listener, choose=False).settled(session.listener), session.listener
-    )
+    asked = asked.by_method(session.listener, choose=False).settled(session.listener)
+    bias, because = choose_bias(asked.bias, dataset, session.listener)
+    search = resolve(dataset, replace(asked, bias=bias, bias_because=because), session.listener)
     if asked.resume and is_begun(path, search.config):
         from .resume import go_on
 

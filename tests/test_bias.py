@@ -1,0 +1,300 @@
+"""The bias of a training that names none: by what the dataset was made from, told, recorded, the same in every method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy.sparse as sp
+from click.testing import CliRunner
+from small_datasets import random_rows, write_dataset
+from test_tables import write_table
+
+import streamcd
+from streamcd.cli.commands import cli
+from streamcd.core.errors import UsageError
+from streamcd.core.progress import Listener
+from streamcd.dataset.dataset import Dataset
+from streamcd.models.liblinear import export_liblinear, import_liblinear
+from streamcd.runs.config import read_config
+
+N_ROWS = 600
+
+
+class Told(Listener):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.warnings: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+    @property
+    def of_bias(self) -> list[str]:
+        return [text for text in self.messages if text.startswith("bias ")]
+
+
+def unbalanced_rows() -> tuple[np.ndarray, np.ndarray]:
+    """Three Gaussian columns, whose means are far from the origin; 7 % of the rows are positive."""
+    rng = np.random.default_rng(0)
+    y = np.where(np.arange(N_ROWS) % 14 == 0, 1, -1)
+    x = rng.standard_normal((N_ROWS, 3)) + np.where(y[:, None] > 0, 1.0, 0.0)
+    return x.astype(np.float32).astype(np.float64), y
+
+
+def table() -> pa.Table:
+    x, y = unbalanced_rows()
+    return pa.table({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": y})
+
+
+def _libsvm_file(path: Path) -> Path:
+    x, y = unbalanced_rows()
+    lines = [
+        f"{label} " + " ".join(f"{j + 1}:{v!r}" for j, v in enumerate(row))
+        for label, row in zip(y, x.tolist(), strict=True)
+    ]
+    path.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    return path.with_suffix(".txt")
+
+
+def _npz_file(path: Path) -> Path:
+    x, y = unbalanced_rows()
+    found = sp.csr_array(x)
+    np.savez(
+        path, format="csr", shape=x.shape, data=found.data, indices=found.indices, indptr=found.indptr, y=y
+    )
+    return path.with_suffix(".npz")
+
+
+def _npy_file(path: Path) -> Path:
+    np.save(path.with_suffix(".npy"), np.column_stack([unbalanced_rows()[0], unbalanced_rows()[1]]))
+    return path.with_suffix(".npy")
+
+
+SOURCES: dict[str, tuple[Callable[[Path], Any], dict[str, str], str]] = {
+    "csv": (lambda path: write_table(table(), path.with_suffix(".csv")), {"label": "label"}, "table"),
+    "parquet": (lambda path: write_table(table(), path.with_suffix(".parquet")), {"label": "label"}, "table"),
+    "frame": (lambda path: table(), {"label": "label"}, "table"),
+    "batches of frames": (lambda path: iter([table(), table()]), {"label": "label"}, "table"),
+    "npy": (_npy_file, {"label": "-1"}, "dense array"),
+    "array": (lambda path: unbalanced_rows(), {}, "dense array"),
+    "npz": (_npz_file, {}, "sparse matrix"),
+    "csr": (lambda path: (sp.csr_array(unbalanced_rows()[0]), unbalanced_rows()[1]), {}, "sparse matrix"),
+    "libsvm": (_libsvm_file, {}, "libsvm text"),
+}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Made from an array, so that its trainings have a bias of 1."""
+    return streamcd.convert(unbalanced_rows(), tmp_path_factory.mktemp("bias") / "dense", dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The same rows, made from a sparse matrix: trainings have no bias."""
+    x, y = unbalanced_rows()
+    return streamcd.convert((sp.csr_array(x), y), tmp_path_factory.mktemp("bias") / "sparse", dtype="float64")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_default_bias_is_1_for_tables_and_dense_arrays_and_none_for_sparse_rows(
+    tmp_path: Path, name: str
+) -> None:
+    make, options, made_from = SOURCES[name]
+    dataset = streamcd.convert(make(tmp_path / "source"), tmp_path / "data", **options)  # type: ignore[arg-type]
+    told, bias = Told(), 1.0 if made_from in ("table", "dense array") else -1.0
+    result = streamcd.train(dataset, tmp_path / "run", listener=told)
+    assert dataset.made_from == streamcd.open(tmp_path / "data").info()["made_from"] == made_from
+    assert result.model.bias == read_config(tmp_path / "run").options.bias == bias
+    assert len(told.of_bias) == 1
+    assert f"bias {'1' if bias > 0 else 'none'}: the dataset was made from" in told.of_bias[0]
+    assert made_from in told.of_bias[0]
+
+
+def test_what_a_dataset_was_made_from_does_not_change_its_fingerprint(
+    dense: Dataset, sparse: Dataset
+) -> None:
+    assert dense.fingerprint == sparse.fingerprint
+    assert dense.verify() == sparse.verify() == []
+
+
+def test_an_unbalanced_table_is_learned_by_default(tmp_path: Path, dense: Dataset) -> None:
+    """A plane through the origin is hardly better than a coin."""
+    by_default, without = (
+        streamcd.evaluate(dense, streamcd.train(dense, tmp_path / name, loss="log_loss", bias=bias).model)
+        for name, bias in (("default", "auto"), ("none", "none"))
+    )
+    assert by_default["accuracy"] > 0.92 > 0.7 > without["accuracy"]
+    assert by_default["log_loss"] < 0.25 < 0.6 < without["log_loss"]
+
+
+def test_tune_chooses_the_bias_likewise(tmp_path: Path, dense: Dataset, sparse: Dataset) -> None:
+    for dataset, bias in ((dense, 1.0), (sparse, -1.0)):
+        told = Told()
+        path = tmp_path / f"{bias}"
+        result = streamcd.tune(dataset, path, C=[0.1, 1.0], cv=2, listener=told)
+        assert result.model.bias == bias
+        assert len(told.of_bias) == 1
+        assert {read_config(path / part).options.bias for part in (".", "folds", "best")} == {bias}
+
+
+@pytest.mark.parametrize(("asked", "bias"), [("none", -1.0), (-1, -1.0), (0.5, 0.5), (1.0, 1.0)])
+def test_a_bias_that_is_given_is_taken(tmp_path: Path, dense: Dataset, asked: Any, bias: float) -> None:
+    told = Told()
+    assert streamcd.train(dense, tmp_path / "run", bias=asked, listener=told).model.bias == bias
+    assert told.of_bias == [f"bias {'none' if bias < 0 else f'{bias:g}'}: as asked"]
+
+
+def test_no_bias_by_default_has_the_bits_of_no_bias_as_asked(tmp_path: Path, sparse: Dataset) -> None:
+    by_default, asked = (
+        streamcd.train(sparse, tmp_path / f"{bias}", bias=bias).model.weights for bias in ("auto", -1.0)
+    )
+    np.testing.assert_array_equal(by_default, asked)
+
+
+def test_a_bias_that_is_no_number_is_refused(tmp_path: Path, dense: Dataset) -> None:
+    with pytest.raises(UsageError, match="bias: expected auto, none or a number, found 'some'"):
+        streamcd.train(dense, tmp_path / "run", bias="some")
+    with pytest.raises(UsageError, match="needs a bias > 0"):
+        streamcd.train(dense, tmp_path / "run", bias="none", unpenalized_bias=True, method="primal")
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Methods: the bias by default is a column of ones
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "squared_hinge"},
+        {"loss": "hinge"},
+        {"loss": "log_loss"},
+        {"loss": "crammer_singer"},
+        {"loss": "log_loss", "method": "primal"},
+        {"loss": "squared_hinge", "method": "online"},
+        {"loss": "twin"},
+        {"loss": "twin", "method": "sor"},
+    ],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_every_method_reaches_the_optimum_of_rows_with_a_column_of_ones(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    x, y = unbalanced_rows()
+    with_ones, tol = np.column_stack([x, np.ones(N_ROWS)]), 1e-6
+    found = []
+    for name, rows, matrix in (("dense", x, x), ("sparse", with_ones, sp.csr_array(with_ones))):
+        dataset = streamcd.convert((matrix, y), tmp_path / name, dtype="float64")
+        if options.get("method") in ("primal", "online"):
+            streamcd.make_columns(dataset)
+        result = streamcd.train(dataset, tmp_path / f"{name}-run", tol=tol, max_passes=5000, **options)
+        assert result.converged
+        found.append((result.model.bias, result.primal_objective, result.model.decision_function(rows)))
+    (bias, objective, decisions), (none, expected, expected_decisions) = found
+    assert (bias, none) == (1.0, -1.0)
+    assert objective == pytest.approx(expected, rel=2 * tol)
+    if (
+        options["loss"] != "twin"
+    ):  # the norm of a plane, which its distances are divided by, leaves the bias out
+        assert np.abs(decisions - expected_decisions).max() < 0.05
+
+
+def test_a_model_with_the_default_bias_goes_to_liblinear_and_back(tmp_path: Path, dense: Dataset) -> None:
+    model = streamcd.train(dense, tmp_path / "run").model
+    export_liblinear(model, tmp_path / "model.txt")
+    lines = (tmp_path / "model.txt").read_text().splitlines()
+    assert "bias 1" in lines
+    assert len(lines) == lines.index("w") + 1 + dense.n_features + 1
+    back, x = import_liblinear(tmp_path / "model.txt"), unbalanced_rows()[0]
+    np.testing.assert_array_equal(back.decision_function(x), model.decision_function(x))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs that go on, or start from others
+
+
+def test_a_run_records_its_bias_and_resumes_with_it(tmp_path: Path, dense: Dataset) -> None:
+    with pytest.warns(streamcd.ConvergenceWarning):
+        streamcd.train(dense, tmp_path / "run", max_passes=2, tol=1e-9)
+    config = read_config(tmp_path / "run")
+    assert (
+        config.options.bias
+        == json.loads((tmp_path / "run" / "config.json").read_text())["options"]["bias"]
+        == 1.0
+    )
+    assert config.bias_because == "the dataset was made from a dense array"
+    resumed = streamcd.resume(tmp_path / "run", max_passes=2000)
+    whole = streamcd.train(dense, tmp_path / "whole", tol=1e-9, max_passes=2000)
+    assert resumed.model.bias == 1.0
+    assert resumed.primal_objective == pytest.approx(whole.primal_objective, rel=2e-9)
+    # the same command again, of a batch queue
+    again = streamcd.train(dense, tmp_path / "whole", tol=1e-9, max_passes=2000, resume=True)
+    np.testing.assert_array_equal(again.model.weights, whole.model.weights)
+
+
+@pytest.mark.parametrize("bias", [-1.0, 1.0, 2.0])
+def test_a_training_that_starts_from_a_run_has_its_bias(
+    tmp_path: Path, dense: Dataset, sparse: Dataset, bias: float
+) -> None:
+    for name, dataset in (("dense", dense), ("sparse", sparse)):
+        first, told = tmp_path / name, Told()
+        streamcd.train(dataset, first, bias=bias)
+        found = streamcd.train(dataset, tmp_path / f"{name}-2", C=2.0, start_from=first, listener=told)
+        assert found.model.bias == bias
+        assert found.converged
+        assert told.of_bias[0].startswith(
+            f"bias {'none' if bias < 0 else f'{bias:g}'}: that of the run it starts from"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is said
+
+
+def test_info_says_which_bias_and_why(
+    tmp_path: Path, dense: Dataset, sparse: Dataset, streamcd_json: Any
+) -> None:
+    for dataset, bias, text in ((dense, 1.0, "1"), (sparse, -1.0, "none")):
+        run = tmp_path / text
+        CliRunner().invoke(cli, ["train", str(dataset.path), str(run)])
+        of_data, of_run = streamcd_json("info", dataset.path), streamcd_json("info", run)
+        because = f"the dataset was made from a {dataset.made_from}"
+        assert (of_data["bias"], of_run["options"]["bias"], of_run["model"]["bias"]) == (bias, bias, bias)
+        assert of_data["bias_because"] == of_run["bias_because"]
+        assert of_run["bias_because"].startswith(because)
+        for path in (dataset.path, run):
+            lines = CliRunner().invoke(cli, ["info", str(path)]).stdout.splitlines()
+            assert sum(line.split()[:3] == ["bias", f"{text}:", "the"] for line in lines) == 1
+
+
+def test_classes_that_a_plane_through_the_origin_cannot_part_are_warned_of(
+    tmp_path: Path, dense: Dataset, sparse: Dataset
+) -> None:
+    def warnings_of(dataset: Dataset, name: str, **options: Any) -> list[str]:
+        told = Told()
+        streamcd.train(dataset, tmp_path / name, listener=told, **options)
+        return [text for text in told.warnings if "intercept" in text]
+
+    expected = "no intercept: class 1 has 7.2% of the rows"
+    assert [text[: len(expected)] for text in warnings_of(sparse, "sparse")] == [expected]
+    assert len(warnings_of(dense, "none", bias="none")) == 1
+    assert warnings_of(dense, "dense") == warnings_of(sparse, "one", bias=1.0) == []
+
+    rows, y = random_rows(120, 10)
+    y = np.where(np.arange(120) < 30, 1.0, -1.0)  # exactly a quarter
+    assert warnings_of(write_dataset(tmp_path / "quarter", (rows, y)), "of-quarter") == []
+    y[0] = -1.0
+    less = write_dataset(tmp_path / "less", (rows, y))
+    assert len(warnings_of(less, "of-less")) == 1
+    wide = sp.csr_array((rows.data, rows.indices, rows.indptr), shape=(120, 1001))
+    assert warnings_of(write_dataset(tmp_path / "wide", (wide, y)), "of-wide") == []
