@@ -19,9 +19,8 @@ import numpy as np
 from ..core.atomic_files import describe_set_aside
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
-from ..core.metadata import Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
-from ..core.progress import warn_once
-from ..core.range_cache import Cache
+from ..core.metadata import WRITER, Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
+from ..core.range_cache import Cache, CachedFile
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
 from .parquet import NO_CRC, OpenParts, read_table
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
@@ -147,7 +146,7 @@ class ColumnsManifest(Structure):
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     """Compute the digest of a manifest, with the checksums of all parts, but without the origin of the data."""
-    return content_digest(manifest, "fingerprint", "source", "made_from", "infix")[:32]
+    return content_digest(manifest, "fingerprint", "source", "made_from", "infix", WRITER)[:32]
 
 
 def stored_name(name: str, manifest: Mapping[str, Any]) -> str:
@@ -225,12 +224,8 @@ class ChunkedTable:
         if table["part"].max(initial=-1) >= len(manifest["parts"]):
             raise DatasetError(f"{chunks_path}: a part that the manifest does not list; {cls.KIND.remedy}")
         for name in cls.TABLES:
-            if check_files and f"{name}_crc" not in table:
-                warn_once(
-                    f"{path}: written by an earlier version, without checksums of chunks: a file that is replaced by "
-                    "another of its size is noticed by 'streamcd verify' only"
-                )
-            table.setdefault(f"{name}_crc", np.full(table["part"].size, NO_CRC))
+            if f"{name}_crc" not in table:
+                raise DatasetError(f"{chunks_path}: no checksums of chunks of {name}; {cls.KIND.remedy}")
         return table
 
     @classmethod
@@ -297,7 +292,24 @@ class ChunkedTable:
     def use_cache(self, cache: Cache | None) -> None:
         """Keep in a cache what is read of parts at a URL from now on."""
         if isinstance(self.path, Url) and cache is not None:
-            self.cache, self._parts.ranges = cache, cache.open(self.fingerprint)
+            dataset, url = self._whose
+            self.cache = cache
+            self._parts.ranges = cache.open(dataset, url, self.fingerprint, self.cached_files())
+
+    @property
+    def _whose(self) -> tuple[str, str]:
+        """Fingerprint and place of the dataset."""
+        return self.fingerprint, str(self.path)
+
+    def cached_files(self) -> Iterator[CachedFile]:
+        """Iterate over the files that a cache keeps, shard by shard."""
+        n_ranges = np.bincount(self.chunk_part, minlength=len(self.manifest["parts"]))
+        for part, count in zip(self.manifest["parts"], n_ranges.tolist(), strict=True):
+            for table in self.TABLES:
+                file = CachedFile(stored_name(part[table], self.manifest), part[f"{table}_bytes"], count)
+                yield file
+                if table == "rows":  # of which predictions read other columns than trainings
+                    yield file
 
     @property
     def client_bytes(self) -> int:
@@ -360,6 +372,7 @@ class PartOfTable:
 
     _whole: Any
     _chunks: np.ndarray
+    cache: Cache | None
 
     def another(self) -> Self:
         """Return the same table with files of its own, to be read by another thread."""
@@ -374,6 +387,11 @@ class PartOfTable:
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce that a chunk will be read."""
         self._whole.expect(int(self._chunks[chunk]), first)
+
+    def use_cache(self, cache: Cache | None) -> None:
+        """Keep in a cache what is read of parts at a URL from now on."""
+        self._whole.use_cache(cache)
+        self.cache = self._whole.cache
 
     def read_directly(self, ahead_bytes: int) -> None:
         """Read past the page cache from now until `close`."""

@@ -72,7 +72,6 @@ MODEL = Kind(
     "restore it from a copy, or train again",
     "digest",
     lambda description: content_digest(description, "digest"),
-    older=(1,),  # 1 had no digest
 )
 
 
