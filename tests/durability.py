@@ -69,6 +69,11 @@ class Durability:
                     lost.append(f"name {name}")
         return lost
 
+    def _lost_mark(self, mark: Path) -> list[str]:
+        names = self._entries.get(mark.parent.stat().st_ino, {})
+        is_safe = self._is_safe(mark, mark.stat().st_ino) and mark.name in names
+        return [] if is_safe else [mark.relative_to(self.root).as_posix()]
+
     def _is_safe(self, path: Path, number: int) -> bool:
         """Compare a file with what was synced of it; space that was allocated and never written to holds nothing."""
         data = path.read_bytes()
@@ -127,6 +132,9 @@ class Durability:
             places.append(source)
             if target.name != "model.json" and (target.parent / "model.json").exists():
                 self.problems.append(f"{name} was replaced while model.json described the one before")
+        mark = source.parent / "lock"  # by which what a cut leaves of the work is known as ours
+        if source.is_dir() and mark.exists():
+            self.problems += [f"{lost}, when work was done beside it" for lost in self._lost_mark(mark)]
         for place in places:
             whole = source.is_dir() or target.name in ("manifest.json", "model.json")
             self.problems += [

@@ -355,9 +355,10 @@ def test_what_is_no_file_is_named_and_not_read(dataset: Dataset, name: str, kind
     assert any("expected a file" in problem for problem in dataset.verify())
 
 
-def test_a_manifest_that_is_no_file_is_refused(dataset: Dataset) -> None:
+@pytest.mark.parametrize("kind", ["/dev/zero", "rows"])
+def test_a_manifest_that_is_no_file_is_refused(dataset: Dataset, kind: str) -> None:
     (dataset.path / "manifest.json").unlink()
-    (dataset.path / "manifest.json").symlink_to("/dev/zero")
+    (dataset.path / "manifest.json").symlink_to(kind)
     with pytest.raises(DatasetError, match="expected a file"):
         open_dataset(dataset.path)
 
@@ -615,6 +616,18 @@ HOSTILE = [
     ("rows", setting("label", 2, 7.0)),
     ("rows", setting("label", 2, np.nan)),
 ]
+
+
+def test_a_chunk_of_a_part_that_there_is_not_is_refused(dataset: Dataset) -> None:
+    path = dataset.path / "chunks.parquet"
+    table = pq.read_table(path)
+    part = table["part"].to_numpy().copy()
+    part[-1] = 2
+    pq.write_table(table.set_column(0, table.schema.field("part"), pa.array(part)), path)
+    manifest = json.loads((dataset.path / "manifest.json").read_text())
+    manifest["chunks"] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+    with pytest.raises(DatasetError, match=r"chunks\.parquet: a part that the manifest does not list"):
+        with_manifest(dataset.path, manifest)
 
 
 @pytest.mark.parametrize("resident", [False, True])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,12 @@ from small_datasets import multiclass, random_rows, windows_of, write_dataset
 import streamcd
 from streamcd.cli.commands import cli
 from streamcd.conversion import transpose
+from streamcd.core.atomic_files import restore_directory
+from streamcd.core.errors import CheckpointError
+from streamcd.core.locks import release_lock, take_lock
+from streamcd.stream.identity import Identity
 from streamcd.stream.slot_store import SlotStore
+from streamcd.training.checkpoint import Run
 from tools.simulated_cluster import Simulation
 
 pytestmark = pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
@@ -128,10 +136,29 @@ def test_a_power_cut_takes_nothing_that_has_its_name(
     assert recorder.unsynced(place) == []
 
 
+def test_a_directory_that_comes_back_comes_back_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "aside").mkdir()
+    recorder = Durability(tmp_path, monkeypatch)
+    restore_directory(tmp_path / "data", tmp_path / "aside")
+    assert (tmp_path / "data").exists()
+    assert recorder.unsynced(tmp_path) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Slots and locks
+
+
+def two_chunks(folder: Path) -> SlotStore:
+    """Slots of two chunks of four rows, 8 bytes each, in one file."""
+    return SlotStore(folder, np.zeros(2, np.int32), np.array([4, 4]), 8)
+
+
 def test_the_slot_of_the_last_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
     """Whatever is saved after a checkpoint, and after a restart from one, its slots hold what they held."""
     saved = iter(np.random.default_rng(0).random((20, 4)))
-    store = SlotStore(tmp_path / "dual", np.zeros(2, np.int32), np.array([4, 4]), 8)
+    store = two_chunks(tmp_path / "dual")
     for _ in range(4):
         last = [next(saved), next(saved)]
         for chunk in (0, 1):
@@ -141,7 +168,7 @@ def test_the_slot_of_the_last_checkpoint_is_never_overwritten(tmp_path: Path) ->
         for values in (next(saved), next(saved)):
             store.save(0, [values])
         store.close()
-        store = SlotStore(tmp_path / "dual", np.zeros(2, np.int32), np.array([4, 4]), 8)
+        store = two_chunks(tmp_path / "dual")
         store.restore(checkpoint)
         for chunk in (0, 1):
             found = np.zeros(4)
@@ -152,3 +179,57 @@ def test_the_slot_of_the_last_checkpoint_is_never_overwritten(tmp_path: Path) ->
         assert store.load(1, [found])
         assert found.tolist() == last[1].tolist()
     store.close()
+
+
+def test_a_flipped_bit_in_a_slot_is_noticed(tmp_path: Path) -> None:
+    """In its header or its body; the slot of the same chunk that is not in use may hold anything."""
+    store = two_chunks(tmp_path)
+    for values in (np.arange(4.0), -np.arange(4.0)):
+        store.save(0, [values])
+        store.mark_durable()
+    (path,), size = tmp_path.iterdir(), 16 + 4 * 8
+    whole = path.read_bytes()
+    assert (store.current[0], len(whole)) == (1, 2 * size)
+    for place in range(2 * size):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with contextlib.nullcontext() if place < size else pytest.raises(CheckpointError, match="damaged"):
+            store.load(0, [np.zeros(4)])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("lock", lambda folder: Run(folder, Identity.new())),
+        ("part-00000.bin", lambda folder: two_chunks(folder).save(0, [np.zeros(4)])),
+    ],
+)
+def test_files_that_are_opened_to_be_written_are_no_links(
+    tmp_path: Path, name: str, write: Callable[[Path], object]
+) -> None:
+    """Also where the link was made after the directory had been searched for links."""
+    (tmp_path / name).symlink_to(tmp_path / "of others")
+    with pytest.raises(OSError, match="symbolic links"):
+        write(tmp_path)
+    assert not (tmp_path / "of others").exists()
+
+
+def test_a_forked_child_holds_no_lock_of_its_parent(tmp_path: Path) -> None:
+    """It would keep the directory from the next call for as long as it lives."""
+    lock = take_lock(tmp_path)
+    assert lock is not None
+    ready_out, ready_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(ready_in, b"x")
+        signal.pause()
+        os._exit(0)
+    try:
+        os.read(ready_out, 1)
+        release_lock(lock)
+        again = take_lock(tmp_path)
+        assert again is not None
+        release_lock(again)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

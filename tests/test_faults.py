@@ -22,7 +22,9 @@ from tools.faults.commands import contents, run_command
 from tools.faults.damage import DAMAGES, damage
 from tools.faults.disk import Disk, Tree
 from tools.faults.injection import HOWS, FaultyFiles
+from tools.faults.mutants import Mutants, check_lines
 from tools.faults.recording import Event, Recorder, tree_of
+from tools.faults.safety_lines import LINES, SafetyLine
 from tools.faults.text import mutated
 from tools.faults.trials import Finding, Row, run_attack, table
 from tools.faults.workspace import Workspace, make_workspace
@@ -208,9 +210,57 @@ def test_a_failure_is_printed_with_its_seed_and_the_command_that_repeats_it(
     assert capsys.readouterr().err == said
 
 
+def test_every_line_of_safety_is_where_it_is_said_to_be_and_has_its_guards() -> None:
+    assert len(LINES) >= 30
+    check_lines(LINES)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (SafetyLine("core/locks.py", "no such line", ()), "found 0 times"),
+        (SafetyLine("core/atomic_files.py", "sync(path.parent)", ()), "found 4 times"),
+        (SafetyLine("core/atomic_files.py", "sync(path.parent)", (), "no_such_function"), "defined 0 times"),
+        (SafetyLine("core/locks.py", "if lock is not None:", (), instead="if :"), "invalid syntax"),
+        (SafetyLine("core/locks.py", "os.close(descriptor)", ("test_faults.py::test_none",)), "no test"),
+        (SafetyLine("core/no_such_module.py", "pass", ()), "No such file"),
+    ],
+)
+def test_a_line_of_safety_that_is_not_found_exactly_once_is_an_error(line: SafetyLine, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_lines([line])
+
+
+def test_a_line_of_safety_is_missed_by_its_guards_when_it_is_gone() -> None:
+    """A sample of those whose guards take a moment."""
+    quick = [
+        line for line in LINES if line.guards[0].startswith("test_durability") and "[" not in line.guards[0]
+    ]
+    row = run_attack(Mutants(quick), "mutants", seed=1, first=0, count=1, jobs=1)
+    assert (row.tried, row.failures) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("statuses", "column", "message"),
+    [
+        ((0, 0), "unnoticed", "removed, and test_x.py::test_y passed"),
+        ((1, 1), "unnoticed", "its guards fail without the mutation"),
+        ((0, 4), "ugly", "its guards could not run"),
+    ],
+)
+def test_a_line_that_nobody_misses_is_told_with_its_guards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: tuple[int, int], column: str, message: str
+) -> None:
+    ended = iter(statuses)
+    monkeypatch.setattr("tools.faults.mutants._run_guards", lambda *_: (next(ended), "said"))
+    line = SafetyLine("core/locks.py", "os.close(descriptor)", ("test_x.py::test_y",), "release_lock")
+    (finding,) = Mutants([line]).attempt(0, random.Random(0), tmp_path)
+    assert (finding.column, finding.what.startswith(f"{line}: {message}")) == (column, True)
+
+
 def test_the_table_is_markdown_and_counts_trials_not_findings() -> None:
     row = Row("damage", 5, 2.0, [(1, Finding("wrong", "a")), (1, Finding("wrong", "b"))])
-    assert table([row]).splitlines()[-1] == "| damage | 5 | 0 | 1 | 0 | 0 | 0 | 2 |"
+    assert table([row]).splitlines()[-1] == "| damage | 5 | 0 | 1 | 0 | 0 | 0 | 0 | 2 |"
 
 
 def test_false_certificates_are_noticed() -> None:
@@ -246,7 +296,7 @@ def test_texts_are_drawn_by_the_seed() -> None:
 def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "table.md"
     assert main(["--kind", "text", "--count", "1", "--jobs", "1", "--output", str(output)]) == 0
-    assert "| text | 1 | 0 | 0 | 0 | 0 | 0 |" in output.read_text()
+    assert "| text | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in output.read_text()
 
 
 def test_the_least_memory_is_read_from_a_refusal() -> None:

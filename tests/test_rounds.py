@@ -18,6 +18,7 @@ from streamcd.cluster import partition as partitions
 from streamcd.cluster.assignment import Assignment
 from streamcd.cluster.block_steps import LINEAR, next_sigma_prime
 from streamcd.cluster.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
+from streamcd.core.errors import DatasetError
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP
 from streamcd.runs.problem_options import ProblemOptions
@@ -407,3 +408,15 @@ def test_accelerated_rounds_on_a9a_are_few(real_data: Any, tmp_path: Path) -> No
         found = streamcd.train(data, run, loss=loss, tol=1e-3, client=Simulation(workers))
         assert found.converged
         assert training_rounds(run) <= most
+
+
+def test_a_worker_refuses_another_dataset_than_that_of_the_run(tmp_path: Path) -> None:
+    """Under the path of the run there may be another one on the worker's machine."""
+    dataset = write_dataset(tmp_path / "data", random_rows())
+    problem = ProblemOptions().make_problem(dataset)
+    spec = WorkerSpec(
+        str(dataset.path), dataset.fingerprint, str(tmp_path), problem, "dual", 0, 1_000_000_000
+    )
+    assert partitions.open_same(spec).fingerprint == dataset.fingerprint
+    with pytest.raises(DatasetError, match="another dataset"):
+        partitions.open_same(replace(spec, fingerprint="of another"))

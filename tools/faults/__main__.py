@@ -19,6 +19,7 @@ from tools.faults.certificates import Certificates
 from tools.faults.damage import Damage
 from tools.faults.file_operations import FileOperations
 from tools.faults.metadata import Metadata
+from tools.faults.mutants import Mutants
 from tools.faults.power import Power
 from tools.faults.swaps import Swaps
 from tools.faults.tables import Tables
@@ -35,6 +36,7 @@ KINDS: dict[str, type[Attack]] = {
     "tables": Tables,
     "certificates": Certificates,
     "budgets": Budgets,
+    "mutants": Mutants,
 }
 
 

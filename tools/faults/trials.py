@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 COLUMNS = {
     "lost": "what was complete before is gone, or cannot be made any more",
@@ -20,6 +20,7 @@ COLUMNS = {
     "beyond": "memory beyond the budget",
     "ugly": "a traceback, a hang, an unknown exit status",
     "left": "temporary files that stay when the command is repeated",
+    "unnoticed": "a line of safety that no test misses",
 }
 
 
@@ -41,6 +42,14 @@ class Attack(Protocol):
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
         """Make one trial in an empty directory."""
+
+
+@runtime_checkable
+class ListedAttack(Attack, Protocol):
+    """A kind whose trials are a list of `default_count`, and no more are made, in an order drawn by the seed."""
+
+    def shuffle(self, rng: random.Random) -> None:
+        """Bring the list into this order."""
 
 
 @dataclass
@@ -70,6 +79,9 @@ def run_attack(attack: Attack, kind: str, *, seed: int, first: int, count: int, 
         attack.prepare(place)
         _current = (attack, kind, seed, place)
         numbers = range(first, first + count)
+        if isinstance(attack, ListedAttack):
+            attack.shuffle(random.Random(f"{kind} {seed}"))
+            numbers = numbers[: max(0, attack.default_count - first)]
         for number, findings in _outcomes(numbers, jobs):
             row.tried += 1
             for finding in findings:
