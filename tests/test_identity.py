@@ -176,6 +176,15 @@ def test_a_run_whose_first_configuration_was_never_written_is_begun_anew(
     assert not list(run.glob("*.partial"))
 
 
+def test_a_run_is_replaced_whose_first_log_had_no_name_yet(dataset: Dataset, tmp_path: Path) -> None:
+    """The log got its name while the run was emptied, and stayed: a state was missed that it tells of."""
+    run = tmp_path / "run"
+    for _ in range(2):
+        train(dataset, run, max_passes=1, force=True)
+        (run / "log.jsonl").rename(run / "log.jsonl.partial")
+    assert not (run / "log.jsonl").exists()
+
+
 def test_a_partial_state_of_a_killed_process_does_not_stay(dataset: Dataset, tmp_path: Path) -> None:
     run = train(dataset, tmp_path / "run", max_passes=100, tol=1e-1)
     (run / "state.npz.partial").write_bytes(b"half")

@@ -343,13 +343,17 @@ def _refuse_links(path: Path) -> None:
                 )
 
 
+def _content(path: Path) -> list[Path]:
+    return [entry for entry in path.iterdir() if entry.name not in ("lock", *_PARTIAL)]
+
+
 def create_run(path: Path, *, force: bool) -> Run:
     """Create a run directory, or with `force` empty an existing one; the caller protects runs that must not be replaced."""
     if os.path.lexists(path) and not path.is_dir():
         raise CheckpointError(f"{path} exists and is not a run; name another directory")
     make_directory(path)
     # a process that ended before it wrote the configuration leaves only the lock
-    leftovers = [entry for entry in path.iterdir() if entry.name not in ("lock", *_PARTIAL)]
+    leftovers = _content(path)
     if leftovers and not (path / "config.json").exists():
         raise CheckpointError(f"{path} is not empty and not a run; name another directory")
     if leftovers and not force:
@@ -360,7 +364,8 @@ def create_run(path: Path, *, force: bool) -> Run:
     # the configuration is removed last: after an interruption the directory is still a run, which --force can replace
     with ExitStack() as stack:
         stack.push(run)
-        for entry in sorted(leftovers, key=lambda entry: entry.name == "config.json"):
+        # listed again: a run that is opened gives an early log its name
+        for entry in sorted(_content(path), key=lambda entry: entry.name == "config.json"):
             if entry.name == "config.json":
                 sync(path)
             if entry.is_dir() and not entry.is_symlink():

@@ -70,7 +70,7 @@ _SYNCS = (
     SafetyLine("dataset/writer.py", "sync(path)", _durable("convert a table")),
     SafetyLine(
         "training/checkpoint.py",
-        "files = [*files, self._early_log if self._early_lines else self.log_path]",
+        "files = [*files, *([self._early_log, self.path] if self._early_lines else [self.log_path])]",
         _durable("train"),
     ),
     SafetyLine("training/checkpoint.py", "sync(self.path)", _durable("tune")),
