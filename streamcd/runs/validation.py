@@ -42,8 +42,6 @@ class Validation:
 
     def __init__(self, path: str, dataset: Dataset, lanes: Problem, listener: Listener) -> None:
         self._data: Dataset | str = open_dataset(path) if is_dataset(path) else path
-        if isinstance(self._data, Dataset):
-            self._data.use_cache(dataset.cache)
         self._path, self._lanes, self._listener = path, lanes, listener
         self._model = _without_weights(dataset, lanes)
         # all that is read of a look, but for the weights, which the training has anyway
