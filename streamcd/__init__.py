@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .models.model import load_model as load_model
     from .prediction.evaluate import evaluate as evaluate
     from .prediction.predict import predict as predict
+    from .runs.checkpoint_model import load_checkpoint as load_checkpoint
     from .runs.report import write_report as write_report
     from .runs.resume import resume as resume
     from .runs.train import train as train
@@ -47,6 +48,7 @@ _PUBLIC = {
     "TwinSVC": ("estimators.linear", "TwinSVC"),
     "convert": ("conversion.convert", "convert"),
     "evaluate": ("prediction.evaluate", "evaluate"),
+    "load_checkpoint": ("runs.checkpoint_model", "load_checkpoint"),
     "load_model": ("models.model", "load_model"),
     "make_columns": ("conversion.transpose", "make_columns"),
     "open": ("dataset.dataset", "open_dataset"),

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
+from streamcd import load_checkpoint
 from streamcd.cluster.partition import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
@@ -88,6 +89,7 @@ def test_lanes_that_do_not_fit_the_memory_go_in_groups_and_a_lane_that_does_not_
     result = train(data, tmp_path / "run", memory="375MB", max_passes=3, acceleration="none")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["n_groups"] == 2
     assert (result.n_lanes, result.model.weights.shape) == (6, (1_000_000, 6))
+    assert np.array_equal(load_checkpoint(tmp_path / "run").weights, result.model.weights)
     with pytest.raises(UsageError, match=r"weights .* needed"):
         train(data, tmp_path / "small", memory="325MB")
 

@@ -26,6 +26,7 @@ from .help_sections import option
 from .option_types import BIT
 from .options import (
     cache_options,
+    checkpoint_option,
     convert_options,
     cut_options,
     force_option,
@@ -277,6 +278,20 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 # Models
 
 
+def _of_checkpoint(
+    run: str, checkpoint: bool, C: float | None, memory: str, listener: console.Console
+) -> tuple[Any, str]:
+    """Return the model to use, and what it is called: that of the last checkpoint where asked for, else the path."""
+    if not checkpoint:
+        return run, run
+    from ..runs.checkpoint_model import describe_checkpoint, load_checkpoint
+
+    model = load_checkpoint(run, C, memory=memory)
+    name = describe_checkpoint(run, model)
+    listener.message(f"the model is that of {name}")
+    return model, name
+
+
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
@@ -289,10 +304,18 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     metavar="FILE",
     help="Draw confusion matrix, ROC curves and calibration into a .png, .svg or .pdf file; needs the extra 'plot'.",
 )
+@checkpoint_option
 @force_option("picture")
 @output_options
 def evaluate(
-    data: str, model: str, plot: str | None, force: bool, quiet: bool, as_json: bool, **options: Any
+    data: str,
+    model: str,
+    plot: str | None,
+    checkpoint: bool,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Compare a model's predictions with the labels of a dataset, of a table or of libsvm text.
 
@@ -302,15 +325,18 @@ def evaluate(
       streamcd evaluate test.libsvm.gz run --plot test.png
     """
     with console.Console(quiet) as listener:
+        used, name = _of_checkpoint(model, checkpoint, options["C"], options["memory"], listener)
         if plot is None:
             from ..prediction.evaluate import evaluate as evaluate_model
 
-            result = evaluate_model(data, model, listener=listener, **options)
+            result = evaluate_model(data, used, listener=listener, **options)
         else:
             from ..runs.report import plot_evaluation
 
-            result = plot_evaluation(data, model, plot, force=force, listener=listener, **options)
-    console.show(result, as_json, print_evaluation, f"{model} on {data}", result)
+            result = plot_evaluation(data, used, plot, force=force, listener=listener, **options)
+    if checkpoint:
+        result = {**result, "checkpoint": used.certificate}
+    console.show(result, as_json, print_evaluation, f"{name} on {data}", result)
 
 
 @cli.command()
@@ -370,6 +396,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 @cache_options
 @workers_option
 @threads_option
+@checkpoint_option
 @force_option("file of predictions")
 @output_options
 def predict(
@@ -380,6 +407,7 @@ def predict(
     out: str,
     proba: bool,
     liblinear_proba: bool | None,
+    checkpoint: bool,
     **options: Any,
 ) -> None:
     """Predict the rows of a dataset, of a table or of libsvm text, in the order of the source.
@@ -399,11 +427,16 @@ def predict(
     with console.Console(quiet) as listener:
         target = console.lines_output() if out == "-" else out
         proba = proba or bool(liblinear_proba)
-        result = predict_rows(data, model, target, proba=proba, listener=listener, **options)
+        used, name = _of_checkpoint(model, checkpoint, options["C"], options["memory"], listener)
+        result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
+    if checkpoint:
+        result = {**result, "checkpoint": used.certificate}
     if as_json:
         console.print_json({**result, "out": out})
     elif out != "-":
-        console.print_line(f"{result['n_rows']:,} predictions in {out}")
+        console.print_line(
+            f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
+        )
 
 
 @cli.command()
@@ -417,6 +450,7 @@ def predict(
     "source. By default, whichever fits the source.",
 )
 @model_options
+@checkpoint_option
 @force_option("file of the same format")
 @output_options
 def export(
@@ -425,6 +459,7 @@ def export(
     target_format: str | None,
     C: float | None,
     memory: str,
+    checkpoint: bool,
     force: bool,
     quiet: bool,
     as_json: bool,
@@ -443,9 +478,10 @@ def export(
     found = target_format or ("libsvm" if (location(source) / "manifest.json").exists() else "liblinear")
     with console.Console(quiet) as listener:
         if found == "libsvm":
-            if C is not None:
+            if C is not None or checkpoint:
+                given = "--checkpoint" if checkpoint else "-C"
                 raise UsageError(
-                    "-C picks a model, and --format libsvm writes a dataset: leave one of them out"
+                    f"{given} picks a model, and --format libsvm writes a dataset: leave one of them out"
                 )
             from ..conversion.export_libsvm import export_libsvm
             from ..dataset.dataset import open_dataset
@@ -455,10 +491,15 @@ def export(
             from ..models.liblinear import export_liblinear
             from ..models.model import load_model
 
-            export_liblinear(load_model(source, C, memory=memory), file, listener, force=force)
+            used, name = _of_checkpoint(source, checkpoint, C, memory, listener)
+            model = used if checkpoint else load_model(source, C, memory=memory)
+            export_liblinear(model, file, listener, force=force)
     n_bytes = os.path.getsize(file)
     written = {"file": file, "format": found, "bytes": n_bytes}
-    console.show(written, as_json, console.print_line, f"{file}: {found} text, {format_size(n_bytes)}")
+    if checkpoint:
+        written["checkpoint"] = model.certificate
+    of = f", of {name}" if checkpoint else ""
+    console.show(written, as_json, console.print_line, f"{file}: {found} text, {format_size(n_bytes)}{of}")
 
 
 @cli.command(name="import")

@@ -125,6 +125,12 @@ model_options = together(
     memory_option,
 )
 
+checkpoint_option = option(
+    "--checkpoint",
+    is_flag=True,
+    help="The model of a run's last checkpoint: of a training that was interrupted, or is in work.",
+)
+
 convert_options = together(
     _choice(
         "--format",

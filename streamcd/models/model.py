@@ -545,7 +545,10 @@ def _model_directory(path: str | os.PathLike[str], C: float | None = None) -> Pa
 
 def _missing(path: Path) -> str:
     if (path / "config.json").exists():
-        return f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it"
+        return (
+            f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and --checkpoint (in Python "
+            "load_checkpoint) takes the model of its last checkpoint"
+        )
     if path.is_file():
         return f"{path} is a file; expected a run or a model ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
     found = "no model.json in it" if path.exists() else "nothing there"

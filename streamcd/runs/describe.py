@@ -87,8 +87,8 @@ def _describe_state(path: Path) -> dict[str, Any]:
         "state": ended if done else "unfinished",
         "stop_reason": worst_reason(lanes["reason"]) if done else None,
         "passes": int(lanes["passes"].max()),
-        "gap": _largest_ratio(lanes["gap"], lanes["primal"]),
-        "gap_estimate": _largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
+        "gap": largest_ratio(lanes["gap"], lanes["primal"]),
+        "gap_estimate": largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
         "lanes": int(is_open.size),
         "open_lanes": int(is_open.sum()),
         "seconds": sum(float(arrays["seconds"]) for arrays in found),
@@ -112,7 +112,7 @@ def _read_state(file: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _largest_ratio(gaps: np.ndarray, primals: np.ndarray) -> float | None:
+def largest_ratio(gaps: np.ndarray, primals: np.ndarray) -> float | None:
     """Return the largest relative gap; None if one is not known."""
     primal = np.abs(primals)
     ratios = np.divide(gaps, primal, out=np.zeros_like(primal), where=primal != 0)

@@ -33,7 +33,7 @@ def save_models(
     """
     models = [
         (_model_place(model_path, run.problem, lanes), lanes, _certificate(result, lanes))
-        for lanes in _lanes_of_models(run.problem)
+        for lanes in lanes_of_models(run.problem)
     ]
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False
@@ -46,13 +46,14 @@ def save_models(
 def make_models(directory: checkpoint.Run, run: ResolvedRun, result: Result) -> list[Model]:
     """Make the models of every C, in memory."""
     models = []
-    for lanes in _lanes_of_models(run.problem):
+    for lanes in lanes_of_models(run.problem):
         weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
-        models.append(_make_model(directory, run, lanes, _certificate(result, lanes), weights))
+        last = next(_weight_rows(directory, run, lanes, last=True))[0]
+        models.append(make_model(run, lanes, _certificate(result, lanes), weights, last))
     return models
 
 
-def _lanes_of_models(problem: Problem) -> list[range]:
+def lanes_of_models(problem: Problem) -> list[range]:
     """List the lanes of the model of every C."""
     per_model = problem.block_lanes
     return [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
@@ -75,26 +76,23 @@ def _save_model(
     """Write the model of some lanes from the states in a run's directory."""
     # never read: the rows are written from the state
     untouched = np.zeros((run.problem.n_features, len(lanes) * run.problem.lane_vectors))
-    model = _make_model(directory, run, lanes, certificate, untouched)
+    last = next(_weight_rows(directory, run, lanes, last=True))[0]
+    model = make_model(run, lanes, certificate, untouched, last)
     model.sigmoids = sigmoids
     model.save(path, rows=_weight_rows(directory, run, lanes, last=False))
 
 
-def _make_model(
-    directory: checkpoint.Run,
-    run: ResolvedRun,
-    lanes: range,
-    certificate: dict[str, Any],
-    weights: np.ndarray,
+def make_model(
+    run: ResolvedRun, lanes: range, certificate: dict[str, Any], weights: np.ndarray, bias_weight: np.ndarray
 ) -> Model:
+    """Make the model of some lanes from their w: the rows of the features, and the last one, the bias's."""
     problem, options, dataset = run.problem, run.options, run.dataset
     factors = problem.class_factors(lanes)
-    (intercept,) = next(_weight_rows(directory, run, lanes, last=True))
     return new_model(
         dataset,
         problem,
         weights=weights,
-        intercept=intercept * problem.bias,
+        intercept=bias_weight * problem.bias,
         code=problem.code,
         C=problem.lanes[lanes.start].C,
         method=options.method,

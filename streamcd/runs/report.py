@@ -119,7 +119,7 @@ def write_report(
 
 def plot_evaluation(
     data: Dataset | str | os.PathLike[str],
-    model: str | os.PathLike[str],
+    model: Model | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
     C: float | None = None,
@@ -138,7 +138,8 @@ def plot_evaluation(
     path = local_path(out, "a picture")
     form = image_format(path)
     check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
-    data, loaded = cached(data, cache, cache_size), load_model(model, C)
+    data = cached(data, cache, cache_size)
+    loaded = model if isinstance(model, Model) else load_model(model, C)
     result, curves = evaluate_model(
         data, loaded, memory=memory, workers=workers, threads=threads, listener=listener
     )

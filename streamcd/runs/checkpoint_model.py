@@ -1,0 +1,138 @@
+"""The model of a run's last checkpoint: of a training that was interrupted, or is in work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import ModelError
+from ..core.memory_budget import parse_size, require
+from ..core.storage import local_path
+from ..models.model import Model
+from ..solvers.protocol import START
+from ..training import checkpoint
+from .config import Group, ResolvedRun, read_config, reopen, same_dataset
+from .describe import largest_ratio
+from .models import lanes_of_models, make_model
+
+_LANES = ("phase", "passes", "gap", "primal", "dual", "converged")
+
+
+def load_checkpoint(
+    run: str | os.PathLike[str], C: float | None = None, *, memory: int | str | None = None
+) -> Model:
+    """Read the model of a run's last checkpoint; the training need not have ended, and is not disturbed.
+
+    `evaluate`, `predict` and others take it as any model. Its `certificate` has the passes of each vector, ``converged``,
+    and the gap where one was certified. The checkpoint of a run that has ended gives its model.
+
+    Parameters
+    ----------
+    run : path
+        Of `train` or `tune`; its dataset must be where it was.
+    C : float, optional
+        C of the wanted model of a path; required if the run trains several.
+    memory : int or str, optional
+        Bound on the process's resident memory.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    CheckpointError
+        If `run` is not a run, or damaged.
+    ModelError
+        If there is no checkpoint yet, or none of a model on all rows: a search trains its folds first.
+    DatasetError
+        If the run's dataset is not there.
+    UsageError
+        If the checkpoint does not fit in `memory`.
+
+    Examples
+    --------
+    >>> model = streamcd.load_checkpoint("run")
+    >>> model.certificate["converged"], bool((model.weights == streamcd.load_model("run").weights).all())
+    (True, True)
+    """
+    path = local_path(run, "a run")
+    config = read_config(path)
+    if config.tune is not None:
+        path = path / "best"
+        if not (path / "config.json").exists():
+            raise ModelError(
+                f"{run}: its folds are in training, so no model of all rows has begun; resume it"
+            )
+        config = read_config(path)
+    resolved = reopen(path, config, same_dataset(config))
+    lanes = _lanes_of(resolved, run, C)
+    groups = [group for group in resolved.groups if set(group.lanes) & set(lanes)]
+    vectors = (resolved.problem.n_features + 1) * resolved.problem.lane_vectors
+    parts = [_read_part(path, group, lanes, vectors, memory) for group in groups]
+    state = {name: np.concatenate([part[name] for part in parts]) for name in _LANES}
+    w = parts[0]["w"] if len(parts) == 1 else np.hstack([part["w"] for part in parts])
+    return make_model(resolved, lanes, _certificate(state, resolved.problem.scale), w[:-1], w[-1])
+
+
+def describe_checkpoint(run: str | os.PathLike[str], model: Model) -> str:
+    """Describe the model of a checkpoint in a line."""
+    found = model.certificate
+    gap = "not certified yet" if found["gap"] is None else f"relative gap {found['gap']:.2g}"
+    state = "converged" if found["converged"] else f"not converged, {gap}"
+    return f"the last checkpoint of {run}, after {max(found['passes'])} passes ({state})"
+
+
+def _lanes_of(run: ResolvedRun, path: str | os.PathLike[str], C: float | None) -> range:
+    """Return the lanes of the model of a C."""
+    models = {run.problem.lanes[lanes.start].C: lanes for lanes in lanes_of_models(run.problem)}
+    known = ", ".join(f"{value:g}" for value in models)
+    if C is None and len(models) > 1:
+        raise ModelError(f"{path} trains a model for each C of {known}: name one with -C")
+    if C is not None and C not in models:
+        raise ModelError(f"{path} trains no model for C = {C:g}; it has {known}")
+    return next(iter(models.values())) if C is None else models[C]
+
+
+def _read_part(
+    path: Path, group: Group, lanes: range, vectors: int, memory: int | str | None
+) -> dict[str, np.ndarray]:
+    """Read weights and state of those of a group's lanes that are in `lanes`, all from one checkpoint."""
+    file = path / group.directory / "state.npz"
+    position = checkpoint.read_arrays(file, ["position"])
+    if position is None or not position["position"].any():
+        raise ModelError(f"{path}: expected a checkpoint of a pass, found none yet; wait, or resume the run")
+    mine = np.array([lane - group.lanes.start for lane in group.lanes if lane in lanes])
+    if memory is not None:
+        needs = {
+            "weights of a checkpoint": 2 * 8 * vectors * len(group.lanes),
+            "the model": 8 * vectors * len(lanes),
+        }
+        require(parse_size(memory), needs)
+    arrays = checkpoint.read_arrays(file, ["w", *(f"lane_{name}" for name in _LANES)])
+    assert arrays is not None
+    width = arrays["w"].shape[1] // len(group.lanes)
+    found = {name: arrays[f"lane_{name}"][mine] for name in _LANES}
+    if (found["phase"] == START).any():
+        raise ModelError(
+            f"{path}: its first read, of what it starts from, has not ended; wait, or resume the run"
+        )
+    columns = (mine[:, np.newaxis] * width + np.arange(width)).ravel()
+    return {"w": arrays["w"][:, columns], **found}
+
+
+def _certificate(state: dict[str, np.ndarray], scale: float) -> dict[str, Any]:
+    gap = largest_ratio(state["gap"], state["primal"])
+    objectives = {
+        name: None if gap is None else scale * float(state[name].sum()) for name in ("primal", "dual")
+    }
+    return {
+        "primal_objective": objectives["primal"],
+        "dual_objective": objectives["dual"],
+        "gap": gap,
+        "converged": bool(state["converged"].all()),
+        "passes": state["passes"].tolist(),
+    }
