@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from small_datasets import multiclass, random_rows, write_dataset
 
-from streamcd import StreamcdError, evaluate, load_model, train, tune, write_report
+from streamcd import StreamcdError, evaluate, load_model, resume, train, tune, write_report
+from streamcd.core.memory_budget import format_size
 from streamcd.prediction.curves import ScoreCurves
 from streamcd.prediction.evaluate import evaluate_model
 from streamcd.report.page import Section, render_page
-from streamcd.runs.describe import largest_weights
+from streamcd.runs.describe import describe_run, largest_weights
 from streamcd.runs.report import plot_evaluation
 
 
@@ -154,3 +155,34 @@ def test_a_result_draws_its_gaps(run: Path) -> None:
 
     figure = resume(run).plot()
     assert len(figure.axes) == 2
+
+
+def test_time_and_bytes_are_those_of_the_run_after_a_kill_too(run: Path, tmp_path: Path) -> None:
+    """The log has neither what was read after the last checkpoint before a kill, nor the time between reads."""
+    data = run.parent / "data"
+    train(data, tmp_path / "run", max_passes=2, tol=1e-9)
+    result = resume(tmp_path / "run", max_passes=5)
+    state = dict(np.load(tmp_path / "run" / "state.npz"))
+    state["seconds"], state["bytes_read"] = np.float64(39.0), np.int64(6_010_000_000)
+    np.savez(tmp_path / "run" / "state.npz", **state)
+    assert describe_run(tmp_path / "run")["bytes_read"] == 6_010_000_000 != result.bytes_read
+    write_report(tmp_path / "run", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "without writing the model</td><td>39</td>" in page
+    assert "<td>read by training</td><td>6.01 GB</td>" in page
+
+
+def test_a_report_has_ten_digits_of_objectives(run: Path, page: Path) -> None:
+    text, found = page.read_text(), load_model(run).certificate
+    for name in ("primal_objective", "dual_objective"):
+        assert f"<td>{name.replace('_', ' ')}</td><td>{found[name]:.10g}</td>" in text
+    assert f"<td>relative gap</td><td>{found['gap']:.3g}</td>" in text
+
+
+def test_a_report_on_a_search_tells_the_time_of_its_parts(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(80, 8, seed=1))
+    found = tune(data, tmp_path / "run", C=[0.1, 1.0], cv=2, max_passes=30)
+    write_report(tmp_path / "run", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert f"<td>read by folds</td><td>{format_size(found.folds['bytes_read'])}</td>" in page
+    assert f"<td>read by training with the best C</td><td>{format_size(found.bytes_read)}</td>" in page

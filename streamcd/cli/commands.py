@@ -25,6 +25,7 @@ from .declared import options_of
 from .help_sections import option
 from .option_types import BIT
 from .options import (
+    asked_model,
     cache_options,
     checkpoint_option,
     convert_options,
@@ -36,6 +37,7 @@ from .options import (
     model_options,
     output_options,
     refused_option,
+    scaled_option,
     threads_option,
     training_keywords,
     weight_notes,
@@ -131,8 +133,9 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
+@scaled_option
 @json_option
-def info(path: str, as_json: bool) -> None:
+def info(path: str, scaled: bool, as_json: bool) -> None:
     """Describe a dataset, a run or a model, without reading data.
 
     Of a run: its options, its progress, the last gap, the largest weights, and the next command.
@@ -154,7 +157,7 @@ def info(path: str, as_json: bool) -> None:
         found = describe_dataset(open_or_tell(path))
         console.show(found, as_json, print_dataset, path, found)
     else:
-        found = describe_run(path) if kind == "run" else describe_model(path)
+        found = (describe_run if kind == "run" else describe_model)(path, scaled=scaled)
         console.show(found, as_json, print_description, path, found)
 
 
@@ -278,20 +281,6 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 # Models
 
 
-def _of_checkpoint(
-    run: str, checkpoint: bool, C: float | None, memory: str, listener: console.Console
-) -> tuple[Any, str]:
-    """Return the model to use, and what it is called: that of the last checkpoint where asked for, else the path."""
-    if not checkpoint:
-        return run, run
-    from ..runs.checkpoint_model import describe_checkpoint, load_checkpoint
-
-    model = load_checkpoint(run, C, memory=memory)
-    name = describe_checkpoint(run, model)
-    listener.message(f"the model is that of {name}")
-    return model, name
-
-
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
@@ -325,7 +314,7 @@ def evaluate(
       streamcd evaluate test.libsvm.gz run --plot test.png
     """
     with console.Console(quiet) as listener:
-        used, name = _of_checkpoint(model, checkpoint, options["C"], options["memory"], listener)
+        used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
         if plot is None:
             from ..prediction.evaluate import evaluate as evaluate_model
 
@@ -334,8 +323,7 @@ def evaluate(
             from ..runs.report import plot_evaluation
 
             result = plot_evaluation(data, used, plot, force=force, listener=listener, **options)
-    if checkpoint:
-        result = {**result, "checkpoint": used.certificate}
+    result |= said
     console.show(result, as_json, print_evaluation, f"{name} on {data}", result)
 
 
@@ -348,6 +336,7 @@ def evaluate(
     help="Evaluate the model on it: confusion, ROC, calibration.  [default: the run's validation set, if it has one]",
 )
 @option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
+@scaled_option
 @model_options
 @force_option("page")
 @output_options
@@ -427,12 +416,10 @@ def predict(
     with console.Console(quiet) as listener:
         target = console.lines_output() if out == "-" else out
         proba = proba or bool(liblinear_proba)
-        used, name = _of_checkpoint(model, checkpoint, options["C"], options["memory"], listener)
+        used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
         result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
-    if checkpoint:
-        result = {**result, "checkpoint": used.certificate}
     if as_json:
-        console.print_json({**result, "out": out})
+        console.print_json({**result, **said, "out": out})
     elif out != "-":
         console.print_line(
             f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
@@ -476,6 +463,8 @@ def export(
       streamcd export data data.libsvm --format libsvm
     """
     found = target_format or ("libsvm" if (location(source) / "manifest.json").exists() else "liblinear")
+    of = ""
+    said: dict[str, Any] = {}
     with console.Console(quiet) as listener:
         if found == "libsvm":
             if C is not None or checkpoint:
@@ -491,14 +480,12 @@ def export(
             from ..models.liblinear import export_liblinear
             from ..models.model import load_model
 
-            used, name = _of_checkpoint(source, checkpoint, C, memory, listener)
+            used, name, said = asked_model(source, checkpoint, C, memory, listener)
             model = used if checkpoint else load_model(source, C, memory=memory)
             export_liblinear(model, file, listener, force=force)
+            of = f", of {name}" if checkpoint else ""
     n_bytes = os.path.getsize(file)
-    written = {"file": file, "format": found, "bytes": n_bytes}
-    if checkpoint:
-        written["checkpoint"] = model.certificate
-    of = f", of {name}" if checkpoint else ""
+    written = {"file": file, "format": found, "bytes": n_bytes} | said
     console.show(written, as_json, console.print_line, f"{file}: {found} text, {format_size(n_bytes)}{of}")
 
 

@@ -10,6 +10,7 @@ import click
 
 from ..core.errors import UsageError
 from ..core.options import Section
+from ..core.progress import Listener
 from ..runs.problem_options import class_weights
 from ..solvers.registry import SOLVERS
 from .help_sections import option
@@ -123,6 +124,13 @@ model_options = together(
         help="The model with this C, of a run that was trained with several.",
     ),
     memory_option,
+)
+
+scaled_option = option(
+    "--scaled",
+    is_flag=True,
+    help="Weights for features as they were scaled for the training (convert --scale), in place of those for the source's "
+    "values.",
 )
 
 checkpoint_option = option(
@@ -327,3 +335,17 @@ def _loss_and_method(solver_type: int) -> tuple[str, str]:
     reason = reasons.get(solver_type, "one-class" if solver_type == 21 else "unknown to LIBLINEAR")
     known = ", ".join(str(number) for number in sorted(LIBLINEAR_TYPES))
     raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised classifiers: {known}")
+
+
+def asked_model(
+    run: str, checkpoint: bool, C: float | None, memory: str, listener: Listener
+) -> tuple[Any, str, dict[str, Any]]:
+    """Return the model to use, its name, and what ``--json`` adds: of a checkpoint, or the path."""
+    if not checkpoint:
+        return run, run, {}
+    from ..runs.checkpoint_model import describe_checkpoint, load_checkpoint
+
+    model = load_checkpoint(run, C, memory=memory)
+    name = describe_checkpoint(run, model)
+    listener.message(f"the model is that of {name}")
+    return model, name, {"checkpoint": model.certificate}

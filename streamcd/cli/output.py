@@ -189,7 +189,7 @@ def _print_costs(result: Any) -> None:
     rows = [
         [
             f"{C:g}",
-            f"{sum(lane['primal_objective'] for lane in lanes):.8g}",
+            f"{sum(lane['primal_objective'] for lane in lanes):.10g}",
             f"{max(lane['gap'] for lane in lanes):.2g}",
             f"{max(lane['passes'] for lane in lanes):,}",
         ]
@@ -242,6 +242,8 @@ def print_description(path: str, found: dict[str, Any]) -> None:
         rows += [("classes", _listed(model["labels"]))]
     console.print_table(f"{found['kind']} {path}", [*rows, ("next", found["next"])])
     if model and model["largest_weights"]:
+        from ..dataset.scaling import Scaling
+
         several = model["n_vectors"] > 1
         header = ["feature", *(["for"] if several else []), "weight"]
         lines = [
@@ -252,7 +254,10 @@ def print_description(path: str, found: dict[str, Any]) -> None:
             ]
             for weight in model["largest_weights"]
         ]
-        console.print_table("largest weights", lines, header)
+        of = Scaling(model["scale"], model["normalize"]).describe_weights(
+            scaled=model["weights_of"] != "source"
+        )
+        console.print_table(f"largest weights{of and ', ' + of}", lines, header)
 
 
 def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -50,6 +50,15 @@ class Scaling:
         given += [f"--normalize {self.normalize}"] if self.normalize != "none" else []
         return " ".join(given) or "no scaling"
 
+    def describe_weights(self, *, scaled: bool = False) -> str:
+        """Describe what the weights of a model are for; nothing where values are not transformed."""
+        rows = " of rows divided by their norms" if self.normalize != "none" else ""
+        if self.scale == "none":
+            return f"for values{rows}" if rows else ""
+        if scaled:
+            return f"for features divided by their scales (--scale {self.scale}){rows and ',' + rows}"
+        return f"in the source's units (trained with --scale {self.scale}){rows and ',' + rows}"
+
     def apply(
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, n_features: int
     ) -> np.ndarray:

@@ -257,7 +257,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
     @property
     def coef_(self) -> np.ndarray:
         """Weights, shape (1, n_features) for two classes, else (n_classes, n_features)."""
-        return self._per_class(self.model_.weights.T)
+        return self._per_class(self.model_.source_weights.T)
 
     @property
     def intercept_(self) -> np.ndarray:

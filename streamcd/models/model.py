@@ -26,7 +26,7 @@ from ..core.storage import local_path
 from ..dataset.scaling import Scaling
 from .calibration import sigmoid_logarithms
 from .encoding import CATEGORIES_FILE, Encoding, read_encoding
-from .model_file import MODEL, STORED_FIELDS, ModelFile
+from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, write_array
 
 UNKNOWN_CLASS = "(unknown)"
 """Name of a class that the model does not know."""
@@ -41,6 +41,7 @@ class Model:
     Attributes
     ----------
     weights : ndarray of float64, shape (n_features, n_vectors)
+        Of the values as they were scaled for the training (see `scaling`); `source_weights` are in the source's units.
     intercept : ndarray of float64, shape (n_vectors,)
         Weight of the constant feature times its value, `bias`.
     classes : ndarray of float64, shape (n_classes,)
@@ -132,7 +133,19 @@ class Model:
             )
 
     def __repr__(self) -> str:
-        return f"<streamcd.Model {self.loss}, C={self.C}: {self.n_classes} classes, {self.n_features:,} features>"
+        scaled = f", weights for {self.scaling.options()}" if self.scaling.changes_values else ""
+        shape = f"{self.n_classes} classes, {self.n_features:,} features"
+        return f"<streamcd.Model {self.loss}, C={self.C}: {shape}{scaled}>"
+
+    @cached_property
+    def source_weights(self) -> np.ndarray:
+        """Weights in the source's units, shape (n_features, n_vectors): `weights` divided by the features' scales.
+
+        ``X @ source_weights + intercept`` are the decisions about the source's rows; where rows were divided by their norms
+        (``convert --normalize l2``), about rows so divided after the scaling.
+        """
+        scales = self.scaling.scales
+        return self.weights if scales is None else self.weights / scales[:, np.newaxis]
 
     @property
     def n_features(self) -> int:
@@ -351,10 +364,10 @@ class Model:
         )
         with replacing_together([directory / name for name in names]) as files:
             new = dict(zip(names, files, strict=True))
-            _write_array(new["weights.npy"], self.weights.shape, (self.weights,) if rows is None else rows)
+            write_array(new["weights.npy"], self.weights.shape, (self.weights,) if rows is None else rows)
             description["weights_checksum"] = file_checksum(new["weights.npy"])
             if self.scaling.scales is not None:
-                _write_array(new["scaling.npy"], self.scaling.scales.shape, (self.scaling.scales,))
+                write_array(new["scaling.npy"], self.scaling.scales.shape, (self.scaling.scales,))
                 description["scaling"]["checksum"] = file_checksum(new["scaling.npy"])
             if self.encoding is not None and has_categories:
                 self.encoding.save(new[CATEGORIES_FILE])
@@ -403,15 +416,6 @@ class Model:
         """Check if the code is that of `default_code`, which is not stored: with many classes it would fill the file."""
         default = default_code(self.loss, self.n_classes)
         return self.n_classes > 2 and self._one_vector_per_class and self.code[0, -1] == default[0, -1]
-
-
-def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
-    """Write a ``.npy`` file of float64 from blocks of rows."""
-    with open(path, "wb") as file:
-        header = {"descr": "<f8", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        for block in blocks:
-            np.ascontiguousarray(block, dtype="<f8").tofile(file)
 
 
 def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
@@ -478,7 +482,7 @@ def load_model(
         raise ModelError(_missing(Path(path))) from None
     try:
         checksum, n_features = description.weights_checksum, description.n_features
-        weights = _read_array(directory / "weights.npy", checksum, n_features, 2)
+        weights = read_array(directory / "weights.npy", checksum, n_features, 2)
         scaling = _read_scaling(directory / "scaling.npy", description)
         model = _model_from(description, weights, scaling, _read_encoding(directory, description))
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -555,30 +559,11 @@ def _missing(path: Path) -> str:
     return f"{path}: expected a run or a model, found {found}; 'streamcd train DATASET RUN' makes a run"
 
 
-def _check_file(path: Path, checksum: str) -> None:
-    from ..dataset.parquet import file_checksum
-
-    if not path.is_file():
-        raise ModelError(f"{path}: the file is missing")
-    if file_checksum(path) != checksum:
-        raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
-
-
-def _read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
-    _check_file(path, checksum)
-    array: np.ndarray = np.load(path, allow_pickle=False)
-    if array.ndim != n_dimensions or array.shape[0] != n_features:
-        raise ModelError(
-            f"{path}: expected {n_features} rows in {n_dimensions} dimensions, found shape {array.shape}"
-        )
-    return array
-
-
 def _read_scaling(path: Path, description: ModelFile) -> Scaling:
     found = description.scaling
     if found is None:
         return Scaling()
-    scales = None if found.scale == "none" else _read_array(path, found.checksum, description.n_features, 1)
+    scales = None if found.scale == "none" else read_array(path, found.checksum, description.n_features, 1)
     return Scaling(found.scale, found.normalize, scales, found.digest)
 
 
@@ -586,7 +571,7 @@ def _read_encoding(directory: Path, description: ModelFile) -> Encoding | None:
     if description.encoding is None:
         return None
     if description.categories_checksum:
-        _check_file(directory / CATEGORIES_FILE, description.categories_checksum)
+        check_file(directory / CATEGORIES_FILE, description.categories_checksum)
     return read_encoding(directory / CATEGORIES_FILE, description.encoding)
 
 

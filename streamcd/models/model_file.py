@@ -1,9 +1,13 @@
-"""Structure of ``model.json``, the description of a model on disk."""
+"""Files of a model on disk: the structure of ``model.json``, its description, and arrays with checksums."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from ..core.classes import check_class_names
 from ..core.errors import ModelError
@@ -70,3 +74,33 @@ MODEL = Kind(
     lambda description: content_digest(description, "digest"),
     older=(1,),  # 1 had no digest
 )
+
+
+def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
+    """Write a ``.npy`` file of float64 from blocks of rows."""
+    with open(path, "wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            np.ascontiguousarray(block, dtype="<f8").tofile(file)
+
+
+def check_file(path: Path, checksum: str) -> None:
+    """Refuse a file that is missing, or whose checksum is another."""
+    from ..dataset.parquet import file_checksum
+
+    if not path.is_file():
+        raise ModelError(f"{path}: the file is missing")
+    if file_checksum(path) != checksum:
+        raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
+
+
+def read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
+    """Read an array of the model with its checksum and shape checked."""
+    check_file(path, checksum)
+    array: np.ndarray = np.load(path, allow_pickle=False)
+    if array.ndim != n_dimensions or array.shape[0] != n_features:
+        raise ModelError(
+            f"{path}: expected {n_features} rows in {n_dimensions} dimensions, found shape {array.shape}"
+        )
+    return array

@@ -46,7 +46,7 @@ def gap_figure(histories: Histories, tol: float | None) -> Figure:
             axes.set_yscale("log")
         axes.set_xlim(left=0)
     _label_passes(panels[0])
-    panels[1].set_xlabel("seconds")
+    panels[1].set_xlabel("seconds of the reads")
     panels[0].set_ylabel("relative duality gap")
     panels[0].legend()
     panels[0].set_title("Gap against passes")

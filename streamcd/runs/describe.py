@@ -25,7 +25,7 @@ _BLOCK_WEIGHTS = 1 << 20  # read at a time
 _LANE_ARRAYS = ("phase", "converged", "reason", "passes", "gap", "primal", "estimate", "estimated_primal")
 
 
-def describe_run(path: str | Path) -> dict[str, Any]:
+def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
     """Describe a run, without writing to it or locking it for long.
 
     Returns
@@ -58,7 +58,7 @@ def describe_run(path: str | Path) -> dict[str, Any]:
         "stopping": {name: value for name, value in asdict(config.rule).items() if value is not None},
         "workers": config.rounds is not None,
         **state,
-        "model": describe_model(path / "model") if has_model and not costs else None,
+        "model": describe_model(path / "model", scaled=scaled) if has_model and not costs else None,
         "models": costs,
         "next": _next_command(path, config, state),
     }
@@ -97,11 +97,27 @@ def _describe_state(path: Path) -> dict[str, Any]:
 
 
 def _state_files(path: Path) -> list[Path]:
-    for part in (path / "best", path / "folds", path):
-        files = [part / "state.npz", *sorted(part.glob("group-*/state.npz"))]
-        if present := [file for file in files if file.exists()]:
-            return present
-    return []
+    parts = (path / "best", path / "folds", path)
+    return next((files for files in map(_states_in, parts) if files), [])
+
+
+def _states_in(part: Path) -> list[Path]:
+    files = [part / "state.npz", *sorted(part.glob("group-*/state.npz"))]
+    return [file for file in files if file.exists()]
+
+
+def spent(path: Path) -> dict[str, tuple[float, int]]:
+    """Sum up seconds and bytes read of all sessions of a run; of a search, by its parts."""
+    parts = {"training": path, "folds": path / "folds", "training with the best C": path / "best"}
+    found = {name: [_read_state(file) for file in _states_in(part)] for name, part in parts.items()}
+    return {
+        name: (
+            sum(float(state["seconds"]) for state in states),
+            sum(int(state["bytes_read"]) for state in states),
+        )
+        for name, states in found.items()
+        if states
+    }
 
 
 def _read_state(file: Path) -> dict[str, np.ndarray]:
@@ -137,7 +153,7 @@ def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     return "wait" if state["state"] == "in work" else f"streamcd resume {path}{workers}"
 
 
-def describe_model(path: str | Path) -> dict[str, Any]:
+def describe_model(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
     """Describe a model without keeping its weights in memory.
 
     Returns
@@ -145,8 +161,9 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     dict
         ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``largest_weights``: list of ``{feature,
-        index (as in the source), name (of a table's; else None), vector (its label, or number), weight}``; ``next``, a
-        command.
+        index (as in the source), name (of a table's; else None), vector (its label, or number), weight}``; ``weights_of``,
+        "source" if they are for the source's values, "scaled features" with `scaled` for those that the model was trained
+        on; ``next``, a command.
 
     Raises
     ------
@@ -159,6 +176,10 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     integers = found.label_kind == "integer"
     labels: list[Any] = found.class_names or [int(label) if integers else label for label in found.classes]
     encoding = read_encoding(path / CATEGORIES_FILE, found.encoding)
+    divided = found.scaling is not None and found.scaling.scale != "none"
+    scales = (
+        np.load(path / "scaling.npy", mmap_mode="r", allow_pickle=False) if divided and not scaled else None
+    )
     one_each = weights.shape[1] == len(labels)
     largest = [
         {
@@ -168,7 +189,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
             "vector": labels[vector] if one_each else labels[-1] if len(labels) == 2 else vector,
             "weight": weight,
         }
-        for feature, vector, weight in largest_weights(weights, _N_WEIGHTS)
+        for feature, vector, weight in largest_weights(weights, _N_WEIGHTS, scales)
     ]
     return {
         "kind": "model",
@@ -184,16 +205,24 @@ def describe_model(path: str | Path) -> dict[str, Any]:
         "class_weight": {f"{label:g}": weight for label, weight in found.class_weight.items()},
         "gap": found.certificate.get("gap"),
         "largest_weights": largest,
+        "weights_of": "scaled features" if divided and scaled else "source",
         "next": f"streamcd predict FILE {path} -o predictions.parquet",
     }
 
 
-def largest_weights(weights: np.ndarray, most: int) -> list[tuple[int, int, float]]:
-    """Find the nonzero weights of the largest magnitude, block by block: 0-based features, vectors, values."""
+def largest_weights(
+    weights: np.ndarray, most: int, scales: np.ndarray | None = None
+) -> list[tuple[int, int, float]]:
+    """Find the nonzero weights of the largest magnitude, block by block: 0-based features, vectors, values.
+
+    With `scales`, the divisors of the features, they are those for the source's values.
+    """
     best: list[tuple[float, int, int, float]] = []
     rows = max(1, _BLOCK_WEIGHTS // weights.shape[1])
     for start in range(0, weights.shape[0], rows):
         block = np.asarray(weights[start : start + rows])
+        if scales is not None:
+            block = block / scales[start : start + rows, np.newaxis]
         flat = np.abs(block).ravel()
         chosen = np.argsort(-flat, kind="stable")[:most]
         for place in chosen[flat[chosen] > 0].tolist():

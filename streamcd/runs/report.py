@@ -34,7 +34,7 @@ from ..report.training_figures import (
 )
 from ..training.history import read_history
 from .config import RunConfig, read_config
-from .describe import largest_weights, told_options
+from .describe import largest_weights, spent, told_options
 
 MAX_LOGS = 10
 """Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
@@ -60,6 +60,7 @@ def write_report(
     data: Dataset | str | os.PathLike[str] | None = None,
     C: float | None = None,
     images: str | os.PathLike[str] | None = None,
+    scaled: bool = False,
     memory: int | str = "1GB",
     force: bool = False,
     listener: Listener | None = None,
@@ -79,6 +80,8 @@ def write_report(
         C of the model to evaluate and show, of a path over C; by default the largest.
     images : path, optional
         A directory for the pictures as PNG files too; made if it is not there.
+    scaled : bool
+        Show the weights for features as they were scaled for the training, in place of those for the source's values.
     memory : int or str
         Bound on the process's resident memory while `data` is evaluated.
     force : bool
@@ -100,7 +103,7 @@ def write_report(
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=force)
     config, histories = read_config(run), dict(list(read_history(run).items())[:MAX_LOGS])
     search = _search(run)  # what is damaged is refused before anything is drawn
-    sections = [_configuration(config), _training(histories, config), *search]
+    sections = [_configuration(config), _training(run, histories, config), *search]
     model = _model(run, C)
     if model is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))
@@ -109,7 +112,7 @@ def write_report(
             data = config.validation
         if data is not None:
             sections.append(_evaluation(data, model, memory, listener or Listener()))
-        sections += [_lanes(model), _weights(model), _provenance(model)]
+        sections += [_lanes(model), _weights(model, scaled), _provenance(model)]
     pictures = [picture for section in sections for picture in section.pictures]
     lead = f"{config.options.loss} by the {config.options.method} method, on {config.dataset}"
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
@@ -191,11 +194,15 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return (
-        f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+        f"{value:.10g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
     )
 
 
-def _training(histories: Histories, config: RunConfig) -> Section:
+def _training(run: Path, histories: Histories, config: RunConfig) -> Section:
     begun = {name: records for name, records in histories.items() if records}
     if not begun:
         return Section("Training", "No read of the data has ended yet.")
@@ -203,13 +210,18 @@ def _training(histories: Histories, config: RunConfig) -> Section:
     gaps = [
         record["gap"] / record["primal"] for record in last if record["gap"] is not None and record["primal"]
     ]
-    n_bytes = sum(record["bytes_read"] for records in begun.values() for record in records)
     rows = [
         ("passes", f"{max(record['passes'] for record in last):,}"),
         ("lanes still open", f"{sum(record['open_lanes'] for record in last):,}"),
         ("relative gap, last certificate", f"{max(gaps):.3g}" if gaps else "none yet"),
-        ("seconds", f"{sum(record['elapsed'] for record in last):.4g}"),
-        ("read", format_size(n_bytes)),
+        *(
+            row
+            for part, (seconds, n_bytes) in spent(run).items()
+            for row in (
+                (f"seconds of {part}, without writing the model", f"{seconds:.4g}"),
+                (f"read by {part}", format_size(n_bytes)),
+            )
+        ),
     ]
     pictures = [
         Picture(
@@ -259,7 +271,11 @@ def _search(run: Path) -> list[Section]:
 def _lanes(model: Model) -> Section:
     found = model.certificate
     passes = found.get("passes", [])
-    rows = [(_words(name), _text(value)) for name, value in found.items() if name != "passes"]
+    rows = [
+        (_words(name), f"{value:.3g}" if name == "gap" and value else _text(value))
+        for name, value in found.items()
+        if name != "passes"
+    ]
     if passes:
         rows.append(
             (
@@ -270,8 +286,9 @@ def _lanes(model: Model) -> Section:
     return Section("Certificate of the model", tables=[[("figure", "value"), *rows]])
 
 
-def _weights(model: Model) -> Section:
-    largest = largest_weights(model.weights, _N_WEIGHTS)
+def _weights(model: Model, scaled: bool) -> Section:
+    largest = largest_weights(model.weights, _N_WEIGHTS, None if scaled else model.scaling.scales)
+    of = model.scaling.describe_weights(scaled=scaled)
     labels = model.label_texts()
     vectors = (
         labels if model.n_vectors == model.n_classes else [f"vector {k}" for k in range(model.n_vectors)]
@@ -282,10 +299,12 @@ def _weights(model: Model) -> Section:
     ]
     positive = f"Positive weights are evidence for {labels[-1]}." if model.is_binary else ""
     text = f"{counted(model.n_features, 'feature')}, {counted(model.n_vectors, 'weight vector')}. {positive}"
+    if of:
+        text += f" Weights are {of}."
     picture = Picture(
         "weights",
         image(weights_figure(named, [weight for *_, weight in largest])),
-        "Weights of the largest magnitude.",
+        f"Weights of the largest magnitude{of and ', ' + of}.",
     )
     return Section("Largest weights", text, pictures=[picture])
 

@@ -1,0 +1,86 @@
+"""Weights of a model trained on scaled features: in the source's units where they are shown, and said so."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamcd
+from streamcd.cli.output import print_description
+from streamcd.dataset.scaling import Scaling
+from streamcd.runs.describe import describe_run
+
+
+@pytest.fixture(scope="module")
+def trained_on_scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A run on features divided by their deviations, of which two are in small and large units, and the rows."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(120, 4)) * np.array([1.0, 1e-3, 1e3, 10.0])
+    y = np.where(x @ np.array([1.0, 2e3, 1e-3, 0.02]) > 0, 1, -1)
+    folder = tmp_path_factory.mktemp("scaled")
+    data = streamcd.convert((x, y), folder / "data", scale="standard", dtype="float64")
+    streamcd.train(data, folder / "run", bias=1.0, tol=1e-6)
+    return folder / "run", x
+
+
+def test_weights_in_the_sources_units_decide_about_its_rows(
+    trained_on_scaled: tuple[Path, np.ndarray],
+) -> None:
+    run, x = trained_on_scaled
+    model = streamcd.load_model(run)
+    decisions = x @ model.source_weights[:, 0] + model.intercept
+    np.testing.assert_allclose(decisions, model.decision_function(x), rtol=1e-12, atol=1e-12)
+    assert not np.allclose(model.weights, model.source_weights)
+    assert "--scale standard" in repr(model)
+    plain = replace(model, scaling=Scaling())
+    assert plain.source_weights is plain.weights
+    assert "--scale" not in repr(plain)
+
+
+def test_info_shows_weights_in_the_sources_units_and_scaled_ones_on_demand(
+    trained_on_scaled: tuple[Path, np.ndarray], streamcd_json: Callable[..., dict[str, Any]]
+) -> None:
+    run, _ = trained_on_scaled
+    model = streamcd.load_model(run)
+    for arguments, weights, of in (
+        ([], model.source_weights, "source"),
+        (["--scaled"], model.weights, "scaled features"),
+    ):
+        for path in (run, run / "model"):
+            found = streamcd_json("info", path, *arguments)
+            found = found.get("model", found)
+            assert found["weights_of"] == of
+            shown = {weight["feature"]: weight["weight"] for weight in found["largest_weights"]}
+            assert shown == dict(enumerate(weights[:, 0].tolist()))
+            assert list(map(abs, shown.values())) == sorted(map(abs, shown.values()), reverse=True)
+
+
+def test_tables_and_reports_say_of_what_the_weights_are(
+    trained_on_scaled: tuple[Path, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = trained_on_scaled
+    for scaled, said in (
+        (False, "in the source&#x27;s units (trained with --scale standard)"),
+        (True, "for features divided by their scales (--scale standard)"),
+    ):
+        print_description(str(run), describe_run(run, scaled=scaled))
+        assert html.unescape(said) in capsys.readouterr().out
+        streamcd.write_report(run, tmp_path / f"{scaled}.html", scaled=scaled)
+        assert said in (tmp_path / f"{scaled}.html").read_text()
+    assert Scaling("none", "l2").describe_weights() == "for values of rows divided by their norms"
+    assert Scaling().describe_weights() == ""
+
+
+def test_coefficients_of_an_estimator_are_for_the_sources_values(
+    trained_on_scaled: tuple[Path, np.ndarray],
+) -> None:
+    run, x = trained_on_scaled
+    fitted = streamcd.LinearSVC().fit(str(run.parent / "data"))
+    decisions = x @ fitted.coef_[0] + fitted.intercept_
+    np.testing.assert_allclose(decisions, fitted.decision_function(x), rtol=1e-9, atol=1e-9)
