@@ -79,7 +79,7 @@ def test_commands_use_the_checkpoint_and_say_so(
     model = load_checkpoint(interrupted, 1.0)
     assert shown == {**evaluate(data, model), "checkpoint": model.certificate}
     done = streamcd("export", data, tmp_path / "t.txt", "--format", "libsvm", "--checkpoint")
-    assert "--checkpoint picks a model" in done.stderr
+    assert "--checkpoint pick a model" in done.stderr
 
 
 def test_a_run_before_its_first_pass_and_a_search_in_its_folds_have_none(tmp_path: Path) -> None:

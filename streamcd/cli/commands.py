@@ -468,9 +468,8 @@ def export(
     with console.Console(quiet) as listener:
         if found == "libsvm":
             if C is not None or checkpoint:
-                given = "--checkpoint" if checkpoint else "-C"
                 raise UsageError(
-                    f"{given} picks a model, and --format libsvm writes a dataset: leave one of them out"
+                    "-C and --checkpoint pick a model, --format libsvm writes a dataset: leave one of them out"
                 )
             from ..conversion.export_libsvm import export_libsvm
             from ..dataset.dataset import open_dataset
@@ -532,7 +531,7 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
 )
 @output_options
 def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> None:
-    """Demonstrate streamcd in under three minutes: data twice as large as the memory allowed, a kill, a resume.
+    """Demonstrate streamcd in about three minutes: data twice as large as the memory allowed, a kill, a resume.
 
     Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
     with SIGKILL half-way, resumes it, and compares the weights with those of an uninterrupted training, bit for bit.

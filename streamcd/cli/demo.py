@@ -37,11 +37,11 @@ _DECODED_BYTES_PER_ENTRY = 8
 class DemoSize:
     """Size of the synthetic data, and options of its training."""
 
-    train_blocks: int = 290  # of `BLOCK_ROWS` rows
-    test_blocks: int = 12
+    train_blocks: int = 276  # of `BLOCK_ROWS` rows
+    test_blocks: int = 4
     n_features: int = 100_000
     entries_per_row: int = 75
-    memory: str = "350MB"  # budget of every step
+    memory: str = "335MB"  # budget of every step
     tol: float = 1e-3  # relative gap to reach
     checkpoint_every: float = 0.5  # seconds
 
