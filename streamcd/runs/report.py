@@ -142,17 +142,17 @@ def plot_evaluation(
     path = local_path(out, "a picture")
     form = image_format(path)
     check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
-    data, loaded = (
-        cached(data, cache, cache_size),
-        model if isinstance(model, Model) else load_model(model, C),
+    data = cached(data, cache, cache_size)
+    loaded = model if isinstance(model, Model) else load_model(model, C)
+    result, curves = evaluate_model(
+        data,
+        loaded,
+        unweighted=unweighted,
+        memory=memory,
+        workers=workers,
+        threads=threads,
+        listener=listener,
     )
-    asked: dict[str, Any] = {
-        "unweighted": unweighted,
-        "memory": memory,
-        "workers": workers,
-        "threads": threads,
-    }
-    result, curves = evaluate_model(data, loaded, listener=listener, **asked)
     write_file(path, image(_evaluation_figure(loaded, result, curves), form))
     return result
 
