@@ -26,7 +26,6 @@ from streamcd import convert, make_columns
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
-from streamcd.runs import train as train_module
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
 from streamcd.runs.resume import resume
@@ -34,7 +33,7 @@ from streamcd.runs.train import train
 from streamcd.solvers import extrapolation
 from streamcd.solvers.registry import SOLVERS
 from streamcd.training import stopping
-from streamcd.training.checkpoint import open_run, read_arrays, read_config
+from streamcd.training.checkpoint import read_arrays, read_config
 from streamcd.training.result import Result
 from tools.simulated_cluster import Simulation
 
@@ -204,7 +203,7 @@ def test_a_kappa_of_0_is_plain_descent_bit_for_bit(
     data = write_dataset(tmp_path / "data", problem(), n_chunks=8)
     asked = {"loss": loss, "C": 2.0, "tol": 0.0, "max_passes": 12, "bias": 1.0}
     train(data, tmp_path / "plain", acceleration="none", **asked)
-    monkeypatch.setattr(train_module, "settle_acceleration", lambda options, *_, **__: options)
+    monkeypatch.setattr(TrainOptions, "settled", lambda asked, listener: asked)
     train(data, tmp_path / "zero", acceleration=0.0, **asked)
     plain, zero = state_of(tmp_path / "plain"), state_of(tmp_path / "zero")
     assert "matrix_companion" in zero
@@ -368,25 +367,6 @@ def test_a_run_that_ended_goes_on_and_starts_others(tmp_path: Path, loss: str) -
         assert one["primal_objective"] == pytest.approx(cold.lanes[lane]["primal_objective"], rel=2.1e-4)
     # w and w(alpha) meet at the optimum
     assert np.linalg.norm(w - companion) <= 0.3 * np.linalg.norm(w)
-
-
-def test_runs_begun_before_there_was_acceleration_resume_plainly(tmp_path: Path) -> None:
-    """No option in their configuration, fewer sums in their state."""
-    data = write_dataset(tmp_path / "data", random_rows(), n_chunks=4)
-    asked = {"tol": 0.0, "acceleration": "none"}
-    for name in ("today", "run"):
-        train(data, tmp_path / name, max_passes=5, **asked)
-    resume(tmp_path / "today", max_passes=9)
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    del config["options"]["acceleration"], config["checksum"]
-    directory = open_run(tmp_path / "run")
-    directory.write_config(config)
-    arrays = state_of(tmp_path / "run")
-    directory.write_state(arrays | {"totals": arrays["totals"][:, :9]})
-    directory.close()
-    result = resume(tmp_path / "run", max_passes=9)
-    assert "kappa" not in result.lanes[0]
-    np.testing.assert_array_equal(state_of(tmp_path / "run")["w"], state_of(tmp_path / "today")["w"])
 
 
 def test_kappa_is_in_the_log_and_in_the_result(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from streamcd import ConvergenceWarning, train
 from streamcd.conversion.transpose import make_columns
 from streamcd.dataset.dataset import Dataset
 from streamcd.solvers.problem import Problem, make_problem
+from streamcd.training import stopping
 from tools.simulated_cluster import Simulation
 
 CASES = [
@@ -321,3 +322,9 @@ def test_a_training_that_only_rounding_keeps_from_its_tolerance_says_so(tmp_path
     assert result.rounding > 1e-6
     assert not result.converged
     assert result.to_json()["rounding"] == result.rounding
+
+
+def test_a_gap_is_proven_against_the_least_that_the_primal_may_be() -> None:
+    """1e-3 of a primal objective of 1 may be 2e-3 of it, where half of its digits are rounding."""
+    lanes = {"gap": np.array([1e-3, 1e-3]), "primal": np.ones(2), "primal_rounding": np.array([0.0, 0.5])}
+    assert stopping._gap_reached(lanes, 1e-3).tolist() == [True, False]

@@ -152,7 +152,9 @@ def test_a_frame_is_no_file_and_the_ways_of_frames_are_named(trained: Path, tmp_
     with pytest.raises(StreamcdError, match=r"found Table; Model\.predict"):
         streamcd.predict(frame, trained / "run", tmp_path / "p.csv")
     found = repr(streamcd.load_model(trained / "run"))
-    assert re.fullmatch(r"<streamcd\.Model log_loss, C=1\.0: 2 classes, \d features>", found)
+    assert re.fullmatch(
+        r"<streamcd\.Model log_loss, C=1\.0: 2 classes, \d features, weights for --scale \w+>", found
+    )
 
 
 def test_libsvm_rows_without_a_label_are_predicted(tmp_path: Path) -> None:

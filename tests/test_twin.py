@@ -505,7 +505,7 @@ def test_a_ridge_below_1_is_warned_of(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ridge": 0.0}, "ridge: expected a number > 0, found 0"),
     ({"ridge": np.inf}, "ridge"),
-    ({"slack": "log_loss"}, "slack among hinge, squared_hinge, found 'log_loss'"),
+    ({"slack": "log_loss"}, "slack: expected one of hinge, squared_hinge, found 'log_loss'"),
     ({"code": [[1, -1], [-1, 1]]}, "one plane per class"),
     ({"loss": "hinge", "ridge": 1.0}, "ridge and slack are options of the loss twin"),
     ({"loss": "hinge", "slack": "hinge"}, "ridge and slack are options of the loss twin"),

@@ -26,7 +26,7 @@ def load_checkpoint(
 ) -> Model:
     """Read the model of a run's last checkpoint; the training need not have ended, and is not disturbed.
 
-    `evaluate`, `predict` and others take it as any model. Its `certificate` has the passes of each vector, ``converged``,
+    `evaluate`, `predict` and others take it as any model. Its ``certificate`` has the passes of each vector, ``converged``,
     and the gap where one was certified. The checkpoint of a run that has ended gives its model.
 
     Parameters

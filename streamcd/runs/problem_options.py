@@ -189,7 +189,7 @@ class ProblemOptions:
         Option(
             "Append a constant feature of this value to every row, for an intercept; its weight is penalised like the "
             "others. none, or a negative number: no intercept. auto: 1 for a dataset made from tables, frames or dense "
-            "arrays, none for libsvm text and sparse matrices, as LIBLINEAR; with `start_from` as in that run.",
+            "arrays, none for libsvm text and sparse matrices, as LIBLINEAR; where it starts from another run, as there.",
             kind='"auto", "none" or float',
             flags="-B --bias",
             metavar="auto|none|NUMBER",

@@ -202,13 +202,13 @@ _CHECKS = (
     ),
     SafetyLine(
         "core/metadata.py",
-        "elif kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):",
+        "if kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):",
         _test("resume", "a_changed_configuration_is_refused_by_name"),
-        instead="elif False:",
+        instead="if False:",
     ),
     SafetyLine(
         "core/metadata.py",
-        'if raw.get("format_version") not in (kind.version, *kind.older):',
+        'if raw.get("format_version") != kind.version:',
         _test("metadata", "another_version_is_named"),
     ),
     SafetyLine(
@@ -287,7 +287,7 @@ _CHECKS = (
         instead="return False",
     ),
     SafetyLine(
-        "models/model.py",
+        "models/model_file.py",
         "if file_checksum(path) != checksum:",
         _test("model", "a_flipped_bit_in_the_weights_is_refused_by_name"),
     ),
@@ -483,9 +483,10 @@ _REFUSALS = (
         instead="left = options.memory_bytes",
     ),
     SafetyLine(
-        "conversion/byte_sources.py",
-        "if room >= self._max_line_bytes:",
-        _test("convert", "weights_without_end_stay_under_the_budget"),
+        "training/stopping.py",
+        'least_primal = np.abs(lanes["primal"]) - lanes["primal_rounding"]',
+        _test("certificates", "a_gap_is_proven_against_the_least_that_the_primal_may_be"),
+        instead='least_primal = np.abs(lanes["primal"])',
     ),
     SafetyLine(
         "dataset/verify.py",
