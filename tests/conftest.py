@@ -338,7 +338,7 @@ def lent_workers() -> Iterator[LentWorkers]:
 def lend(lent_workers: LentWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that have been started do the work of all calls with several workers; small files are cut as well."""
     monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
-    for module in ("core.process_pool", "prediction.decisions"):
+    for module in ("core.process_pool", "prediction.scored_rows"):
         monkeypatch.setattr(importlib.import_module(f"streamcd.{module}"), "Workers", lent_workers)
 
 

@@ -524,6 +524,19 @@ def test_a_dataset_that_no_scaler_can_take_is_refused_with_what_to_do(
         make_pipeline(StandardScaler(), LinearSVC()).fit(dataset, y)
 
 
+def test_a_dataset_without_scaling_is_scaled_like_the_training_data(tmp_path: Path) -> None:
+    text = "".join(f"{i % 2} 1:{100 * i} 2:{i % 3 + 1} 3:0.01\n" for i in range(60))
+    (tmp_path / "rows.txt").write_text(text)
+    scaled, plain = (
+        streamcd.convert(tmp_path / "rows.txt", tmp_path / scale, scale=scale, dtype="float64")
+        for scale in ("maxabs", "none")
+    )
+    fitted = LinearSVC().fit(scaled)
+    assert fitted.decision_function(plain) == pytest.approx(fitted.decision_function(scaled), rel=1e-12)
+    with pytest.raises(streamcd.StreamcdError, match="--like MODEL"):
+        LinearSVC(tol=0.99).fit(plain).predict(scaled)
+
+
 def test_a_path_is_cut_into_letters_by_scikit_learn_which_is_told(tmp_path: Path) -> None:
     path = shuffled_dataset(tmp_path / "data", random_rows()).path
     with pytest.raises(ValueError, match=r"streamcd\.open"):

@@ -434,12 +434,13 @@ def test_active_rows_are_those_active_in_any_of_the_lanes() -> None:
     assert order[:n].tolist() == expected
 
 
-def test_margins_are_products_and_unknown_features_are_counted() -> None:
+def test_scores_are_products_and_unknown_features_are_counted() -> None:
     x, _ = random_rows(20, 7, seed=9)
-    w = np.random.default_rng(0).standard_normal((5, 3))
+    w, intercept = np.random.default_rng(0).standard_normal((5, 3)), np.array([0.5, 0.0, -2.0])
     _, feature, value = kernel_rows(x, np.zeros(20))[:3]
     indptr = x.indptr.astype(np.int64)
     out = np.empty((20, 3))
-    ignored = rows_kernels.margins(indptr[:-1], indptr[1:], feature, value, w, out)
+    ignored = rows_kernels.scores(indptr[:-1], indptr[1:], feature, value, w, intercept, out)
     assert ignored == (feature >= 5).sum()
-    np.testing.assert_allclose(out, slow_margins(x.toarray()[:, :5], w), rtol=1e-12, atol=1e-12)
+    expected = slow_margins(x.toarray()[:, :5], w) + intercept
+    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)

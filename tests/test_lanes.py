@@ -17,8 +17,8 @@ from streamcd.cluster.partition import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
 from streamcd.dataset.dataset import Dataset
+from streamcd.models.scoring import ClassChoice
 from streamcd.runs import lane_groups
-from streamcd.runs.held_out import predicted_classes
 from streamcd.runs.problem_options import ProblemOptions, read_code
 from streamcd.runs.train import train
 from streamcd.runs.tune import tune
@@ -342,7 +342,7 @@ def test_many_classes_are_predicted_without_a_table(monkeypatch: pytest.MonkeyPa
     decisions = np.zeros((1, 700))
     decisions[0, 3:5] = 1.0, np.nextafter(1.0, 2.0)
     decisions[0, 5] = -1e9  # beside which the two are one in a sum over all
-    assert predicted_classes(problem, decisions, np.zeros((2, 700))).tolist() == [4]
+    assert ClassChoice("hinge", problem.code, np.zeros((1, 700))).places(decisions).tolist() == [4]
 
 
 def test_tables_that_many_classes_need_are_in_the_plan(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from streamcd.core.progress import Listener
 from streamcd.core.threads import AHEAD, Threads, ahead
 from streamcd.dataset.read_ahead import AHEAD_BYTES
 from streamcd.models.model import Model
-from streamcd.prediction.decisions import Decisions
+from streamcd.prediction.scored_rows import Scoring
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.runs.tune import tune
 from streamcd.solvers import crammer_singer
@@ -224,11 +224,11 @@ def test_a_thread_that_predicts_has_its_chunk_in_the_plan(tmp_path: Path) -> Non
     data = write_dataset(tmp_path / "data", random_rows(3000, 50), n_chunks=9)
     streamcd.train(data, tmp_path / "run")
     model = streamcd.load_model(tmp_path / "run")
-    least = Decisions(data, model, 1 << 40, Listener()).plan.least_bytes
-    alone = Decisions(data, model, RESERVED_BYTES + least + 4 * AHEAD_BYTES, Listener(), threads=4)
-    several = Decisions(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=4)
+    least = Scoring(data, model, 1 << 40, Listener()).plan.least_bytes
+    alone = Scoring(data, model, RESERVED_BYTES + least + 4 * AHEAD_BYTES, Listener(), threads=4)
+    several = Scoring(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=4)
     assert (alone.plan.threads, several.plan.threads) == (1, 4)
-    one = Decisions(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=1)
+    one = Scoring(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=1)
     assert one.plan.left - several.plan.left >= 4 * AHEAD_BYTES
 
 

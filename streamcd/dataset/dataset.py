@@ -81,7 +81,7 @@ class Dataset(RowTable):
     def __getitem__(self, rows: Any) -> Dataset:
         """Select rows, as a dataset of its own that leaves the others out when it is read.
 
-        Estimators train on it and decide about it as about any dataset, so that scikit-learn can cut a dataset into folds.
+        Estimators train on it and score it like any dataset, so that scikit-learn can cut a dataset into folds.
         Other trainings need a dataset on disk.
 
         Parameters

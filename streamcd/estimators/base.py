@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from ..training.result import Result
 
 
+_UNBOUNDED = 1 << 62  # bytes: all decisions are returned as one array, beside which blocks of rows are small
+
+
 class NotConverged(ConvergenceWarning, TheirConvergenceWarning):
     """Warning of a training that ended before its stopping rule was met; both streamcd's and scikit-learn's."""
 
@@ -305,13 +308,24 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if isinstance(X, str | os.PathLike):
             X = open_dataset(X)
         if isinstance(X, Dataset):
-            return _dataset_decisions(self.model_, X)
+            return self._dataset_decisions(X)
         if self.model_.encoding is None or not hasattr(
             X, "__arrow_c_stream__"
         ):  # else by the table's columns
             numbers = (np.float64, np.float32)
             X = validate_data(self, sound_matrix(X), accept_sparse="csr", dtype=numbers, reset=False)
         return self.model_.matrix_decisions(X)
+
+    def _dataset_decisions(self, dataset: Dataset) -> np.ndarray:
+        """Compute the decisions on a dataset's rows, in the order of the source."""
+        from ..prediction.scored_rows import Scoring
+
+        threads = make_threads(self._n_threads()).count
+        scoring = Scoring(dataset, self.model_, _UNBOUNDED, self._listener(), threads=threads)
+        decisions = np.empty((dataset.n_rows, self.model_.n_vectors))
+        for rows in scoring.blocks("predict"):
+            decisions[rows.source] = rows.decisions
+        return decisions
 
     def __sklearn_tags__(self) -> Any:
         """Describe the estimator to scikit-learn."""
@@ -333,20 +347,3 @@ def refuse(estimator: object, **parameters: tuple[Any, tuple[Any, ...], str]) ->
 def _digest(options: Mapping[str, Any]) -> str:
     text = json.dumps(options, sort_keys=True, default=lambda other: repr(other))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _dataset_decisions(model: Model, dataset: Dataset) -> np.ndarray:
-    """Compute the decisions on a dataset's rows, chunk by chunk, in the order of the source."""
-    if dataset.scaling != model.scaling:
-        raise UsageError(
-            f"{dataset.path} was converted with {dataset.scaling.options()}, the model was trained with "
-            f"{model.scaling.options()}; convert it like the training data (--like)"
-        )
-    decisions = np.empty((dataset.n_rows, model.n_vectors))
-    source = [np.empty(0, np.int64)]
-    for chunk in range(dataset.n_chunks):
-        rows = dataset.read(chunk)
-        stop = rows.row0 + rows.label.size
-        decisions[rows.row0 : stop], _ = model.decisions(rows.indptr, rows.feature, rows.value)
-        source.append(rows.source)
-    return decisions[np.argsort(np.concatenate(source))]

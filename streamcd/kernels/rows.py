@@ -1,4 +1,4 @@
-"""Rows of entries without a solver: decoded chunks, copies, norms, scaling, and margins of predictions."""
+"""Rows of entries without a solver: decoded chunks, copies, norms, scaling, and scores."""
 
 from __future__ import annotations
 
@@ -119,10 +119,11 @@ def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
 
 
 @kernel
-def margins(start, stop, feature, value, w, out):
-    """Write ``x·w_m`` of every row and weight vector to `out`, (rows, vectors); a row has the entries ``start[i]:stop[i]``.
+def scores(start, stop, feature, value, w, intercept, out):
+    """Write ``x·w_m + intercept_m`` of every row and weight vector to `out`, (rows, vectors).
 
-    Returns how many entries were left out because their feature is not below that of `w`, (features, vectors).
+    A row has the entries ``start[i]:stop[i]``. Returns how many entries were left out, whose features are not among those of
+    `w`, (features, vectors).
     """
     n_features, n_vectors = w.shape
     ignored = 0
@@ -137,4 +138,6 @@ def margins(start, stop, feature, value, w, out):
             v = np.float64(value[k])
             for m in range(n_vectors):
                 out[i, m] += w[j, m] * v
+        for m in range(n_vectors):
+            out[i, m] += intercept[m]
     return ignored

@@ -111,7 +111,7 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
         raise ModelError(f"LIBLINEAR has no problem with the loss {model.loss}")
     # with two classes LIBLINEAR predicts the first label if the decision is positive, the second at zero
     order = model.tie_order[::-1] if model.n_classes == 2 else model.tie_order
-    columns = model.score_code()[:, order]
+    columns = model.choice.score_code()[:, order]
     if model.is_binary and name != "MCSVM_CS":
         columns = columns[:, :1]
     file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")

@@ -18,15 +18,17 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import make_directory, replacing_together
-from ..core.classes import default_code, has_vector_per_class
+from ..core.classes import default_code
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import metadata_text, read_metadata, write_metadata
 from ..core.storage import local_path
+from ..core.threads import Threads
 from ..dataset.scaling import Scaling
 from .calibration import sigmoid_logarithms
 from .encoding import CATEGORIES_FILE, Encoding, read_encoding
 from .model_file import MODEL, STORED_FIELDS, ModelFile
+from .scoring import ClassChoice, SparseRows, score
 
 UNKNOWN_CLASS = "(unknown)"
 """Name of a class that the model does not know."""
@@ -165,17 +167,15 @@ class Model:
             0.0 if self.free_bias else self.bias_weight**2
         )
 
-    def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
+    def decisions(
+        self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads | None = None
+    ) -> tuple[np.ndarray, int]:
         """Compute ``h(x)`` of sparse rows, shape (rows, n_vectors), and count the entries of unknown features, ignored.
 
-        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`.
+        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`; `threads` share them.
         """
-        from ..kernels.rows import margins  # here, because it imports numba
-
-        out = np.empty((indptr.size - 1, self.n_vectors))
-        n_ignored = int(margins(indptr[:-1], indptr[1:], feature, value, self.weights, out))
-        out += self.intercept
-        return out, n_ignored
+        rows = SparseRows(indptr[:-1], indptr[1:], feature, value)
+        return score(rows, self.weights, self.intercept, threads)
 
     def matrix_decisions(self, X: Any) -> np.ndarray:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
@@ -244,30 +244,25 @@ class Model:
 
         For twin planes, minus the distance to each class's plane.
         """
-        if self.loss == "twin":
-            return -plane_distances(decisions, self._plane_norms)
-        return decisions if self._one_vector_per_class else decisions @ self.score_code()
+        return self.choice.scores(decisions)
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
         """Return the predicted classes, as indices into `classes`; shape (rows,)."""
-        assert self.tie_order is not None
-        if self.is_binary:
-            positive = decisions[:, 0] >= 0 if self.tie_order[0] == 1 else decisions[:, 0] > 0
-            return positive.astype(np.int64)
-        return self.tie_order[self.scores(decisions)[:, self.tie_order].argmax(axis=1)]
+        return self.choice.places(decisions)
+
+    @cached_property
+    def choice(self) -> ClassChoice:
+        """Choice of a class by decisions."""
+        return ClassChoice(self.loss, self.code, self.weights, self.tie_order)
 
     def labels(self, decisions: np.ndarray) -> np.ndarray:
         """Return the predicted labels, float64; shape (rows,)."""
         return self.classes[self.places(decisions)]
 
-    @cached_property
-    def _plane_norms(self) -> np.ndarray:
-        return np.sqrt(np.einsum("ij,ij->j", self.weights, self.weights))
-
     @property
     def has_probabilities(self) -> bool:
         """Check if the model has probabilities: logistic or calibrated, with a vector per class or one for two classes."""
-        one_each = self.is_binary or self._one_vector_per_class
+        one_each = self.is_binary or self.choice.one_vector_per_class
         return one_each and (self.loss == "log_loss" or self.sigmoids is not None)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
@@ -380,29 +375,10 @@ class Model:
         return fields
 
     @property
-    def score_code_bytes(self) -> int:
-        """Bytes of `score_code`; 0 if scores do not need it."""
-        is_needed = not (self.loss == "twin" or self.is_binary or self._one_vector_per_class)
-        return 8 * self.code.size if is_needed else 0
-
-    def score_code(self) -> np.ndarray:
-        """Make the matrix that maps decisions to scores, shape (n_vectors, n_classes)."""
-        if self.is_binary:
-            return np.array([[-1.0, 1.0]])
-        # adding a constant to a vector's column adds the same to every class's score; (M + 1)/2 turns the one-vs-rest code
-        # into the identity, so that scores are the decisions themselves, to the last bit
-        code = self.code if (self.code == 0).any() else (self.code + 1) // 2
-        return code.T.astype(np.float64)
-
-    @cached_property
-    def _one_vector_per_class(self) -> bool:
-        return has_vector_per_class(self.code)
-
-    @property
     def _has_default_code(self) -> bool:
         """Check if the code is that of `default_code`, which is not stored: with many classes it would fill the file."""
         default = default_code(self.loss, self.n_classes)
-        return self.n_classes > 2 and self._one_vector_per_class and self.code[0, -1] == default[0, -1]
+        return self.n_classes > 2 and self.choice.one_vector_per_class and self.code[0, -1] == default[0, -1]
 
 
 def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
@@ -412,12 +388,6 @@ def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
             np.ascontiguousarray(block, dtype="<f8").tofile(file)
-
-
-def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    """Compute ``|h_k| / ‖w_k‖`` of rows and planes; infinite for a plane with ``‖w‖ = 0``."""
-    distances = np.full(h.shape, np.inf)
-    return np.divide(np.abs(h), norms, out=distances, where=norms > 0)
 
 
 def path_directory(model_path: Path, C: float) -> Path:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..core.classes import class_indices
 from ..models.model import Model
-from .decisions import DecidedRows
 from .outputs import positive_scores
+from .scored_rows import ScoredRows
 
 N_BINS = 1 << 16
 """Bins of scores: by sign, exponent and seven bits of the fraction, so that neighbours differ by less than 1 %."""
@@ -46,7 +46,7 @@ class ScoreCurves:
         """Return the memory of the tables."""
         return (1 if model.n_classes == 2 else model.n_classes) * 2 * N_BINS * 8
 
-    def add(self, rows: DecidedRows) -> None:
+    def add(self, rows: ScoredRows) -> None:
         model = self.model
         place, known = class_indices(model.classes, rows.label)
         place, decisions = place[known], rows.decisions[known]

@@ -14,10 +14,10 @@ from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model
 from ..solvers.problem import Problem, crammer_singer_losses, row_loss, twin_losses
 from .curves import MAX_CLASSES, ScoreCurves
-from .decisions import DecidedRows, Decisions, threads_of_each
 from .outputs import positive_scores
 from .reading_plan import Data, cached
 from .roc_auc import RocArea
+from .scored_rows import ScoredRows, Scoring, threads_of_each
 from .sums import ExactSum
 
 MAX_CONFUSION_LABELS = 1000
@@ -37,7 +37,7 @@ class _Evaluation:
         self.confusion = np.zeros((k, k), dtype=np.int64) if k <= MAX_CONFUSION_LABELS else None
         self.unknown: dict[float, np.ndarray] = {}
 
-    def add(self, rows: DecidedRows) -> None:
+    def add(self, rows: ScoredRows) -> None:
         model, decisions, label = self.model, rows.decisions, rows.label
         predicted = model.places(decisions)
         place, known = class_indices(model.classes, label)
@@ -180,7 +180,7 @@ def evaluate(
     cache, cache_size : optional
         As for `train`, of a dataset at a URL.
     workers : int
-        Processes that compute decisions. The result does not depend on their number.
+        Processes that score rows. The result does not depend on their number.
     threads : int, optional
         Threads of each process, as for `predict`.
     listener : Listener, optional
@@ -227,10 +227,10 @@ def evaluate_model(
     if curves and model.n_classes <= MAX_CLASSES:
         found, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
     each = threads_of_each(threads, workers)
-    decisions = Decisions(data, model, budget, listener, workers, threads=each, compared=True)
-    with RocArea(decisions.plan.left) as roc:
+    scoring = Scoring(data, model, budget, listener, workers, threads=each, compared=True)
+    with RocArea(scoring.plan.left) as roc:
         evaluation = _Evaluation(model, roc)
-        for rows in decisions.blocks("evaluate"):
+        for rows in scoring.blocks("evaluate"):
             evaluation.add(rows)
             if found is not None:
                 found.add(rows)

@@ -20,9 +20,9 @@ from ..dataset.dataset import Dataset
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
-from .decisions import Decisions, threads_of_each
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
 from .reading_plan import FOOTER_BYTES, cached, is_dataset
+from .scored_rows import Scoring, threads_of_each
 from .source_order import SourceOrder
 
 
@@ -69,7 +69,7 @@ def predict(
     cache, cache_size : optional
         As for `train`, of a dataset at a URL.
     workers : int
-        Processes that compute decisions. The result does not depend on their number.
+        Processes that score rows. The result does not depend on their number.
     threads : int, optional
         Threads of each process, as far as `memory` has room for them; by default the processors are divided among the
         processes. The result does not depend on their number.
@@ -106,36 +106,37 @@ def predict(
     columns = PredictionColumns(model, decision or form == "parquet", proba)
     n_columns = len(columns.types()) if form == "parquet" else 0
     n_threads = threads_of_each(threads, workers)
-    decisions = Decisions(data, model, budget, listener or Listener(), workers, scratch, n_columns, n_threads)
+    scoring = Scoring(data, model, budget, listener or Listener(), workers, scratch, n_columns, n_threads)
     if not isinstance(out, str | os.PathLike):
-        n_rows = _write_lines(out, columns, form, decisions)
+        n_rows = _write_lines(out, columns, form, scoring)
         out.flush()
     else:
         with replacing(Path(out)) as partial:
             if form == "parquet":
-                n_rows = _write_parquet(partial, columns, decisions, budget)
+                n_rows = _write_parquet(partial, columns, scoring, budget)
             else:
                 with open(partial, "w", encoding="utf-8", newline="") as file:
-                    n_rows = _write_lines(file, columns, form, decisions)
-    return {"n_rows": n_rows, "n_ignored": decisions.n_ignored, "n_unseen": decisions.n_unseen}
+                    n_rows = _write_lines(file, columns, form, scoring)
+    ignored = scoring.ignored
+    return {"n_rows": n_rows, "n_ignored": ignored["entries"], "n_unseen": ignored["categories"]}
 
 
-def _write_lines(file: TextIO, columns: PredictionColumns, form: str, decisions: Decisions) -> int:
+def _write_lines(file: TextIO, columns: PredictionColumns, form: str, scoring: Scoring) -> int:
     """Write all rows as lines of text or CSV; returns their number."""
     lines, n_rows = LinesOfPredictions(file, columns, form), 0
-    for _, block in _in_source_order(decisions):
+    for block in _in_source_order(scoring):
         lines.write(n_rows, block)
         n_rows += block.shape[0]
     return n_rows
 
 
-def _write_parquet(path: Path, columns: PredictionColumns, decisions: Decisions, budget: int) -> int:
+def _write_parquet(path: Path, columns: PredictionColumns, scoring: Scoring, budget: int) -> int:
     """Write all rows to a Parquet file; returns their number. Refused if its footer does not fit in `budget`."""
     types, n_rows = columns.types(), 0
     writer = TableWriter(path, schema(**types), "zstd")
-    for number, block in enumerate(_row_groups(_in_source_order(decisions), decisions)):
-        if number == decisions.plan.most_groups:
-            room = format_size(decisions.plan.most_groups * FOOTER_BYTES * len(types))
+    for number, block in enumerate(_row_groups(_in_source_order(scoring), scoring)):
+        if number == scoring.plan.most_groups:
+            room = format_size(scoring.plan.most_groups * FOOTER_BYTES * len(types))
             raise UsageError(
                 f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
                 f"{n_rows:,} rows of {len(types):,} columns, and there are more; give a larger --memory"
@@ -146,31 +147,31 @@ def _write_parquet(path: Path, columns: PredictionColumns, decisions: Decisions,
     return n_rows
 
 
-def _row_groups(blocks: Iterable[tuple[int, np.ndarray]], decisions: Decisions) -> Iterator[np.ndarray]:
+def _row_groups(blocks: Iterable[np.ndarray], scoring: Scoring) -> Iterator[np.ndarray]:
     """Join blocks, so that all but the last have `block_rows` rows; each is valid until the next one is taken."""
-    joined, filled = np.empty((decisions.plan.block_rows, decisions.model.n_vectors)), 0
-    for _, block in blocks:
+    joined, filled = np.empty((scoring.plan.block_rows, scoring.model.n_vectors)), 0
+    for block in blocks:
         start = 0
         while start < block.shape[0]:
-            part = block[start : start + decisions.plan.block_rows - filled]
+            part = block[start : start + scoring.plan.block_rows - filled]
             joined[filled : filled + part.shape[0]] = part
             start, filled = start + part.shape[0], filled + part.shape[0]
-            if filled == decisions.plan.block_rows:
+            if filled == scoring.plan.block_rows:
                 yield joined
                 filled = 0
     if filled:
         yield joined[:filled]
 
 
-def _in_source_order(decisions: Decisions) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield blocks of decisions in the order of the source, each with the source row of its first."""
-    dataset = decisions.dataset
+def _in_source_order(scoring: Scoring) -> Iterator[np.ndarray]:
+    """Yield blocks of decisions in the order of the source."""
+    dataset = scoring.dataset
     if dataset is None:
-        for rows in decisions.blocks("predict"):
-            yield int(rows.source[0]), rows.decisions
+        for rows in scoring.blocks("predict"):
+            yield rows.decisions
         return
-    with scratch_directory(decisions.scratch, "predict") as directory:
-        order = SourceOrder(dataset.n_rows, decisions.model.n_vectors, decisions.plan.left, directory)
-        for rows in decisions.blocks("predict"):
+    with scratch_directory(scoring.scratch, "predict") as directory:
+        order = SourceOrder(dataset.n_rows, scoring.model.n_vectors, scoring.plan.left, directory)
+        for rows in scoring.blocks("predict"):
             order.add(rows.source, rows.decisions)
-        yield from order.blocks(decisions.plan.block_rows)
+        yield from order.blocks(scoring.plan.block_rows)

@@ -1,4 +1,4 @@
-"""Rows to decide about, of a dataset or of files, and the shares of the memory in which they are read."""
+"""Rows to score, of a dataset or of files, and the shares of the memory in which they are read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..core.progress import Listener
 from ..core.storage import REMOTE_BYTES, Url, is_url, location
 from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
-from ..dataset.read_ahead import AHEAD_BYTES
 from ..dataset.scaling import Scaling
 from ..models.model import Model
+from ..models.scoring import affordable_threads, chunk_bytes
 
-_LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # decided at a time
+_LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # scored at a time
 FOOTER_BYTES = 900
 """Bytes that pyarrow keeps for each column of a row group until the file is closed; measured: 860 to 890."""
 
@@ -34,7 +34,7 @@ _TEXT_BLOCKS_HELD = 14  # the parser's own figure, a copy of the indices, and sc
 Data = Dataset | str | os.PathLike[str]
 
 
-class RowsToDecide:
+class RowsToScore:
     """Rows of a dataset, or of files, as a model sees them; `scaling` is what their values still need, if anything.
 
     Rows that are `compared` with their labels need one, and have the weights of the table's column, where it is there;
@@ -54,21 +54,11 @@ class RowsToDecide:
             self.paths, self._roots = expand(self.path)
             self.scaling = model.scaling if model.scaling.changes_values else None
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Memory to read the largest chunk: as stored, decoded, and again with 64-bit features or scaled values."""
-        dataset = self.dataset
-        assert dataset is not None
-        n_entries = int(np.diff(dataset.entry_start).max(initial=0))
-        n_rows = int(np.diff(dataset.row_start).max(initial=0))
-        return (
-            n_entries * (2 * dataset.entry_bytes + (8 if self.scaling is None else 16)) + n_rows * 2 * 8 * 6
-        )
-
     def needs(self) -> dict[str, int]:
         """Return the memory that reading needs at least."""
         if self.dataset is not None:
-            return {"the client of the URL": self.dataset.client_bytes, "one chunk": self.chunk_bytes}
+            chunk = chunk_bytes(self.dataset, scales=self.scaling is not None)
+            return {"the client of the URL": self.dataset.client_bytes, "one chunk": chunk}
         is_plain = total_bytes(self.paths) is not None and not any(map(is_compressed, self.paths))
         return {
             "the client of the URL": REMOTE_BYTES if any(map(is_url, self.paths)) else 0,
@@ -98,16 +88,16 @@ class RowsToDecide:
 
 
 class ReadingPlan:
-    """Shares of the memory in which rows are decided about.
+    """Shares of the memory in which rows are scored.
 
-    The budget is for the sum of the processes that decide, and then for this one, which reads their results; `left` of it
+    The budget is for the sum of the processes that score, and then for this one, which reads their results; `left` of it
     remains for the caller; `least_bytes` are needed beside the interpreter. The footer of the Parquet file that the caller
     writes, of `n_columns` columns in row groups of `block_rows` rows, is counted; `most_groups` is the number of groups
     there is room for. At most `threads` share the work of this process, as many as the memory has room for.
     """
 
     def __init__(
-        self, rows: RowsToDecide, budget: int, listener: Listener, workers: int, n_columns: int, threads: int
+        self, rows: RowsToScore, budget: int, listener: Listener, workers: int, n_columns: int, threads: int
     ) -> None:
         model, self._rows = rows.model, rows
         # decisions, scores, probabilities, and the arrays made from them
@@ -150,15 +140,13 @@ class ReadingPlan:
         return count
 
     def _count_threads(self, threads: int) -> int:
-        """Return the number of threads there is memory for, and take it; with a dataset, each reads and decides a chunk."""
-        dataset = self._rows.dataset
-        if dataset is None or self.workers > 1:
+        """Return the number of threads there is memory for, and take it; with a dataset, each reads and scores a chunk."""
+        rows = self._rows
+        if rows.dataset is None or self.workers > 1:
             return threads
-        n_rows = int(np.diff(dataset.row_start).max(initial=0))
-        each = self._rows.chunk_bytes + AHEAD_BYTES + n_rows * 8 * self._rows.model.n_vectors
-        count = 1 + min(threads - 1, self.left // 4 // each, dataset.n_chunks)
-        # of several, each has a chunk, or its results wait
-        self.left -= count * each if count > 1 else 0
+        n_vectors, scales = rows.model.n_vectors, rows.scaling is not None
+        count, taken = affordable_threads(rows.dataset, self.left // 4, n_vectors, threads, scales=scales)
+        self.left -= taken
         return count
 
     def _rows_of_a_group(self, needs: dict[str, int], row_bytes: int, footer_bytes: int) -> int:
@@ -222,7 +210,7 @@ def reads_once(data: Data) -> bool:
 def _model_bytes(model: Model) -> int:
     """Return the memory of a model, with its own copy of the code matrix, of one byte, and an intermediate one."""
     arrays = model.weights.nbytes + (0 if model.scaling.scales is None else model.scaling.scales.nbytes)
-    return arrays + (0 if model.encoding is None else model.encoding.nbytes) + 2 * model.score_code_bytes
+    return arrays + (0 if model.encoding is None else model.encoding.nbytes) + 2 * model.choice.code_bytes
 
 
 def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:

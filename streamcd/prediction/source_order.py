@@ -45,15 +45,15 @@ class SourceOrder:
             bucket = (source_row // self._bucket_rows).astype(np.uint16)
             self._writer.append(bucket, Records((source_row, records)))
 
-    def blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield all records in order, at most `rows` at a time, each block with its first source row."""
-        for start, ordered in self._buckets():
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        """Yield all records in order, at most `rows` at a time."""
+        for ordered in self._buckets():
             for row in range(0, len(ordered), rows):
-                yield start + row, ordered[row : row + rows]
+                yield ordered[row : row + rows]
 
-    def _buckets(self) -> Iterator[tuple[int, np.ndarray]]:
+    def _buckets(self) -> Iterator[np.ndarray]:
         if self._ordered is not None:
-            yield 0, self._ordered
+            yield self._ordered
             return
         self._writer.close()
         del self._writer  # its memory
@@ -63,4 +63,4 @@ class SourceOrder:
                 for block in reader.blocks(bucket, self._bucket_rows * self._layout.record_bytes // 4):
                     source_row, records = block.fields
                     ordered[source_row - start] = records
-                yield start, ordered
+                yield ordered

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..core.classes import has_vector_per_class
+from ..core.classes import class_indices
+from ..core.memory_budget import require
 from ..core.progress import Progress
-from ..kernels import rows as rows_kernels
-from ..models.model import plane_distances
+from ..core.randomness import assign_folds
+from ..core.threads import Threads
+from ..dataset.schema import ChunkData
+from ..models.scoring import ClassChoice, SparseRows, affordable_threads, chunk_bytes, score, score_chunks
 from ..solvers.problem import Problem
-from ..stream.arenas import RowLayout
-from ..stream.memory_plan import make_plan
-from ..stream.stream import Stream
-from ..stream.window import Window
 from ..training import checkpoint
 from ..training.loop import Session
 from .config import ResolvedRun
@@ -34,89 +33,78 @@ class HeldOut(NamedTuple):
     fold: int
     code: np.ndarray  # indices of the rows' classes
     decisions: np.ndarray  # shape (rows, vectors)
-    w: np.ndarray  # of these vectors, the bias's row last
+    choice: ClassChoice
 
 
-_Fold = tuple[int, list[float], np.ndarray]
-"""Number of a fold, C of the classifiers trained without it, and w of all of them, side by side."""
+class _Fold(NamedTuple):
+    """The classifiers of all C that were trained without a fold, their vectors side by side."""
+
+    number: int
+    costs: list[float]
+    choices: list[ClassChoice]
+    weights: np.ndarray  # shape (features, vectors)
+    intercept: np.ndarray
 
 
 def held_out_rows(
     path: Path, folds: ResolvedRun, session: Session, use: Callable[[HeldOut], Used], phase: str
 ) -> Iterator[Used]:
-    """Decide all rows by the states of a run of folds in a directory; one read for each group of lanes.
+    """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
 
-    Threads decide blocks of rows, and call `use`, whose results are in the order of the rows.
+    Threads score blocks of rows, and call `use`, whose results are in the order of the rows.
     """
-    problem, dataset, threads = folds.problem, folds.dataset, session.threads
+    dataset = folds.dataset
     for group in folds.groups:
-        lanes = problem.subset(group.lanes)
-        arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("w",))
-        assert arrays is not None
-        layout, plan = folds.make_solver(lanes).layout, folds.config.plan
-        if not isinstance(layout, RowLayout):  # decisions are by rows, also where features were visited
-            layout = RowLayout(0, 0)
-            needs = {"weights": 2 * arrays["w"].nbytes + 4 * _BYTES}
-            plan = make_plan(dataset, folds.config.memory, layout, needs)
-        by_fold = _by_fold(lanes, arrays.pop("w"))
-        most = max(w.shape[1] for _, _, w in by_fold) * (threads.count + 1)
-        options: dict[str, Any] = {"n_folds": problem.n_folds, "n_threads": threads.count}
-        with Stream(dataset, plan, layout, folds.options.seed, **options) as stream:
-            done = 0
-            for window in stream.windows(0):
-                decide = partial(_decide, window, by_fold, lanes.bias, use)
-                for found in threads.in_order(partial(decide, rows) for rows in _row_blocks(window, most)):
-                    yield from found
-                done += window.n_entries
-                session.listener.progress(Progress(phase, done, dataset.n_entries, "entries"))
+        by_fold = _by_fold(folds.problem.subset(group.lanes), path / group.directory / "state.npz")
+        n_columns = max(fold.intercept.size for fold in by_fold)
+        needs = {
+            "the client of the URL": dataset.client_bytes,
+            "weights": 2 * sum(fold.weights.nbytes for fold in by_fold),
+            "one chunk": chunk_bytes(dataset),
+            "decisions": 2 * _BYTES,
+        }
+        left = require(folds.config.memory, needs)
+        count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
+        score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), use)
+        chunks = range(dataset.n_chunks)
+        for chunk, found in score_chunks(dataset, chunks, score_chunk, Threads(count)):
+            yield from found
+            done = int(dataset.row_start[chunk + 1])
+            session.listener.progress(Progress(phase, done, dataset.n_rows, "rows"))
 
 
-def _by_fold(lanes: Problem, w: np.ndarray) -> list[_Fold]:
-    """Sort the classifiers of all C by the fold that they were trained without."""
+def _by_fold(lanes: Problem, state: Path) -> list[_Fold]:
+    """Sort the classifiers of a state by the fold that they were trained without."""
+    arrays = checkpoint.read_arrays(state, ("w",))
+    assert arrays is not None
+    n_rows, found = lanes.n_features + 1, []
     first_lanes = lanes.lanes[:: lanes.block_lanes]
-    weights, found = w.reshape(w.shape[0], len(first_lanes), -1), []
+    weights = arrays.pop("w").reshape(n_rows, len(first_lanes), -1)
     for fold in sorted({lane.fold for lane in first_lanes}):
         mine = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
-        found.append((fold, [first_lanes[n].C for n in mine], weights[:, mine].reshape(w.shape[0], -1)))
+        w = weights.take(mine, axis=1)
+        choices = [ClassChoice(lanes.loss, lanes.code, w[:-1, own]) for own in range(len(mine))]
+        costs, w = [first_lanes[n].C for n in mine], w.reshape(n_rows, -1)
+        found.append(_Fold(fold, costs, choices, w[:-1], lanes.bias * w[-1]))
     return found
 
 
-def _row_blocks(window: Window, n_columns: int) -> list[slice]:
-    rows = max(1, _BYTES // (8 * n_columns))
-    return [
-        slice(first, min(first + rows, stop))
-        for _, start, stop in window.chunk_ranges()
-        for first in range(start, stop, rows)
-    ]
-
-
-def _decide(
-    window: Window, folds: list[_Fold], bias: float, use: Callable[[HeldOut], Used], block: slice
-) -> list[Used]:
-    """Decide a block of rows, each by the classifiers trained without its fold."""
-    arena, found = window.arena, []
-    start, stop, code = arena.indptr[:-1][block], arena.indptr[1:][block], arena.code[block]
-    for fold, costs, w in folds:
-        mine = np.flatnonzero(arena.fold[block] == fold)
-        decisions = np.empty((mine.size, w.shape[1]))
-        rows_kernels.margins(start[mine], stop[mine], arena.feature, arena.value, w[:-1], decisions)
-        decisions += bias * w[-1]
-        width = w.shape[1] // len(costs)
-        for own, C in enumerate(costs):
-            vectors = slice(own * width, (own + 1) * width)
-            found.append(use(HeldOut(C, fold, code[mine], decisions[:, vectors], w[:, vectors])))
-    return found
-
-
-def predicted_classes(problem: Problem, decisions: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the indices of the predicted classes, from the decisions of one classifier's vectors `w`."""
-    if problem.loss == "twin":
-        norms = np.sqrt(np.einsum("ij,ij->j", w[:-1], w[:-1]))
-        return plane_distances(decisions, norms).argmin(axis=1)
-    if problem.classes.size == 2 and decisions.shape[1] == 1:
-        return (decisions[:, 0] > 0).astype(np.int64)
-    if has_vector_per_class(problem.code):
-        return decisions.argmax(axis=1)
-    # a class at a time: the whole code as float64 may be larger than all else
-    scores = np.stack([decisions @ row.astype(np.float64) for row in problem.code], axis=1)
-    return np.asarray(scores.argmax(axis=1))
+def _score_chunk(
+    folds: ResolvedRun,
+    by_fold: list[_Fold],
+    block_rows: int,
+    use: Callable[[HeldOut], Used],
+    data: ChunkData,
+) -> Iterator[Used]:
+    """Score the rows of a chunk, block by block, each by the classifiers trained without its fold."""
+    code, _ = class_indices(folds.problem.classes, data.label)
+    number = assign_folds(data.source, folds.options.seed, folds.problem.n_folds)
+    for first in range(0, code.size, block_rows):
+        block = slice(first, first + block_rows)
+        for fold in by_fold:
+            mine = first + np.flatnonzero(number[block] == fold.number)
+            rows = SparseRows(data.indptr[mine], data.indptr[mine + 1], data.feature, data.value)
+            decisions, _ = score(rows, fold.weights, fold.intercept)
+            by_cost = np.split(decisions, len(fold.costs), axis=1)
+            for C, choice, own in zip(fold.costs, fold.choices, by_cost, strict=True):
+                yield use(HeldOut(C, fold.number, code[mine], own, choice))

@@ -21,7 +21,7 @@ from ..training.loop import Session
 from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
-from .held_out import HeldOut, held_out_rows, predicted_classes
+from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun
 
@@ -93,7 +93,7 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[float, lis
     n_rows: Counter[tuple[float, int]] = Counter()
 
     def compare(rows: HeldOut) -> tuple[tuple[float, int], int, int]:
-        correct = predicted_classes(problem, rows.decisions, rows.w) == rows.code
+        correct = rows.choice.places(rows.decisions) == rows.code
         return (rows.C, rows.fold), int(correct.sum()), rows.code.size
 
     for model, found, of in held_out_rows(path, search, session, compare, "score the folds"):

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.classes import class_indices, has_vector_per_class
+from ..core.classes import class_indices
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
 from ..models.model import Model
-from ..prediction.decisions import DecidedRows, Decisions
+from ..models.scoring import ClassChoice
 from ..prediction.evaluate import row_terms
 from ..prediction.reading_plan import is_dataset, reads_once
+from ..prediction.scored_rows import ScoredRows, Scoring
 from ..prediction.sums import ExactSum
 from ..solvers.problem import Problem
-from .held_out import predicted_classes
 from .models import new_model
 
 _MORE_BYTES = 16_000_000  # beside the least: larger blocks of rows, and the kernels of parsing
@@ -47,8 +47,8 @@ class Validation:
         self._path, self._lanes, self._listener = path, lanes, listener
         self._model = _without_weights(dataset, lanes)
         # all that is read of a look, but for the weights, which the training has anyway
-        least = Decisions(self._data, self._model, 1 << 62, Listener()).plan.least_bytes
-        code_bytes = 0 if has_vector_per_class(lanes.code) else 8 * lanes.code.shape[1]  # a class at a time
+        least = Scoring(self._data, self._model, 1 << 62, Listener()).plan.least_bytes
+        code_bytes = 2 * ClassChoice(lanes.loss, lanes.code, self._model.weights).code_bytes
         self.n_bytes = least - self._model.weights.nbytes + code_bytes + _MORE_BYTES
         self._budget = RESERVED_BYTES + least + _MORE_BYTES
 
@@ -56,13 +56,13 @@ class Validation:
         """Return loss and accuracy, shape (lanes,) each; `w` is (n_features + 1, vectors)."""
         lanes = self._lanes
         model = replace(self._model, weights=w[:-1], intercept=lanes.bias * w[-1])
-        decisions = Decisions(self._data, model, self._budget, self._listener, compared=True)
+        scoring = Scoring(self._data, model, self._budget, self._listener, compared=True)
         width = lanes.block_lanes * lanes.lane_vectors
         sums = [
             _Sums(lanes, range(first, first + lanes.block_lanes), w[:, number * width : (number + 1) * width])
             for number, first in enumerate(range(0, lanes.n_lanes, lanes.block_lanes))
         ]
-        for rows in decisions.blocks("validate"):
+        for rows in scoring.blocks("validate"):
             for number, of_cost in enumerate(sums):
                 of_cost.add(rows, rows.decisions[:, number * width : (number + 1) * width])
         if not sums[0].weight.value():
@@ -77,7 +77,7 @@ class _Sums:
     """Sums over the rows seen so far, for the lanes of one C."""
 
     def __init__(self, problem: Problem, lanes: range, w: np.ndarray) -> None:
-        self._problem, self._w = problem, w
+        self._problem, self._choice = problem, ClassChoice(problem.loss, problem.code, w[:-1])
         self._costs = problem.class_factors(lanes)
         if problem.loss == "twin":
             self._costs = self._costs * problem.lanes[lanes.start].C
@@ -85,9 +85,9 @@ class _Sums:
         self._loss, self.weight = ExactSum(), ExactSum()
         self._n_rows = self._n_correct = 0
 
-    def add(self, rows: DecidedRows, decisions: np.ndarray) -> None:
+    def add(self, rows: ScoredRows, decisions: np.ndarray) -> None:
         place, known = class_indices(self._problem.classes, rows.label)
-        predicted = predicted_classes(self._problem, decisions, self._w)
+        predicted = self._choice.places(decisions)
         self._n_rows += place.size
         self._n_correct += int((known & (predicted == place)).sum())
         place, weight = place[known], rows.weight[known]

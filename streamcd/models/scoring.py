@@ -1,0 +1,186 @@
+"""Scores of rows, ``x W + intercept``, of a dataset's chunks too, and the classes that they choose.
+
+Predictions, evaluations, validation sets, held-out folds, calibration and estimators are all scored here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..core.classes import has_vector_per_class
+from ..core.threads import Threads
+from ..dataset.read_ahead import AHEAD_BYTES
+
+if TYPE_CHECKING:
+    from ..dataset.dataset import Dataset
+    from ..dataset.schema import ChunkData
+
+_CHUNKS_AHEAD = 16  # chunks that are read in advance: about 16 MB
+_ROW_BYTES = 96  # of a row of a chunk besides its entries: six numbers, as stored and decoded
+
+Scored = TypeVar("Scored")
+
+
+class SparseRows(NamedTuple):
+    """Rows of entries: row ``r`` has those from ``start[r]`` to ``stop[r]`` of the 0-based `feature` and of `value`."""
+
+    start: np.ndarray
+    stop: np.ndarray
+    feature: np.ndarray
+    value: np.ndarray
+
+
+def score(
+    rows: SparseRows, weights: np.ndarray, intercept: np.ndarray, threads: Threads | None = None
+) -> tuple[np.ndarray, int]:
+    """Compute ``x W + intercept`` of rows, shape (rows, vectors), and count the entries of unknown features, ignored.
+
+    `weights` is (features, vectors); `threads` share the rows.
+    """
+    from ..kernels import rows as kernels  # here, because it imports numba
+
+    out, ignored = np.empty((rows.start.size, weights.shape[1])), list[int]()
+
+    def score_share(share: slice) -> None:
+        own = rows.start[share], rows.stop[share]
+        ignored.append(kernels.scores(*own, rows.feature, rows.value, weights, intercept, out[share]))
+
+    n_entries = int((rows.stop - rows.start).sum())
+    (threads or Threads()).share(score_share, out.shape[0], n_entries * out.shape[1])
+    return out, sum(ignored)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Chunks of a dataset
+
+
+def score_chunks(
+    dataset: Dataset,
+    chunks: range,
+    score_chunk: Callable[[ChunkData], Iterator[Scored]],
+    threads: Threads,
+) -> Iterator[tuple[int, Iterable[Scored]]]:
+    """Read chunks, each by one of the threads, and yield the number of each with what `score_chunk` yields of it, in order.
+
+    A single thread scores a chunk's rows as they are taken.
+    """
+    count = threads.count
+    readers = [dataset, *(dataset.another() for _ in range(count - 1))]
+    # a reader has the chunks first, first + count, …, of which a thread takes one after the other
+    shares = [chunks[first::count] for first in range(count)]
+    for reader, share in zip(readers, shares, strict=True):
+        reader.open_parts(share)
+
+    def read_and_score(number: int) -> Iterable[Scored]:
+        reader, share = readers[number % count], shares[number % count]
+        found = score_chunk(_read_chunk(reader, share, number // count))
+        return found if count == 1 else list(found)
+
+    calls = (partial(read_and_score, number) for number in range(len(chunks)))
+    try:
+        yield from zip(chunks, threads.in_order(calls), strict=True)
+    finally:
+        for reader in readers[1:]:
+            reader.close()
+
+
+def _read_chunk(dataset: Dataset, chunks: range, number: int) -> ChunkData:
+    """Read one of the chunks of a reader, and announce later ones."""
+    from ..dataset.schema import FIRST_OF_ALL  # here, because it imports pyarrow
+
+    ahead = chunks[number + _CHUNKS_AHEAD - 1 : number + _CHUNKS_AHEAD] if number else chunks[:_CHUNKS_AHEAD]
+    for later in ahead:
+        dataset.expect(later, FIRST_OF_ALL)
+    return dataset.read(chunks[number])
+
+
+def chunk_bytes(dataset: Dataset, *, scales: bool = False) -> int:
+    """Count the bytes to read the largest chunk: as stored, decoded, and again with 64-bit features or scaled values."""
+    n_entries, n_rows = _largest_chunk(dataset)
+    return n_entries * (2 * dataset.entry_bytes + (16 if scales else 8)) + n_rows * _ROW_BYTES
+
+
+def affordable_threads(
+    dataset: Dataset, n_bytes: int, n_vectors: int, most: int, *, scales: bool = False
+) -> tuple[int, int]:
+    """Return how many threads can score chunks within so many bytes, at most `most`, and the bytes that they take.
+
+    Of several, each has a chunk, or its scores wait; a single one takes nothing besides its chunk.
+    """
+    each = chunk_bytes(dataset, scales=scales) + AHEAD_BYTES + _largest_chunk(dataset)[1] * 8 * n_vectors
+    count = 1 + min(most - 1, n_bytes // each, dataset.n_chunks)
+    return count, count * each if count > 1 else 0
+
+
+def _largest_chunk(dataset: Dataset) -> tuple[int, int]:
+    return int(np.diff(dataset.entry_start).max(initial=0)), int(np.diff(dataset.row_start).max(initial=0))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Classes
+
+
+class ClassChoice:
+    """Choice of a class by the decisions of a classifier's vectors, the columns of `weights`.
+
+    `code` (classes, vectors) has the sign of each class for each vector. With two classes and one vector, positive decisions
+    are the larger class's. With more, the class with the largest ``h(x)·M_r`` is chosen; of twin planes the nearest one's.
+    `order`, indices of classes in order of preference, settles ties.
+    """
+
+    def __init__(
+        self, loss: str, code: np.ndarray, weights: np.ndarray, order: np.ndarray | None = None
+    ) -> None:
+        self._is_twin, self.code, self._weights = loss == "twin", code, weights
+        self._order = np.arange(len(code)) if order is None else order
+        self.is_binary = code.shape == (2, 1)
+
+    def scores(self, decisions: np.ndarray) -> np.ndarray:
+        """Compute ``h(x)·M_r`` of every class ``r``, up to a constant common to all classes; shape (rows, classes).
+
+        For twin planes, minus the distance to each class's plane.
+        """
+        if self._is_twin:
+            return -plane_distances(decisions, self._plane_norms)
+        return decisions if self.one_vector_per_class else decisions @ self.score_code()
+
+    def places(self, decisions: np.ndarray) -> np.ndarray:
+        """Return the indices of the chosen classes; shape (rows,)."""
+        if self.is_binary:
+            positive = decisions[:, 0] >= 0 if self._order[0] == 1 else decisions[:, 0] > 0
+            return positive.astype(np.int64)
+        return self._order[self.scores(decisions)[:, self._order].argmax(axis=1)]
+
+    @cached_property
+    def one_vector_per_class(self) -> bool:
+        """Check if the decisions are the classes' scores."""
+        return has_vector_per_class(self.code)
+
+    @cached_property
+    def _plane_norms(self) -> np.ndarray:
+        return np.sqrt(np.einsum("ij,ij->j", self._weights, self._weights))
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of `score_code`; 0 if scores do not need it."""
+        is_needed = not (self._is_twin or self.is_binary or self.one_vector_per_class)
+        return 8 * self.code.size if is_needed else 0
+
+    def score_code(self) -> np.ndarray:
+        """Make the matrix that maps decisions to scores, shape (vectors, classes)."""
+        if self.is_binary:
+            return np.array([[-1.0, 1.0]])
+        # adding a constant to a vector's column adds the same to every class's score; (M + 1)/2 turns the one-vs-rest code
+        # into the identity, so that scores are the decisions themselves, to the last bit
+        code = self.code if (self.code == 0).any() else (self.code + 1) // 2
+        return code.T.astype(np.float64)
+
+
+def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Compute ``|h_k| / ‖w_k‖`` of rows and planes; infinite for a plane with ``‖w‖ = 0``."""
+    distances = np.full(h.shape, np.inf)
+    return np.divide(np.abs(h), norms, out=distances, where=norms > 0)

@@ -1,0 +1,214 @@
+"""Rows of a dataset, text or tables with a model's decisions, in bounded memory, by threads and processes."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..conversion.byte_sources import BLOCK_BYTES, ByteRange, check_rows
+from ..conversion.rows import Counts, query_ids_skipped
+from ..conversion.sources import counted_pieces
+from ..core.errors import DataError
+from ..core.locks import scratch_directory
+from ..core.process_pool import TASKS_PER_WORKER, Workers, in_shares
+from ..core.progress import Listener, Progress, counted
+from ..core.range_cache import Cache
+from ..core.threads import Threads, make_threads
+from ..dataset.dataset import Dataset
+from ..dataset.schema import ChunkData
+from ..models.model import Model, load_model
+from ..models.scoring import score_chunks
+from .reading_plan import Data, ReadingPlan, RowsToScore
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Some rows, with the model's decisions; arrays are valid until the next rows are taken."""
+
+    source: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray
+    decisions: np.ndarray
+    n_ignored: int  # entries
+
+
+class Scoring:
+    """One reading of the data: rows with the model's decisions; `ignored` counts entries, categories and query ids.
+
+    `plan` divides the budget; files of several processes go to `scratch`. Rows and their order do not depend on the number
+    of processes and threads. See `RowsToScore` for `compared`.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        model: Model,
+        budget: int,
+        listener: Listener,
+        workers: int = 1,
+        scratch: Path | None = None,
+        n_columns: int = 0,
+        threads: int = 1,
+        compared: bool = False,
+    ) -> None:
+        self.model, self.listener = model, listener
+        self.scratch = scratch or Path(tempfile.gettempdir())
+        self.ignored = Counter[str]()
+        self._rows = RowsToScore(data, model, compared=compared)
+        self.dataset = self._rows.dataset
+        self.plan = ReadingPlan(self._rows, budget, listener, workers, n_columns, threads)
+        self._threads = Threads(self.plan.threads)
+
+    def blocks(self, phase: str) -> Iterator[ScoredRows]:
+        """Yield all rows; those of text in order, those of a dataset shuffled."""
+        yield from self._of_workers(phase) if self.plan.workers > 1 else self.rows(phase)
+        self._tell_ignored()
+
+    def _tell_ignored(self) -> None:
+        entries, categories, query_ids = (
+            self.ignored[name] for name in ("entries", "categories", "query ids")
+        )
+        if query_ids:
+            self.listener.message(query_ids_skipped(query_ids))
+        if entries:
+            self.listener.warning(
+                f"{counted(entries, 'entry', 'entries')} ignored: beyond the model's width of "
+                f"{self.model.n_features:,} features"
+            )
+        if categories:
+            self.listener.warning(
+                f"{counted(categories, 'category', 'categories')} ignored that the model has not seen in training"
+            )
+
+    def rows(self, phase: str, part: Any = None, *start: int) -> Iterator[ScoredRows]:
+        """Yield the rows of all data, or of a part: some chunks, or a piece of a file from the given row and line on."""
+        if self.dataset is not None:
+            found = self._of_dataset(phase, self.dataset, part)
+        else:
+            found = self._of_files(phase, part, *start)
+        with closing(self._threads):
+            for rows in found:
+                self.ignored["entries"] += rows.n_ignored
+                if self._rows.compared:
+                    self._require_labels(rows)
+                yield rows
+
+    def _require_labels(self, rows: ScoredRows) -> None:
+        missing = np.flatnonzero(np.isnan(rows.label))
+        if missing.size:
+            row = int(rows.source[missing[0]]) + 1
+            encoding = self.model.encoding
+            column = "" if encoding is None else f" in the column {encoding.label!r}"
+            raise DataError(
+                f"{self._rows.path}, row {row:,}: expected a label{column} to compare with, found none; "
+                "'streamcd predict' needs none"
+            )
+
+    def _of_dataset(self, phase: str, dataset: Dataset, chunks: range | None) -> Iterator[ScoredRows]:
+        chunks = range(dataset.n_chunks) if chunks is None else chunks
+        for chunk, found in score_chunks(dataset, chunks, self._score_chunk, self._threads):
+            yield from found
+            self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
+
+    def _score_chunk(self, data: ChunkData) -> Iterator[ScoredRows]:
+        shift = self._rows.shift
+        feature = data.feature.astype(np.int64) + shift if shift else data.feature
+        return self._score((data.source, data.label, data.weight), data.indptr, feature, data.value)
+
+    def _of_files(self, phase: str, part: ByteRange | None, *start: int) -> Iterator[ScoredRows]:
+        source = self._rows.source(self.plan.text_block, self.plan.decoder_bytes, self.plan.batch_bytes)
+        counts = Counts()
+        pieces, first = (source.reader.whole(), (0, 0)) if part is None else ([part], start)
+        for batch in source.parse(pieces, first[0], first[1], None):
+            if part is None:
+                self.listener.progress(Progress(phase, batch.bytes_read, source.reader.total_bytes, "B"))
+            counts, rows = batch.counts, batch.rows
+            weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
+            columns, feature = (rows.source_row, rows.label, weight), rows.index - self.model.index_base
+            yield from self._score(columns, rows.indptr, feature, rows.value, self._threads)
+        if part is None:
+            check_rows(counts.n_rows, source.reader.paths, source.what)
+        self.ignored.update(
+            {"entries": counts.n_ignored, "categories": counts.n_unseen, "query ids": counts.n_query_ids}
+        )
+
+    def _score(
+        self,
+        columns: tuple[np.ndarray, np.ndarray, np.ndarray],
+        indptr: np.ndarray,
+        feature: np.ndarray,
+        value: np.ndarray,
+        threads: Threads | None = None,
+    ) -> Iterator[ScoredRows]:
+        """Score rows block by block, each divided among `threads`; `columns` are source, label and weight."""
+        if self._rows.scaling is not None:
+            value = self._rows.scaling.apply(indptr, feature, value, self.model.n_features)
+        for start in range(0, indptr.size - 1, self.plan.block_rows):
+            block = slice(start, start + self.plan.block_rows)
+            source, label, weight = (column[block] for column in columns)
+            scored = self.model.decisions(indptr[start : block.stop + 1], feature, value, threads)
+            yield ScoredRows(source, label, weight, *scored)
+
+    # -- several processes --------------------------------------------------------------------------------------------
+
+    def _of_workers(self, phase: str) -> Iterator[ScoredRows]:
+        """Yield all rows, scored by several processes, from whose files they are read in the order of a single process."""
+        with scratch_directory(self.scratch, "decisions") as directory:
+            self.model.save(directory / "model")
+            cache = None if self.dataset is None else self.dataset.cache
+            shared = (self._rows.path, cache, self.plan.worker_bytes, self.plan.threads, self._rows.compared)
+            with Workers(self.plan.workers, self.listener, __name__) as workers:
+                parts, sizes, unit = self._parts(workers)
+                paths = [directory / f"{number:07d}" for number in range(len(parts))]
+                tasks = [(path, *shared, *part) for path, part in zip(paths, parts, strict=True)]
+                for ignored in workers.run(_score_part, tasks, phase=phase, unit=unit, sizes=sizes):
+                    self.ignored.update(ignored)
+            for path in paths:
+                with open(path, "rb") as file, suppress(EOFError):
+                    while True:
+                        yield pickle.load(file)
+                path.unlink()
+
+    def _parts(self, workers: Workers) -> tuple[list[tuple[Any, ...]], list[int], str]:
+        """Cut the data into arguments of `rows`; also returns the parts' sizes, and their unit."""
+        n_parts = TASKS_PER_WORKER * self.plan.workers
+        dataset = self.dataset
+        if dataset is not None:
+            shares = in_shares(np.diff(dataset.entry_start).tolist(), n_parts)
+            sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
+            return [(range(start, stop),) for start, stop in shares], sizes, "rows"
+        source = self._rows.source(BLOCK_BYTES, self.plan.piece_decoder_bytes, self.plan.batch_bytes)
+        pieces = counted_pieces(source, n_parts, workers)
+        return [(piece, *start) for piece, _, start in pieces], [piece.n_bytes for piece, *_ in pieces], "B"
+
+
+def threads_of_each(threads: int | None, workers: int) -> int:
+    """Return the threads of each of a number of processes, which by default share the processors."""
+    return make_threads(threads).count if threads is not None else max(make_threads(None).count // workers, 1)
+
+
+@lru_cache(maxsize=1)
+def _shared_model(directory: Path) -> Model:
+    return load_model(directory / "model")
+
+
+def _score_part(
+    out: Path, data: str, cache: Cache | None, budget: int, threads: int, compared: bool, *part: Any
+) -> Counter[str]:
+    """Write the scored rows of a part of the data; returns the numbers of what was ignored."""
+    scoring = Scoring(data, _shared_model(out.parent), budget, Listener(), threads=threads, compared=compared)
+    if scoring.dataset is not None:
+        scoring.dataset.use_cache(cache)
+    with open(out, "wb") as file:
+        for rows in scoring.rows("", *part):
+            pickle.dump(rows, file)
+    return scoring.ignored
