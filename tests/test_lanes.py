@@ -14,7 +14,7 @@ from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import load_checkpoint
-from streamcd.cluster.partition import model_bytes
+from streamcd.cluster.memory import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
 from streamcd.dataset.dataset import Dataset
@@ -24,6 +24,7 @@ from streamcd.runs.problem_options import ProblemOptions, read_code
 from streamcd.runs.train import train
 from streamcd.runs.tune import tune
 from streamcd.solvers.problem import Problem, make_problem
+from streamcd.solvers.registry import SOLVERS, SolverEntry
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
@@ -323,18 +324,31 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
 ) -> None:
     dataset = many_classes(tmp_path / "data")
     problem = ProblemOptions(method="primal", acceleration="none").make_problem(dataset)
-    monkeypatch.setattr("streamcd.solvers.primal._signed_costs", lambda problem: pytest.fail("made"))
-    solver = ProblemOptions(method="primal", acceleration="none").make_solver(problem, dataset)
-    assert solver.more_memory["needs"]["signed costs"] == 3 * 8 * 600 * 600
+    monkeypatch.setattr("streamcd.solvers.primal.PrimalSolver", lambda *asked: pytest.fail("made"))
+    memory = ProblemOptions(method="primal", acceleration="none").solver_memory(problem, dataset)
+    assert memory.more["signed costs"] == 3 * 8 * 600 * 600
+
+
+@pytest.mark.parametrize("entry", SOLVERS, ids=str)
+def test_a_solver_declares_the_bytes_that_its_state_takes(entry: SolverEntry, tmp_path: Path) -> None:
+    dataset = columns_of(tmp_path / "data", multiclass(n_rows=60))
+    acceleration = "auto" if entry.accelerates else "none"
+    options = ProblemOptions(loss=entry.loss, method=entry.method, C=(0.1, 1.0), acceleration=acceleration)
+    problem = options.make_problem(dataset)
+    memory, state = options.solver_memory(problem, dataset), options.make_solver(problem, dataset).new_state()
+    held = [state.w, state.w_alpha, *state.matrices.values()]
+    assert sum(array.nbytes for array in held) <= memory.state + sum(memory.more.values())
+    assert memory.state <= 2 * sum(array.nbytes for array in [*held, *state.lanes.values()])
+    assert sum(array.nbytes for array in state.rows.values()) <= memory.rows
 
 
 def test_tables_that_workers_copy_are_in_their_plan(tmp_path: Path) -> None:
     """Over the network, and as copies that kernels may change, views are tables."""
     dataset = many_classes(tmp_path / "data")
     problem = ProblemOptions(method="dual", acceleration="none").make_problem(dataset)
-    solver = ProblemOptions(method="dual", acceleration="none").make_solver(problem, dataset)
+    memory = ProblemOptions(method="dual", acceleration="none").solver_memory(problem, dataset)
     assert problem.table_bytes == 0
-    assert model_bytes(solver) >= 5 * 8 * 600 * 600
+    assert model_bytes(problem, memory) >= 5 * 8 * 600 * 600
 
 
 def test_many_classes_are_predicted_without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,6 +312,7 @@ def test_conversion_and_training_load_none_of_the_heavy_libraries(tmp_path: Path
         f"streamcd.convert({str(tmp_path / 'text')!r}, {str(tmp_path / 'converted')!r})\n"
         "assert 'scipy.linalg' not in sys.modules\n"  # numba loads it for some of numpy's functions in a kernel: 0.3 s
         f"streamcd.train({str(dataset.path)!r}, {str(tmp_path / 'run')!r}, max_passes=2)\n"
+        "assert not any(name.startswith('streamcd.cluster') for name in sys.modules)\n"  # one process has no workers
         "print('done', *sorted(name for name in sys.modules if name.startswith('scipy.')))\n"
     )
     path = os.pathsep.join([str(tmp_path / "decoys"), os.environ["PYTHONPATH"]])

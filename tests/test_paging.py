@@ -28,7 +28,8 @@ from streamcd.runs.options import TrainOptions
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
-from streamcd.solvers.primal import COMPILING_BYTES, PrimalSolver
+from streamcd.solvers.memory import COMPILING_BYTES
+from streamcd.solvers.primal import PrimalSolver
 from streamcd.stream.arenas import ColumnLayout
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream

@@ -24,6 +24,7 @@ from streamcd.core.progress import Listener
 from streamcd.core.threads import AHEAD, Threads, ahead
 from streamcd.dataset.read_ahead import AHEAD_BYTES
 from streamcd.models.model import Model
+from streamcd.prediction.reading_plan import RowsToScore, scoring_needs
 from streamcd.prediction.scored_rows import Scoring
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.runs.tune import tune
@@ -115,7 +116,7 @@ def test_rows_certified_in_parts_have_the_certificate_of_one_part(
     monkeypatch.setattr("streamcd.solvers.dual._ENTRIES_PER_WEIGHT", 0)
     found = []
     for n_parts in (1, 4, 7):
-        monkeypatch.setattr("streamcd.solvers.dual._PARTS", n_parts)
+        monkeypatch.setattr("streamcd.solvers.dual.PARTS", n_parts)
         found.append(streamcd.train(data, tmp_path / f"{n_parts}", loss=loss, tol=1e-6, threads=2))
     for result in found[1:]:
         assert result.passes == found[0].passes
@@ -224,7 +225,7 @@ def test_a_thread_that_predicts_has_its_chunk_in_the_plan(tmp_path: Path) -> Non
     data = write_dataset(tmp_path / "data", random_rows(3000, 50), n_chunks=9)
     streamcd.train(data, tmp_path / "run")
     model = streamcd.load_model(tmp_path / "run")
-    least = Scoring(data, model, 1 << 40, Listener()).plan.least_bytes
+    least = sum(scoring_needs(model, RowsToScore(data, model).needs()).values())
     alone = Scoring(data, model, RESERVED_BYTES + least + 4 * AHEAD_BYTES, Listener(), threads=4)
     several = Scoring(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=4)
     assert (alone.plan.threads, several.plan.threads) == (1, 4)

@@ -14,7 +14,8 @@ from ..core.errors import StreamcdError
 from ..core.memory_budget import format_size
 from .block_steps import Change, add_changes
 from .engines import WorkersLost
-from .partition import DASK_BYTES, Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
+from .memory import DASK_BYTES
+from .partition import Partition, RoundRequest, RoundResponse, WorkerSpec, open_same
 
 _ABANDONED_SECONDS = 600.0  # a session silent for longer counts as abandoned
 _REPORT_SECONDS = 0.2  # between a worker's reports of progress

@@ -39,7 +39,8 @@ from .block_steps import (
     quadratic_step,
 )
 from .engines import Engine, RoundResult, WorkersLost, shard_entries
-from .partition import RoundRequest, WorkerSpec, line_search_is_closed, paired_layout
+from .memory import paired_layout
+from .partition import RoundRequest, WorkerSpec, line_search_is_closed
 
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 

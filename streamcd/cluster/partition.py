@@ -34,9 +34,8 @@ from ..kernels.primitives import (
     N_VISITED,
 )
 from ..solvers.problem import LOSSES, Problem
-from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
+from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import make_solver
-from ..stream.arenas import RowLayout
 from ..stream.identity import Identity
 from ..stream.memory_plan import make_plan, plan_shards
 from ..stream.slot_store import SlotStore, chunk_slots
@@ -55,27 +54,10 @@ from .block_steps import (
     make_change,
     new_direction,
 )
-
-WEIGHT_COPIES = 8
-"""Arrays of the shape of w that a worker or the coordinating process holds at most: the common and the local w, its
-change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
-
-TABLE_COPIES = 5
-"""Tables of classes and lanes that a worker holds at most: signs and costs as received and copied, and the costs of the
-local models. Views in the coordinating process are whole tables in a worker."""
-
-DASK_BYTES = 70_000_000
-"""Memory that dask takes in a worker, beside streamcd's own reserve.
-
-Measured with distributed 2026.8: an idle worker takes 65 MB, 10 of them Python. On 134 M entries of a
-million features, windows read from disk under 520 MB, two workers reached 392 and 374 MB, where they compiled the kernels
-459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
-"""
+from .memory import model_bytes, paired_layout
 
 _OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
 """Totals that are those of the last local pass."""
-
-_SAVE_BYTES = 1 << 24  # of numpy's buffer, through which it writes arrays to a file, and of dask's frames
 
 Report = Callable[[int], None]
 """Callback that takes the number of entries of each window visited."""
@@ -150,27 +132,6 @@ class Superseded(Exception):
     """End of local passes whose round the coordinating process has abandoned."""
 
 
-def paired_layout(layout: RowLayout) -> RowLayout:
-    """Make room for candidate and base side by side; kernels see the candidate in the first columns."""
-    return replace(layout, alpha_width=2 * layout.alpha_width)
-
-
-def model_bytes(solver: Solver) -> int:
-    """Compute the memory of w and its copies, of acceleration's arrays, and of the tables of classes.
-
-    `Solver.state_bytes` counts w twice. Only the coordinating process holds the proximal point's centres.
-    """
-    tables = TABLE_COPIES * solver.problem.full_table_bytes
-    w_bytes = 8 * (solver.problem.n_features + 1) * solver.layout.n_flags
-    more = sum(solver.more_memory.get("needs", {}).values())
-    return solver.state_bytes + (WEIGHT_COPIES - 2) * w_bytes + more + tables + saving_bytes(solver)
-
-
-def saving_bytes(solver: Solver) -> int:
-    """Compute the memory that writing the state to a file takes beside the state."""
-    return min(solver.state_bytes + solver.rows_bytes, _SAVE_BYTES)
-
-
 def open_same(spec: WorkerSpec) -> Dataset:
     """Open the dataset of a run in this process; refused if it has another fingerprint, or dataset or run is missing."""
     dataset = open_dataset(spec.dataset)
@@ -205,7 +166,7 @@ class Partition:
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
         self._scaled_solver = make_solver(self._scaled_problem, spec.method, whole, **options)
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
-        weights = {"weights": model_bytes(solver)}
+        weights = {"weights": model_bytes(self._problem, solver.memory)}
         self._dataset, self._chunks = whole, np.arange(whole.n_chunks)
         kept = plan_shards(whole, spec.memory, self._layout, weights, len(shards))
         if kept is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -91,22 +92,19 @@ class ReadingPlan:
     """Shares of the memory in which rows are scored.
 
     The budget is for the sum of the processes that score, and then for this one, which reads their results; `left` of it
-    remains for the caller; `least_bytes` are needed beside the interpreter. The footer of the Parquet file that the caller
-    writes, of `n_columns` columns in row groups of `block_rows` rows, is counted; `most_groups` is the number of groups
-    there is room for. At most `threads` share the work of this process, as many as the memory has room for.
+    remains for the caller. The footer of the Parquet file that the caller writes, of `n_columns` columns in row groups of
+    `block_rows` rows, is counted; `most_groups` is the number of groups there is room for. At most `threads` share the work
+    of this process, as many as the memory has room for.
     """
 
     def __init__(
         self, rows: RowsToScore, budget: int, listener: Listener, workers: int, n_columns: int, threads: int
     ) -> None:
         model, self._rows = rows.model, rows
-        # decisions, scores, probabilities, and the arrays made from them
-        row_bytes = 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
-        needs = {"the model": _model_bytes(model), **rows.needs(), "decisions": _LEAST_ROWS * row_bytes}
+        needs, row_bytes = scoring_needs(model, rows.needs()), _row_bytes(model)
         self.left = require(budget, needs)
         least_rows = self._rows_of_a_group(needs, row_bytes, FOOTER_BYTES * n_columns)
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
-        self.least_bytes = sum(needs.values())
         self.workers = _usable_workers(rows.data, workers, listener)
         self.worker_bytes = self._bytes_of_a_worker(budget, needs) if self.workers > 1 else 0
         self.text_block, self.decoder_bytes, self.batch_bytes = 1 << 16, needs.get("decompression", 0), 0
@@ -205,6 +203,16 @@ def reads_once(data: Data) -> bool:
     if isinstance(data, Dataset) or is_dataset(data):
         return False
     return total_bytes(expand_sources(os.fspath(data))) is None
+
+
+def scoring_needs(model: Model, reading: Mapping[str, int]) -> dict[str, int]:
+    """Return the memory that scoring needs at least, of which `reading` (`RowsToScore.needs`) is a part."""
+    return {"the model": _model_bytes(model), **reading, "decisions": _LEAST_ROWS * _row_bytes(model)}
+
+
+def _row_bytes(model: Model) -> int:
+    """Return the bytes of a row's decisions, scores and probabilities, and of the arrays made from them."""
+    return 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
 
 
 def _model_bytes(model: Model) -> int:

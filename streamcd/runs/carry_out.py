@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..cluster.partition import DASK_BYTES
 from ..core.errors import UsageError
 from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import Listener
@@ -19,9 +18,11 @@ from ..core.threads import make_threads
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
+from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
+from ..training.validation import Validate
 from .config import Group, ResolvedRun, refuse_existing, write_config
 from .early_warnings import scaling_advice
 from .lane_groups import resolve
@@ -71,17 +72,23 @@ def train_groups(
     stage : str
         Prefix of the phase in progress.
     """
-    outcomes = []
+    outcomes, scorer = [], _validation_scorer(run)
     for group in run.groups:
         part = directory.part(group.directory) if group.directory else directory
         task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
-        if run.config.validation is not None:
-            from .validation import Validation  # with the kernels of decisions
-
-            found = Validation(run.config.validation, task.dataset, task.problem, session.listener)
-            task = replace(task, validate=found)
+        if scorer is not None:
+            task = replace(task, validate=scorer(task.problem, session.listener))
         outcomes.append(_train_group(part, task, run, session))
     return join_outcomes(outcomes)
+
+
+def _validation_scorer(run: ResolvedRun) -> Callable[[Problem, Listener], Validate] | None:
+    """Open the validation set of a run, if it has one."""
+    if run.config.validation is None:
+        return None
+    from .validation import ValidationSet  # with the kernels of scoring
+
+    return ValidationSet(run.config.validation, run.dataset, run.problem).scorer
 
 
 def _make_task(
@@ -105,11 +112,13 @@ def _make_task(
 
 
 def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
-    rounds, memory = run.config.rounds, run.config.memory - DASK_BYTES
+    rounds = run.config.rounds
     if rounds is None:
         return Loop(part, task, session).run()
     from ..cluster.loop import RoundLoop  # only where there are workers
+    from ..cluster.memory import DASK_BYTES
 
+    memory = run.config.memory - DASK_BYTES
     solver, waits = (run.options.method, run.options.acceleration), rounds.worker_timeout
     return RoundLoop(part, task, session, *solver, memory, rounds.local_passes, waits).run()
 

@@ -145,7 +145,7 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
         run = ResolvedRun(config, dataset, config.options.make_problem(dataset, memory))
         if config.n_groups > run.most_groups:
             raise UsageError(f"n_groups: expected at most {run.most_groups}, found {config.n_groups}")
-        run.make_solver(run.problem.subset(run.groups[0].lanes))
+        config.options.solver_memory(run.problem.subset(run.groups[0].lanes), dataset)
     except UsageError as error:
         raise _damaged(path, error) from None
     return run

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..cluster.partition import DASK_BYTES, model_bytes, paired_layout, saving_bytes
 from ..core.errors import UsageError
-from ..core.memory_budget import RESERVED_BYTES, format_size
-from ..core.process_pool import memory_per_worker
+from ..core.memory_budget import format_size
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
-from ..solvers.protocol import Solver
 from ..solvers.registry import reads_columns
-from ..stream.memory_plan import Plan, describe_plan, make_plan
+from ..stream.memory_plan import ADVICE, Plan, SolverMemory, describe_plan, make_plan
 from ..training.checkpoint import Run
 from .config import (
     ResolvedRun,
@@ -131,21 +128,26 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     With workers the plan is that of a worker with all shards.
     """
     if asked.plan is not None:
-        asked.make_solver(problem, dataset)  # refuses options that exclude each other
+        asked.solver_memory(problem, dataset)  # refuses options that exclude each other
         return 1, asked.plan, asked.memory_bytes
     block = lanes_together(problem, validated=asked.validation is not None)
     n_blocks = problem.n_lanes // block
+    validation_bytes = _validation_bytes(asked.validation, dataset, problem)
     refusal: UsageError | None = None
     # scores that do not fit for any group, not even a single lane, are paged, for all lanes together if possible
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
             lanes = problem.subset(range(size * block))
-            solver = asked.make_solver(lanes, dataset)
-            if paged and (solver.paging is None or asked.in_memory):
+            memory = asked.solver_memory(lanes, dataset)
+            if paged and (memory.paging is None or asked.in_memory):
                 break
-            tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
+            more = {
+                "costs of classes and lanes": problem.table_bytes
+                + (lanes.table_bytes if n_groups > 1 else 0),
+                "validation set": validation_bytes(lanes),
+            }
             try:
-                found, share = _plan_group(dataset, solver, asked, tables, paged=paged)
+                found, share = _plan_group(dataset, lanes, memory, asked, more, paged=paged)
             except UsageError as error:
                 refusal = error
                 continue
@@ -167,68 +169,51 @@ def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
 
 
 def _plan_group(
-    dataset: Dataset, solver: Solver, asked: TrainOptions, table_bytes: int, *, paged: bool
+    dataset: Dataset,
+    lanes: Problem,
+    memory: SolverMemory,
+    asked: TrainOptions,
+    more: Mapping[str, int],
+    *,
+    paged: bool,
 ) -> tuple[Plan, int]:
-    """Return the plan for a group of lanes, and the bytes it is for; `table_bytes` is the size of its signs and costs."""
+    """Return the plan for a group of lanes, and the bytes it is for."""
     if asked.rounds is not None:
-        return _plan_worker(dataset, solver, asked)
-    more = dict(solver.more_memory)
+        from ..cluster.memory import plan_worker  # only where there are workers
+
+        return plan_worker(dataset, lanes, memory, asked.memory_bytes, asked.workers or 0)
     needs = {
-        "weights": solver.state_bytes + saving_bytes(solver),
-        "costs of classes and lanes": table_bytes,
-        "scores of all rows": 0 if paged else solver.rows_bytes,
-        "dual variables": dataset.n_rows * solver.layout.state_bytes if asked.in_memory else 0,
+        "weights": memory.state + memory.saving,
+        "scores of all rows": 0 if paged else memory.rows,
+        "dual variables": dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0,
         "choice of rows": dataset.held_bytes,
-        **more.pop("needs", {}),
-        "validation set": _validation_bytes(dataset, solver.problem, asked.validation),
+        **memory.more,
+        **more,
     }
-    paging = solver.paging if paged else None
-    plan = make_plan(dataset, asked.memory_bytes, solver.layout, needs, paging=paging, **more)
+    paging, advice = memory.paging if paged else None, memory.advice or ADVICE
+    plan = make_plan(dataset, asked.memory_bytes, memory.layout, needs, paging=paging, advice=advice)
     return plan, asked.memory_bytes
 
 
-def _validation_bytes(dataset: Dataset, lanes: Problem, path: str | None) -> int:
+def _validation_bytes(path: str | None, dataset: Dataset, problem: Problem) -> Callable[[Problem], int]:
+    """Return a function that computes what a validation set takes with some lanes."""
     if path is None:
-        return 0
-    from .validation import Validation  # with the kernels of decisions
+        return lambda lanes: 0
+    from .validation import ValidationSet  # with the kernels of scoring
 
-    return Validation(path, dataset, lanes, Listener()).n_bytes
-
-
-def _plan_worker(dataset: Dataset, solver: Solver, asked: TrainOptions) -> tuple[Plan, int]:
-    """Return the plan of a worker that has all shards, and its bytes."""
-    weights = model_bytes(solver)
-    each, refusal = asked.memory_bytes, None
-    if asked.workers:
-        each = worker_memory(asked.memory_bytes, asked.workers, weights)
-        refusal = (
-            f"--memory {format_size(asked.memory_bytes)} is too small for {asked.workers} workers: it leaves each "
-            f"{format_size(each - DASK_BYTES)}, where"
-        )
-    layout, needs = paired_layout(solver.layout), {"weights": weights}
-    plan = make_plan(dataset, each - DASK_BYTES, layout, needs, refusal=refusal)
-    return plan, each
-
-
-def worker_memory(
-    shared: int, n_workers: int, weights_bytes: int, advice: str = "give a larger --memory or fewer --workers"
-) -> int:
-    """Return each local worker's part of a budget shared with this process, in bytes.
-
-    `weights_bytes` is the size of w and its copies, which this process holds like each of them; see `partition.model_bytes`.
-    """
-    weights = {"weights": weights_bytes}
-    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
-    return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
+    return ValidationSet(path, dataset, problem).n_bytes
 
 
 def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:
     """Return each worker's part, in bytes, of the budget the run was begun with, for another number of local workers."""
+    from ..cluster.memory import model_bytes, worker_memory
+
     assert run.config.rounds is not None
     assert run.config.rounds.shared_memory is not None
+    lanes = run.problem.subset(run.groups[0].lanes)
     return worker_memory(
         run.config.rounds.shared_memory,
         n_workers,
-        model_bytes(run.make_solver(run.problem.subset(run.groups[0].lanes))),
+        model_bytes(lanes, run.options.solver_memory(lanes, run.dataset)),
         "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
     )

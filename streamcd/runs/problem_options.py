@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..core.errors import UsageError
 from ..core.metadata import Positive
 from ..core.options import Option, Section, Text, check_choices
-from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, check_omega, make_solver
+from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, check_omega, make_solver, solver_memory
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
     from ..solvers.problem import Problem
     from ..solvers.protocol import Solver
+    from ..stream.memory_plan import SolverMemory
 
 MAX_FOLDS = 100
 NO_BIAS = -1.0
@@ -336,6 +337,9 @@ class ProblemOptions:
             slack=self.slack or "hinge",
             memory=memory,
         )
+
+    def solver_memory(self, lanes: Problem, dataset: Dataset) -> SolverMemory:
+        return solver_memory(lanes, self.method, dataset, acceleration=self.acceleration)
 
     def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
         numbers = {"omega": self.omega, "acceleration": self.acceleration}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -14,10 +15,11 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..models.model import Model
 from ..models.scoring import ClassChoice
 from ..prediction.evaluate import row_terms
-from ..prediction.reading_plan import is_dataset, reads_once
+from ..prediction.reading_plan import RowsToScore, is_dataset, reads_once, scoring_needs
 from ..prediction.scored_rows import ScoredRows, Scoring
 from ..prediction.sums import ExactSum
 from ..solvers.problem import Problem
+from ..training.validation import Validate
 from .models import new_model
 
 _MORE_BYTES = 16_000_000  # beside the least: larger blocks of rows, and the kernels of parsing
@@ -33,28 +35,48 @@ def check_validation(path: str, *, on_workers: bool) -> None:
         raise UsageError(f"validation: {path} can be read only once; write it to a file, or convert it")
 
 
-class Validation:
-    """A validation set for some lanes: called with their weights, it returns mean loss and accuracy for the C of each.
+class ValidationSet:
+    """A validation set, open for the trainings on a dataset."""
 
-    The loss is that of the objective without C (of twin planes with it): ``Σ loss`` with the weights of rows and classes,
-    divided by the sum of the rows' weights. Rows of a class that was not trained count as errors, and have no loss.
-    """
+    def __init__(self, path: str, dataset: Dataset, problem: Problem) -> None:
+        self.path, self._data = path, open_dataset(path) if is_dataset(path) else path
+        if isinstance(self._data, Dataset):
+            self._data.use_cache(dataset.cache)
+        w, code = _untouched(problem), np.tile(problem.code, problem.n_lanes // problem.block_lanes)
+        self._model = new_model(dataset, problem, weights=w[:-1], intercept=w[-1], code=code, C=None)
+        self._needs = RowsToScore(self._data, self._model, compared=True).needs()
 
-    def __init__(self, path: str, dataset: Dataset, lanes: Problem, listener: Listener) -> None:
-        self._data: Dataset | str = open_dataset(path) if is_dataset(path) else path
-        self._path, self._lanes, self._listener = path, lanes, listener
-        self._model = _without_weights(dataset, lanes)
-        # all that is read of a look, but for the weights, which the training has anyway
-        least = Scoring(self._data, self._model, 1 << 62, Listener()).plan.least_bytes
-        code_bytes = 2 * ClassChoice(lanes.loss, lanes.code, self._model.weights).code_bytes
-        self.n_bytes = least - self._model.weights.nbytes + code_bytes + _MORE_BYTES
-        self._budget = RESERVED_BYTES + least + _MORE_BYTES
+    def n_bytes(self, lanes: Problem) -> int:
+        """Compute the bytes of a look, without the weights, which the training has anyway."""
+        model = self._model_of(lanes, _untouched(lanes))
+        code_bytes = 2 * ClassChoice(lanes.loss, lanes.code, model.weights).code_bytes
+        return self._least_bytes(model) - model.weights.nbytes + code_bytes
 
-    def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return loss and accuracy, shape (lanes,) each; `w` is (n_features + 1, vectors)."""
-        lanes = self._lanes
-        model = replace(self._model, weights=w[:-1], intercept=lanes.bias * w[-1])
-        scoring = Scoring(self._data, model, self._budget, self._listener, compared=True)
+    def _least_bytes(self, model: Model) -> int:
+        return sum(scoring_needs(model, self._needs).values()) + _MORE_BYTES
+
+    def _model_of(self, lanes: Problem, w: np.ndarray) -> Model:
+        """Describe the model of all lanes side by side; `w` is (n_features + 1, vectors)."""
+        code = np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes)
+        return replace(self._model, weights=w[:-1], intercept=lanes.bias * w[-1], code=code)
+
+    def scorer(self, lanes: Problem, listener: Listener) -> Validate:
+        """Make the function that a training of lanes calls with their weights.
+
+        It returns mean loss and accuracy of the C of each lane, shape (lanes,) each. The loss is that of the objective
+        without C (of twin planes with it): ``Σ loss`` with the weights of rows and classes, divided by the sum of the rows'
+        weights. Rows of a class that was not trained count as errors, and have no loss.
+        """
+        listeners = chain([listener], repeat(Listener()))  # the first look tells what is ignored
+
+        def look(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            model = self._model_of(lanes, w)
+            budget = RESERVED_BYTES + self._least_bytes(model)
+            return self._compare(Scoring(self._data, model, budget, next(listeners), compared=True), lanes, w)
+
+        return look
+
+    def _compare(self, scoring: Scoring, lanes: Problem, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         width = lanes.block_lanes * lanes.lane_vectors
         sums = [
             _Sums(lanes, range(first, first + lanes.block_lanes), w[:, number * width : (number + 1) * width])
@@ -64,8 +86,7 @@ class Validation:
             for number, of_cost in enumerate(sums):
                 of_cost.add(rows, rows.decisions[:, number * width : (number + 1) * width])
         if not sums[0].weight.value():
-            raise DataError(f"validation: no row of {self._path} has a label of the training data")
-        self._listener = Listener()  # has been told of what is ignored
+            raise DataError(f"validation: no row of {self.path} has a label of the training data")
         figures = np.array([of_cost.figures() for of_cost in sums])
         loss, accuracy = np.repeat(figures, lanes.block_lanes, axis=0).T
         return loss, accuracy
@@ -98,9 +119,6 @@ class _Sums:
         return self._loss.value() / self.weight.value(), self._n_correct / self._n_rows
 
 
-def _without_weights(dataset: Dataset, lanes: Problem) -> Model:
-    """Describe the model of all lanes side by side, by which rows are read and scored; its weights are untouched."""
-    n_vectors = lanes.n_lanes * lanes.lane_vectors
-    code = np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes)
-    weights, intercept = np.zeros((lanes.n_features, n_vectors)), np.zeros(n_vectors)
-    return new_model(dataset, lanes, weights=weights, intercept=intercept, code=code, C=None)
+def _untouched(lanes: Problem) -> np.ndarray:
+    """Make weights that are never written, and so take no memory."""
+    return np.zeros((lanes.n_features + 1, lanes.n_lanes * lanes.lane_vectors))

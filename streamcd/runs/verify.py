@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cluster.partition import paired_layout
 from ..core.errors import CheckpointError, StreamcdError, UsageError
 from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
@@ -130,9 +129,12 @@ def _open_slots(
     if paged is not None:
         store: SlotStore = paged.slots
     else:
-        layout = solver.layout if run.config.rounds is None else paired_layout(solver.layout)
-        n_bytes = layout.state_bytes if solver.layout.state_bytes and str(current) else 0
-        store = chunk_slots(where, run.dataset, n_bytes, identity)
+        layout = solver.layout
+        if run.config.rounds is not None:
+            from ..cluster.memory import paired_layout  # only where there were workers
+
+            layout = paired_layout(layout)
+        store = chunk_slots(where, run.dataset, layout.state_bytes if str(current) else 0, identity)
     store.identity = identity
     if run.config.rounds is not None:
         current = np.zeros(store.current.size, dtype=np.uint8)

@@ -95,8 +95,6 @@ class Acceleration:
             self._first = _first_kappa(problem, class_counts, 1.0 if mean_square is None else mean_square)
         else:
             self._first = np.full(n_lanes, float(asked))
-        # the companion of w, and two sketches of a lane
-        self.n_bytes = 8 * ((problem.n_features + 1) * n_lanes * self._width + 2 * N_BUCKETS * n_lanes)
 
     def add_to(self, state: State) -> None:
         """Add the arrays of acceleration to a new state: the companion of w (see `kernels.acceleration`), and per lane:

@@ -6,7 +6,6 @@ Source: Keerthi et al., KDD 2008. A lane has a weight vector, a dual variable of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,22 +16,19 @@ from ..kernels.crammer_singer import ClassScratch, LaneColumns
 from ..stream.window import Window
 from .acceleration import Acceleration
 from .dual import RowSolver, acceleration_numbers, rows_of, shuffled_active_rows, variables_of, violation
+from .memory import crammer_singer_memory
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, State, all_rows
-
-_TOGETHER = 4
-"""Largest number of lanes visited at a time, each with an order of the window's rows, for which the plan has memory. It does
-not depend on the number of threads, and so neither do the windows."""
 
 
 class CrammerSingerSolver(RowSolver):
     """Sequential dual method: each row's problem over its classes is solved exactly."""
 
     def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
-        super().__init__(problem, acceleration=acceleration)
-        together = min(problem.n_lanes, _TOGETHER)
-        self.layout = replace(self.layout, n_orders=together)
-        self._scratch = [ClassScratch(*np.empty((3, problem.classes.size))) for _ in range(together)]
+        memory = crammer_singer_memory(problem, accelerated=acceleration is not None)
+        super().__init__(problem, memory, acceleration)
+        n_classes, together = problem.classes.size, memory.layout.n_orders
+        self._scratch = [ClassScratch(*np.empty((3, n_classes))) for _ in range(together)]
 
     def new_state(self) -> State:
         """Return the state before the first read."""

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,18 +42,17 @@ from ..kernels.primitives import (
     Steering,
     Variables,
 )
-from ..stream.arenas import RowLayout
+from ..stream.memory_plan import SolverMemory
 from ..stream.window import RowArena, Window, aligned_zeros
 from . import over_relaxation
 from .acceleration import Acceleration, mu
+from .memory import MOST_COPIED, PARTS, dual_memory
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows, join_totals, new_lanes, new_totals
 
 _MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
-_PARTS = 4  # of a window, certified by threads; the sums are the same for any number of these
-_MOST_COPIED = 1 << 19  # weights; with more, a window is certified in one part, without copies of w(alpha)
 _ENTRIES_PER_WEIGHT = 8  # in a window that is certified in parts: their w(alpha) are added up
 _NEW_VALUES = 1 << 15  # dual variables initialised at a time, by each thread
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
@@ -63,22 +61,17 @@ NEGLIGIBLE = 1e-8
 
 
 class RowSolver:
-    """Base of the solvers over rows; a row has `alpha_vectors` dual variables for each weight vector."""
+    """Base of the solvers over rows."""
 
-    rows_bytes = 0
-    more_memory: Mapping[str, Any] = MappingProxyType({})
-    paging = None
     warm_start: Start = "alpha and w"
     threads = Threads()
 
     def __init__(
-        self, problem: Problem, alpha_vectors: int = 1, acceleration: Acceleration | None = None
+        self, problem: Problem, memory: SolverMemory, acceleration: Acceleration | None = None
     ) -> None:
         self.problem, self.acceleration = problem, acceleration
+        self.memory, self.layout = memory, memory.layout
         self.n_vectors = problem.n_lanes * problem.lane_vectors
-        self.layout = RowLayout(alpha_width=alpha_vectors * self.n_vectors, n_flags=self.n_vectors)
-        self.state_bytes = 2 * 8 * (problem.n_features + 1) * self.n_vectors
-        self.state_bytes += acceleration.n_bytes if acceleration else 0
 
     def page_rows(self, folder: Path, page_rows: int) -> None:
         """Do nothing: no scores of rows are kept."""
@@ -258,15 +251,12 @@ class DualSolver(RowSolver):
     def __init__(
         self, problem: Problem, omega: float | str = 1.0, acceleration: Acceleration | None = None
     ) -> None:
+        memory = dual_memory(problem, accelerated=acceleration is not None)
+        super().__init__(problem, memory, acceleration)
         self._logistic = problem.loss == "log_loss"
-        # C - alpha is stored too: the subtraction would lose digits
-        super().__init__(problem, 2 if self._logistic else 1, acceleration)
         self.omega = omega
         self._copies = np.zeros((0, 0))
-        n_weights = (problem.n_features + 1) * self.n_vectors
-        self._in_parts = n_weights <= _MOST_COPIED
-        if self._in_parts:
-            self.more_memory = {"needs": {"parts' w(alpha)": 8 * _PARTS * n_weights}}
+        self._in_parts = (problem.n_features + 1) * self.n_vectors <= MOST_COPIED
         self._scratch: list[Lanes] = []
 
     def new_state(self) -> State:
@@ -332,14 +322,14 @@ class DualSolver(RowSolver):
         """Certify lanes in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
         w_alpha, totals = state.w_alpha.reshape(-1), state.totals
         if not self._copies.size:
-            self._copies = np.zeros((_PARTS, w_alpha.size))
-        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(_PARTS)]
+            self._copies = np.zeros((PARTS, w_alpha.size))
+        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(PARTS)]
         certify: Any = dual_kernels.dual_certify
-        scratch: list[tuple[Lanes, ...]] = [()] * _PARTS
+        scratch: list[tuple[Lanes, ...]] = [()] * PARTS
         if totals.shape[0] > 1:
             certify = dual_kernels.dual_certify_lanes
-            scratch = [(own,) for own in self._scratch_of([lanes] * _PARTS)]
-        each = zip(np.array_split(order, _PARTS), self._copies, sums, scratch, strict=True)
+            scratch = [(own,) for own in self._scratch_of([lanes] * PARTS)]
+        each = zip(np.array_split(order, PARTS), self._copies, sums, scratch, strict=True)
         self.threads.run(
             [partial(certify, part, *rows, copy, of_part, *own) for part, copy, of_part, own in each]
         )

@@ -36,8 +36,6 @@ class Extrapolation:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self.row_bytes = 8 * problem.n_lanes
-        self.n_bytes = (problem.n_features + 1) * self.row_bytes
 
     def add_to(self, state: State) -> None:
         """Add what is kept to a new state: w and the scores of the pass before the last, and numbers of each lane."""

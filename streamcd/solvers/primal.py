@@ -33,21 +33,17 @@ from ..kernels.primal import (
     Columns,
 )
 from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX, W_ALPHA
-from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout
-from ..stream.memory_plan import Paging
 from ..stream.window import RowArena, Window
 from . import long_columns
 from .dual import NEGLIGIBLE
 from .extrapolation import Extrapolation, sum_up_objective
+from .memory import primal_memory
 from .problem import Problem
 from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
-from .row_scores import PagedRows, RowsInMemory, constant_bytes, paging_bytes, read_rows
+from .row_scores import PagedRows, RowsInMemory, read_rows
 
 _BIAS = -1  # stands for the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that chooses the window of the bias
-
-COMPILING_BYTES = 8_000_000
-"""Memory to compile the kernels of columns beside the reserve; a first training took 2 MB more than its budget without."""
 
 
 class PrimalSolver:
@@ -61,22 +57,12 @@ class PrimalSolver:
     def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, extrapolates: bool = False) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
         self._extrapolation = Extrapolation(problem) if extrapolates else None
-        # with all columns in one window, independent draws are exactly Algorithm 3
-        whole = max(dataset.n_entries, 1)
-        self.layout = ColumnLayout(whole if self.with_replacement else RESIDENT_WINDOW_ENTRIES)
-        per_row = 2 * 8 * problem.n_lanes + constant_bytes(problem, dataset)
-        self.state_bytes = 2 * 8 * (problem.n_features + 1) * problem.n_lanes
-        self.rows_bytes = dataset.n_rows * per_row
-        if self._extrapolation:
-            self.state_bytes += self._extrapolation.n_bytes
-            self.rows_bytes += dataset.n_rows * self._extrapolation.row_bytes
-        entry_bytes, fixed_bytes, page_rows = paging_bytes(problem, dataset, extrapolates=extrapolates)
-        self.paging = Paging(entry_bytes, 8, fixed_bytes, page_rows)
+        self.memory = primal_memory(
+            problem, dataset, with_replacement=self.with_replacement, extrapolates=extrapolates
+        )
+        self.layout = self.memory.layout
         self._paged: PagedRows | None = None
         self._constants: tuple[np.ndarray, np.ndarray] | None = None
-        # the signed costs, and temporary tables for them and for `_smaller_side`
-        signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
-        self.more_memory = {"needs": {"signed costs": signed, "compiling": COMPILING_BYTES}}
 
     @cached_property
     def _costs(self) -> ColumnCosts:

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
-from ..stream.memory_plan import Paging
+from ..stream.memory_plan import SolverMemory
 from ..stream.window import RowArena, Window
 from .problem import Problem
 
@@ -133,24 +133,12 @@ class Solver(Protocol):
         """Lanes to solve."""
 
     @property
+    def memory(self) -> SolverMemory:
+        """Bytes that the solver takes."""
+
+    @property
     def layout(self) -> Any:
         """`memory_plan.Layout` of the data, with the sizes of the state per row."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the state in memory, without per-row arrays."""
-
-    @property
-    def rows_bytes(self) -> int:
-        """Bytes of per-row arrays kept in memory."""
-
-    @property
-    def more_memory(self) -> Mapping[str, Any]:
-        """Additional memory, as ``needs`` and ``advice`` of `memory_plan.make_plan`."""
-
-    @property
-    def paging(self) -> Paging | None:
-        """Memory needed to keep the per-row arrays in a file; None if there are none."""
 
     @property
     def warm_start(self) -> Start:

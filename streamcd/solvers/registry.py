@@ -13,6 +13,7 @@ from ..core.errors import UsageError
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
+    from ..stream.memory_plan import SolverMemory
     from .acceleration import Acceleration
     from .problem import Problem
     from .protocol import Solver
@@ -134,14 +135,38 @@ def make_solver(
 
     Raises `UsageError` if there is none for the loss, or the problem has a free bias, which the method cannot train.
     """
+    _check_bias(problem, method)
+    asked = SolverRequest(problem, dataset, seed, omega, acceleration)
+    return find_solver(problem.loss, method).factory(asked)
+
+
+def solver_memory(
+    problem: Problem, method: str, dataset: Dataset, *, acceleration: float | str = "none"
+) -> SolverMemory:
+    """Compute the memory of a problem's solver without making it; refused like `make_solver`."""
+    from . import memory
+
+    _check_bias(problem, method)
+    find_solver(problem.loss, method)
+    accelerated = acceleration != "none"
+    if reads_columns(method):
+        with_replacement = method == "online"
+        return memory.primal_memory(
+            problem, dataset, with_replacement=with_replacement, extrapolates=accelerated
+        )
+    if method == "sor":
+        return memory.twin_sor_memory(problem)
+    count = memory.crammer_singer_memory if problem.lane_vectors > 1 else memory.dual_memory
+    return count(problem, accelerated=accelerated)
+
+
+def _check_bias(problem: Problem, method: str) -> None:
     if problem.free_bias and not reads_columns(method):
         ways = " and ".join(way for way in METHODS if reads_columns(way))
         raise UsageError(
             f"--unpenalized-bias is for --method {ways}, found {method}; "
             "or give --bias a larger value, which is penalised less"
         )
-    asked = SolverRequest(problem, dataset, seed, omega, acceleration)
-    return find_solver(problem.loss, method).factory(asked)
 
 
 def reads_columns(method: str) -> bool:

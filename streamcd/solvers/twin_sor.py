@@ -18,6 +18,7 @@ from ..kernels.twin import BLOCK, Elimination
 from ..stream.window import Window
 from . import over_relaxation
 from .dual import RowSolver, rows_of, set_thresholds, steering_of, variables_of
+from .memory import twin_sor_memory
 from .problem import Problem
 from .protocol import CERTIFY, START, Start, State, all_rows
 
@@ -33,14 +34,8 @@ class TwinSorSolver(RowSolver):
     warm_start: Start = "alpha"
 
     def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
-        super().__init__(problem)
-        n_lanes, self.size, self.omega = problem.n_lanes, problem.n_features + 1, omega
-        self.state_bytes = 3 * 8 * self.size * n_lanes
-        matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {self.size:,} x {self.size:,}"
-        self.more_memory = {
-            "needs": {matrices: 8 * self.size**2 * n_lanes, "columns of one": 2 * 8 * BLOCK * self.size},
-            "advice": "give a larger --memory, or take --method dual, which needs no matrix",
-        }
+        super().__init__(problem, twin_sor_memory(problem))
+        self.size, self.omega = problem.n_features + 1, omega
         self._column = np.empty(self.size)
 
     def new_state(self) -> State:

@@ -7,7 +7,7 @@ the size of an item and the decoding of chunks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -20,7 +20,8 @@ from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
 _ORDER_BYTES = 8  # of an item's number in the order of visits
 _MAX_READERS = 4  # each with its own descriptors
-_ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
+_SAVE_BYTES = 1 << 24  # of numpy's buffer, through which it writes arrays to a file, and of dask's frames
+ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
 class Table(Protocol):
@@ -104,13 +105,30 @@ class Paging:
     page_rows: int
 
 
+@dataclass(frozen=True)
+class SolverMemory:
+    """Bytes that a solver takes besides windows, and the layout of the data that it reads."""
+
+    layout: Layout
+    state: int  # in memory, without per-row arrays
+    rows: int = 0  # per-row arrays kept in memory
+    more: Mapping[str, int] = field(default_factory=dict)  # by name
+    paging: Paging | None = None  # to keep the per-row arrays in a file; None if there are none
+    advice: str | None = None  # where it does not fit
+
+    @property
+    def saving(self) -> int:
+        """Bytes that writing the state to a file takes beside the state."""
+        return min(self.state + self.rows, _SAVE_BYTES)
+
+
 def make_plan(
     dataset: Table,
     budget: int,
     layout: Layout,
     needs: Mapping[str, int],
     *,
-    advice: str = _ADVICE,
+    advice: str = ADVICE,
     paging: Paging | None = None,
     refusal: str | None = None,
 ) -> Plan:

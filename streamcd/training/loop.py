@@ -269,7 +269,7 @@ class Loop(TrainingLoop):
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
-        n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.state_bytes
+        n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.memory.state
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
         self.next_checkpoint = time.monotonic() + min(task.checkpoint_every, first)
         options: dict[str, Any] = {"n_folds": folds, "n_threads": self.threads.count}

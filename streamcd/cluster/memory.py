@@ -1,0 +1,72 @@
+"""Memory of a training on workers: bytes as functions of the sizes of problem and data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..core.process_pool import memory_per_worker
+from ..dataset.dataset import Dataset
+from ..solvers.problem import Problem
+from ..stream.arenas import RowLayout
+from ..stream.memory_plan import Plan, SolverMemory, make_plan
+
+WEIGHT_COPIES = 8
+"""Arrays of the shape of w that a worker or the coordinating process holds at most: the common and the local w, its
+change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
+
+TABLE_COPIES = 5
+"""Tables of classes and lanes that a worker holds at most: signs and costs as received and copied, and the costs of the
+local models. Views in the coordinating process are whole tables in a worker."""
+
+DASK_BYTES = 70_000_000
+"""Memory that dask takes in a worker, beside streamcd's own reserve.
+
+Measured with distributed 2026.8: an idle worker takes 65 MB, 10 of them Python. On 134 M entries of a
+million features, windows read from disk under 520 MB, two workers reached 392 and 374 MB, where they compiled the kernels
+459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
+"""
+
+
+def paired_layout(layout: RowLayout) -> RowLayout:
+    """Make room for candidate and base side by side; kernels see the candidate in the first columns."""
+    return replace(layout, alpha_width=2 * layout.alpha_width)
+
+
+def model_bytes(problem: Problem, memory: SolverMemory) -> int:
+    """Compute the memory of w and its copies, of acceleration's arrays, and of the tables of classes.
+
+    `SolverMemory.state` counts w twice. Only the coordinating process holds the proximal point's centres.
+    """
+    tables = TABLE_COPIES * problem.full_table_bytes
+    copies = (WEIGHT_COPIES - 2) * 8 * (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
+    return memory.state + copies + sum(memory.more.values()) + tables + memory.saving
+
+
+def worker_memory(
+    shared: int, n_workers: int, weights_bytes: int, advice: str = "give a larger --memory or fewer --workers"
+) -> int:
+    """Return each local worker's part of a budget shared with this process, in bytes.
+
+    `weights_bytes` are those of `model_bytes`, which this process holds like each of them.
+    """
+    weights = {"weights": weights_bytes}
+    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
+    return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
+
+
+def plan_worker(
+    dataset: Dataset, problem: Problem, memory: SolverMemory, budget: int, local_workers: int
+) -> tuple[Plan, int]:
+    """Return the plan of a worker that has all shards, and its bytes: the budget, or a part of it for each local worker."""
+    weights = model_bytes(problem, memory)
+    each, refusal = budget, None
+    if local_workers:
+        each = worker_memory(budget, local_workers, weights)
+        refusal = (
+            f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
+            f"{format_size(each - DASK_BYTES)}, where"
+        )
+    assert isinstance(memory.layout, RowLayout)
+    layout = paired_layout(memory.layout)
+    return make_plan(dataset, each - DASK_BYTES, layout, {"weights": weights}, refusal=refusal), each

@@ -1,0 +1,83 @@
+"""Memory of solvers: bytes as functions of the sizes of problem and data, by which a plan counts without a solver."""
+
+from __future__ import annotations
+
+from ..dataset.dataset import Dataset
+from ..kernels.acceleration import N_BUCKETS
+from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
+from ..stream.memory_plan import Paging, SolverMemory
+from .problem import Problem
+
+PARTS = 4
+"""Parts of a window, certified by threads; the sums are the same for any number of these."""
+
+MOST_COPIED = 1 << 19
+"""Largest number of weights with which a window is certified in parts, each with a copy of w(alpha)."""
+
+LANES_TOGETHER = 4
+"""Largest number of Crammer and Singer's lanes visited at a time, each with an order of the window's rows. It does not
+depend on the number of threads, and so neither do the windows."""
+
+COMPILING_BYTES = 8_000_000
+"""Memory to compile the kernels of columns beside the reserve; a first training took 2 MB more than its budget without."""
+
+
+def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
+    """Count w and w(alpha); a row has a dual variable per lane, of the logistic loss ``C - alpha`` too."""
+    n_weights = (problem.n_features + 1) * problem.n_lanes
+    more = {"parts' w(alpha)": 8 * PARTS * n_weights} if n_weights <= MOST_COPIED else {}
+    # the subtraction would lose digits
+    layout = RowLayout((2 if problem.loss == "log_loss" else 1) * problem.n_lanes, problem.n_lanes)
+    return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
+
+
+def crammer_singer_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
+    """Count w and w(alpha); a row has a dual variable of every lane and class."""
+    n_vectors = problem.n_lanes * problem.lane_vectors
+    layout = RowLayout(n_vectors, n_vectors, n_orders=min(problem.n_lanes, LANES_TOGETHER))
+    return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated))
+
+
+def twin_sor_memory(problem: Problem) -> SolverMemory:
+    """Count three vectors and a matrix of features × features for every plane."""
+    from ..kernels.twin import BLOCK
+
+    n_lanes, size = problem.n_lanes, problem.n_features + 1
+    matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}"
+    return SolverMemory(
+        RowLayout(n_lanes, n_lanes),
+        3 * 8 * size * n_lanes,
+        more={matrices: 8 * size**2 * n_lanes, "columns of one": 2 * 8 * BLOCK * size},
+        advice="give a larger --memory, or take --method dual, which needs no matrix",
+    )
+
+
+def primal_memory(
+    problem: Problem, dataset: Dataset, *, with_replacement: bool, extrapolates: bool
+) -> SolverMemory:
+    """Count two arrays of the size of w, and as many scores of every row and lane; with extrapolation three."""
+    from .row_scores import constant_bytes, paging_bytes  # with the kernels of columns
+
+    # with all columns in one window, independent draws are exactly Algorithm 3
+    window = max(dataset.n_entries, 1) if with_replacement else RESIDENT_WINDOW_ENTRIES
+    points = 3 if extrapolates else 2
+    entry_bytes, fixed_bytes, page_rows = paging_bytes(problem, dataset, extrapolates=extrapolates)
+    # the signed costs, and temporary tables for them and for the smaller side of a row
+    signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
+    return SolverMemory(
+        ColumnLayout(window),
+        points * 8 * (problem.n_features + 1) * problem.n_lanes,
+        dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset)),
+        {"signed costs": signed, "compiling": COMPILING_BYTES},
+        Paging(entry_bytes, 8, fixed_bytes, page_rows),
+    )
+
+
+def _two_weights(problem: Problem) -> int:
+    return 2 * 8 * (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
+
+
+def _centre(problem: Problem, accelerated: bool) -> int:
+    """Count acceleration's companion of w, and two sketches of a lane."""
+    companion = (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
+    return 8 * (companion + 2 * N_BUCKETS * problem.n_lanes) if accelerated else 0
