@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from interrupted import ended
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
@@ -22,11 +19,9 @@ from streamcd.cli.commands import cli
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import CheckpointError, StreamcdError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.metadata import write_metadata
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs.verify import verify_run
-from streamcd.training import checkpoint
 from tools.simulated_cluster import Simulation
 
 
@@ -111,77 +106,6 @@ def test_a_warm_start_refuses_slots_of_another_run(dataset: Dataset, tmp_path: P
     shutil.copytree(other / "dual", mine / "dual")
     with pytest.raises(CheckpointError, match=r"dual.*of another run"):
         streamcd.train(dataset, tmp_path / "next", C=2.0, start_from=mine)
-
-
-def forget_identity(run: Path) -> None:
-    """Make a run as it was written before there were identities."""
-    config = {**checkpoint.read_config(run), "format_version": 1}
-    write_metadata(run / "config.json", checkpoint.RUN, config)
-    with np.load(run / "state.npz") as state:
-        arrays = {name: state[name] for name in state.files if name != "identity"}
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    text = "".join(
-        json.dumps({key: value for key, value in line.items() if key != "identity"}) + "\n" for line in lines
-    )
-    (run / "log.jsonl").write_text(text)
-    np.savez(run / "state.npz", **{**arrays, "log_bytes": np.int64(len(text))})
-    forget_tags(run, checkpoint_tag(run))
-
-
-def forget_tags(run: Path, tag: bytes) -> None:
-    for part in (run / "dual").rglob("part-*"):
-        content = part.read_bytes()
-        while (at := content.find(tag)) >= 0:  # zeros in its place, and the checksum of the rest
-            stop = next(
-                n
-                for n in range(at + 8, len(content) + 1)
-                if crc(content[at - 4 : n]) == content[at - 8 : at - 4]
-            )
-            body = content[at - 4 : at] + bytes(8) + content[at + 8 : stop]
-            content = content[: at - 8] + crc(body) + body + content[stop:]
-        part.write_bytes(content)
-
-
-def crc(data: bytes) -> bytes:
-    return zlib.crc32(data).to_bytes(4, "little")
-
-
-def checkpoint_tag(run: Path) -> bytes:
-    return TAGS[run]
-
-
-TAGS: dict[Path, bytes] = {}
-
-
-def test_a_run_of_before_identities_goes_on_with_one_warning_and_gets_one(
-    dataset: Dataset, tmp_path: Path
-) -> None:
-    whole = train(dataset, tmp_path / "whole")
-    streamcd.resume(whole, max_passes=6)
-    old = train(dataset, tmp_path / "old")
-    identity = checkpoint.read_identity(old)
-    assert identity is not None
-    TAGS[old] = identity.tag
-    forget_identity(old)
-    assert checkpoint.read_identity(old) is None
-    assert not verify_run(old)
-    first, second = Warnings(), Warnings()
-    streamcd.resume(old, max_passes=6, listener=first)
-    assert sum("identity" in text for text in first.said) == 1
-    assert ended(old) == ended(whole)
-    streamcd.resume(old, max_passes=7, listener=second)
-    assert not any("identity" in text for text in second.said)
-    assert not verify_run(old)
-    # from now on the files of another are told, and those without an identity are another's
-    identity = checkpoint.read_identity(old)
-    assert identity is not None
-    shutil.copytree(old, tmp_path / "without")
-    forget_tags(tmp_path / "without", identity.tag)
-    with pytest.raises(CheckpointError, match=r"dual.*of another run"):
-        streamcd.resume(tmp_path / "without", max_passes=9)
-    shutil.copy(whole / "state.npz", old / "state.npz")
-    with pytest.raises(CheckpointError, match=r"state\.npz: of another run"):
-        streamcd.resume(old, max_passes=9)
 
 
 @pytest.mark.parametrize("name", ["dual", "model", "log.jsonl", "state.npz", "dual/part-00000.bin"])

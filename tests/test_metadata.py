@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from small_datasets import random_rows, write_dataset
 
+import streamcd
 from streamcd.conversion.transpose import make_columns
 from streamcd.core import atomic_files
 from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
@@ -136,8 +137,11 @@ def test_a_key_that_is_missing_is_named(case: Case) -> None:
 
 
 def test_another_version_is_named(case: Case) -> None:
-    case.write(format_version=[7, "\n"])
-    assert f"expected format version {case.kind.version}" in refusal(case)
+    assert json.loads(case.path.read_text())["streamcd"] == streamcd.__version__
+    case.write(format_version=[7, "\n"], streamcd="0.0.1")
+    told = refusal(case)
+    assert f"expected format version {case.kind.version}" in told
+    assert f"written by streamcd '0.0.1'; use that version, or {case.kind.remedy}" in told
 
 
 def test_a_damaged_model_has_no_certificate(tmp_path: Path) -> None:

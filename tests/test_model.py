@@ -135,19 +135,6 @@ def test_a_model_changed_by_hand_is_refused(tmp_path, field):
         load_model(tmp_path)
 
 
-def test_a_model_of_an_earlier_version_opens_with_one_warning(tmp_path, caplog):
-    a_model().save(tmp_path)
-    content = json.loads((tmp_path / "model.json").read_text())
-    del content["digest"]
-    (tmp_path / "model.json").write_text(json.dumps(content | {"format_version": 1}))
-    for _ in range(3):
-        assert load_model(tmp_path).n_features == 5
-    assert [record.message.count("without a digest") for record in caplog.records] == [1]
-    (tmp_path / "model.json").write_text(json.dumps(content))  # one of this version has a digest
-    with pytest.raises(ModelError, match="changed since it was written"):
-        load_model(tmp_path)
-
-
 def test_what_is_no_model_is_refused_with_advice(tmp_path):
     with pytest.raises(ModelError, match="found nothing there"):
         load_model(tmp_path / "nowhere")
@@ -380,10 +367,7 @@ def test_verify_takes_models(tmp_path, streamcd_json, streamcd):
     found = streamcd("verify", tmp_path / "path", "--json")
     assert found.returncode == 2
     assert "C=0.5/model.json: changed" in json.loads(found.stdout)["problems"][0]
-    digest = content.pop("digest")
-    path.write_text(json.dumps(content | {"format_version": 1}))
-    assert verify_model(tmp_path / "path") == []
-    assert json.loads(path.read_text())["digest"] == digest
+    path.write_text(json.dumps(content))
     _change(path.parent, weights_checksum="sha256:0")
     assert "weights.npy" in verify_model(tmp_path / "path")[0]
 

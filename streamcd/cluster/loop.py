@@ -287,16 +287,13 @@ class RoundLoop(TrainingLoop):
                 shutil.rmtree(entry, ignore_errors=True)
 
     def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        arrays["lane_stiffness"] = arrays.pop("lane_sigma_prime")  # its name on disk
         arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
         arrays["round"], arrays["dealt"] = np.array(self.round), np.array(self.assigned_round)
 
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        # runs that were begun before this array existed do not have it
-        arrays["lane_sigma_prime"] = arrays.pop("lane_stiffness", self.state.lanes["sigma_prime"])
         self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
         self.round = int(arrays.pop("round"))
-        self.assigned_round = int(arrays.pop("dealt", 0))  # older runs on workers have none
+        self.assigned_round = int(arrays.pop("dealt"))
 
     def _begin(self) -> None:
         start, task = self.task.warm_start, self.task

@@ -13,10 +13,13 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
+from .._version import __version__
 from .atomic_files import write_file
 from .errors import DataError, StreamcdError
-from .progress import warn_once
 from .storage import Location
+
+WRITER = "streamcd"
+"""Key for the version of streamcd that wrote the file."""
 
 MAX_DEPTH = 32
 """Levels of nesting allowed; streamcd's own files have at most five."""
@@ -52,7 +55,6 @@ class Kind(Generic[Content]):
     remedy: str  # advice in that error
     seal_key: str = ""  # key of the seal, a digest of the other keys; no seal by default
     seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
-    older: tuple[int, ...] = ()  # earlier versions that can be read too
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
@@ -95,16 +97,13 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
         raise kind.error(f"{path}: damaged ({error}); {kind.remedy}") from None
     if not isinstance(raw, dict) or raw.get("format") != kind.format:
         raise kind.error(f"{path}: expected a {kind.format}, found something else; {kind.remedy}")
-    if raw.get("format_version") not in (kind.version, *kind.older):
+    if raw.get("format_version") != kind.version:
+        found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
         raise kind.error(
-            f"{path}: expected format version {kind.version}, found {reprlib.repr(raw.get('format_version'))}; "
-            f"use the version of streamcd that wrote it, or {kind.remedy}"
+            f"{path}: expected format version {kind.version}, found {found}, written by streamcd {writer}; use that "
+            f"version, or {kind.remedy}"
         )
-    if kind.seal_key and kind.seal_key not in raw and raw["format_version"] in kind.older:
-        warn_once(
-            f"{path}: written by an earlier version, without a digest: changes made to it are not noticed"
-        )
-    elif kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
+    if kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
         raise kind.error(f"{path}: changed since it was written; {kind.remedy}")
     try:
         return raw, msgspec.convert(raw, kind.structure, str_keys=True)
@@ -135,7 +134,7 @@ def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool
 
 
 def _sealed(kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    content = {"format": kind.format, "format_version": kind.version, **fields}
+    content = {"format": kind.format, "format_version": kind.version, WRITER: __version__, **fields}
     if kind.seal_key:
         content[kind.seal_key] = kind.seal(content)
     return content

@@ -19,8 +19,7 @@ import numpy as np
 from ..core.atomic_files import describe_set_aside
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
-from ..core.metadata import Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
-from ..core.progress import warn_once
+from ..core.metadata import WRITER, Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
 from ..core.range_cache import Cache
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
 from .parquet import NO_CRC, OpenParts, read_table
@@ -146,7 +145,7 @@ class ColumnsManifest(Structure):
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     """Compute the digest of a manifest, with the checksums of all parts, but without the origin of the data."""
-    return content_digest(manifest, "fingerprint", "source", "infix")[:32]
+    return content_digest(manifest, "fingerprint", "source", "infix", WRITER)[:32]
 
 
 def stored_name(name: str, manifest: Mapping[str, Any]) -> str:
@@ -224,12 +223,8 @@ class ChunkedTable:
         if table["part"].max(initial=-1) >= len(manifest["parts"]):
             raise DatasetError(f"{chunks_path}: a part that the manifest does not list; {cls.KIND.remedy}")
         for name in cls.TABLES:
-            if check_files and f"{name}_crc" not in table:
-                warn_once(
-                    f"{path}: written by an earlier version, without checksums of chunks: a file that is replaced by "
-                    "another of its size is noticed by 'streamcd verify' only"
-                )
-            table.setdefault(f"{name}_crc", np.full(table["part"].size, NO_CRC))
+            if f"{name}_crc" not in table:
+                raise DatasetError(f"{chunks_path}: no checksums of chunks of {name}; {cls.KIND.remedy}")
         return table
 
     @classmethod

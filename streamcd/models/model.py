@@ -21,7 +21,7 @@ from ..core.atomic_files import make_directory, replacing_together
 from ..core.classes import default_code
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
-from ..core.metadata import metadata_text, read_metadata, write_metadata
+from ..core.metadata import metadata_text, read_metadata
 from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
@@ -471,19 +471,12 @@ def is_unfinished(path: str | os.PathLike[str]) -> bool:
 
 
 def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
-    """Check the model in a directory, or those of a path over C; returns the problems, one line each.
-
-    A digest is added to sound models that an earlier version wrote without one.
-    """
+    """Check the model in a directory, or those of a path over C; returns the problems, one line each."""
     problems = []
     for directory in models_of_path(path).values() or [_model_directory(path)]:
         try:
             if not np.isfinite(load_model(directory, memory=memory).weights).all():
                 problems.append(f"{directory / 'weights.npy'}: a weight that is not finite")
-            raw, _ = read_metadata(directory / "model.json", MODEL)
-            if raw["format_version"] != MODEL.version:
-                raw["format_version"] = MODEL.version
-                write_metadata(directory / "model.json", MODEL, raw, allow_nan=False)
         except ModelError as error:
             problems.append(str(error))
     return problems

@@ -68,5 +68,4 @@ MODEL = Kind(
     "restore it from a copy, or train again",
     "digest",
     lambda description: content_digest(description, "digest"),
-    older=(1,),  # 1 had no digest
 )

@@ -228,8 +228,8 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 
 
 def same_validation(config: RunConfig) -> None:
-    """Refuse a validation set that has changed since the run began; runs of earlier versions have no record of it."""
-    if config.validation is not None and config.validation_identity is not None:
+    """Refuse a validation set that has changed since the run began."""
+    if config.validation is not None:
         from ..prediction.reading_plan import identify  # with the kernels of decisions
 
         if identify(config.validation) != config.validation_identity:

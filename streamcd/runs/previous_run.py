@@ -28,7 +28,7 @@ class PreviousRun:
         parts = [
             (
                 self._path / group.directory,
-                identity and identity.part(group.directory),
+                identity.part(group.directory),
                 solver,
                 list(group.lanes),
             )

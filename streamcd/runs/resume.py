@@ -75,10 +75,6 @@ def go_on(
     listener = session.listener
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
-        if checkpoint.read_identity(path) is None:
-            listener.warning(
-                f"{path} was written before runs had an identity, by which files of another run are told; it gets one now"
-            )
         check_workers(path, config, on_workers=bool(on_workers))
         config = change(config)
         data = same_dataset(config)

@@ -62,8 +62,6 @@ def verify_run(
 
 def _run_problems(path: Path, listener: Listener, budget: int | None) -> Iterator[str]:
     config, identity = read_config(path), checkpoint.read_identity(path)
-    if identity is None:
-        listener.warning(f"{path} carries no identity; 'streamcd resume' gives it one")
     try:
         run = reopen(path, config, same_dataset(config))
     except StreamcdError as error:
@@ -74,8 +72,8 @@ def _run_problems(path: Path, listener: Listener, budget: int | None) -> Iterato
     for part in ("folds", "best") if config.tune is not None else (FOLDER,):
         if (path / part / "config.json").exists():
             inner, own = read_config(path / part), checkpoint.read_identity(path / part)
-            expected = identity and identity.part(part)
-            if expected is not None and own != expected and not (own is None and expected.adopted):
+            expected = identity.part(part)
+            if own != expected:
                 yield f"{path / part / 'config.json'}: of another run"
                 continue
             options = replace(inner, tune=None)
@@ -84,10 +82,10 @@ def _run_problems(path: Path, listener: Listener, budget: int | None) -> Iterato
 
 
 def _directory_problems(
-    path: Path, identity: Identity | None, run: ResolvedRun, listener: Listener, budget: int | None
+    path: Path, identity: Identity, run: ResolvedRun, listener: Listener, budget: int | None
 ) -> Iterator[str]:
     for group in run.groups:
-        folder, own = path / group.directory, identity and identity.part(group.directory)
+        folder, own = path / group.directory, identity.part(group.directory)
         state = folder / "state.npz"
         try:
             arrays = checkpoint.read_arrays(state, ("log_bytes", _slot_array(run)), own, whole=True)
@@ -119,7 +117,7 @@ def _slot_array(run: ResolvedRun) -> str:
 
 
 def _open_slots(
-    folder: Path, identity: Identity | None, run: ResolvedRun, lanes: Problem, current: np.ndarray
+    folder: Path, identity: Identity, run: ResolvedRun, lanes: Problem, current: np.ndarray
 ) -> SlotStore:
     solver, plan = run.make_solver(lanes), run.config.plan
     pages = folder / "rows"
@@ -148,13 +146,12 @@ def _open_slots(
     return store
 
 
-def _check_log(path: Path, identity: Identity | None, n_bytes: int) -> None:
+def _check_log(path: Path, identity: Identity, n_bytes: int) -> None:
     if not n_bytes:
         return
     if not path.exists() or path.stat().st_size < n_bytes:
         raise CheckpointError(f"{path}: shorter than at the last checkpoint ({n_bytes} bytes)")
-    if identity is not None:
-        identity.check(checkpoint.log_identity(path), path)
+    identity.check(checkpoint.log_identity(path), path)
     with open(path, "rb") as file:
         number = 0
         while file.tell() < n_bytes:

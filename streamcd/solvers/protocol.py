@@ -26,9 +26,6 @@ START, TRAIN, CERTIFY, DONE = range(4)
 Start = Literal["alpha", "alpha and w", "w"]
 """Content of a warm start: alpha, from which the first read computes w; alpha with its w(alpha); or w alone."""
 
-_ADDED = ("rounding", "primal_rounding", "unseen_gap", "failed_gap", "failed_at", "gap_fall")
-"""Per-lane arrays that older runs lack; they keep their initial values until the next certificate."""
-
 
 @dataclass
 class State:
@@ -73,7 +70,6 @@ class State:
 
         Arrays of lanes, rows and matrices are kept, not copied: there may not be memory for two of each.
         """
-        arrays = {f"lane_{name}": self.lanes[name] for name in _ADDED if name in self.lanes} | arrays
         if not arrays["position"].any():
             arrays = {"w": self.w, **{f"matrix_{name}": own for name, own in self.matrices.items()}} | arrays
         kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
@@ -82,8 +78,7 @@ class State:
         self._check_shapes(arrays)
         self.w[:] = arrays["w"]
         self.w_alpha[:] = arrays.get("w_alpha", 0.0)
-        totals = arrays["totals"]
-        self.totals[:, : totals.shape[1]] = totals  # older runs have fewer columns
+        self.totals[:] = arrays["totals"]
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = _with_prefix(arrays, "lane_")

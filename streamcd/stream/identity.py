@@ -16,12 +16,11 @@ class Identity:
     """Name of a run, or of a part of it."""
 
     name: str  # 32 hexadecimal digits
-    adopted: bool = False  # the run began without one, so files without a name may be its own
 
     @classmethod
-    def new(cls, *, adopted: bool = False) -> Identity:
+    def new(cls) -> Identity:
         """Draw a name at random."""
-        return cls(os.urandom(16).hex(), adopted)
+        return cls(os.urandom(16).hex())
 
     @cached_property
     def tag(self) -> bytes:
@@ -32,14 +31,14 @@ class Identity:
         """Derive the identity of a part of the run; this one if `name` is empty."""
         if not name:
             return self
-        return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32], self.adopted)
+        return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32])
 
     def accepts(self, found: str | bytes | None) -> bool:
-        """Tell whether a name or tag is this run's, or is missing where this run began without."""
-        return found in (self.name, self.tag) or (self.adopted and found in (None, bytes(8)))
+        """Tell whether a name or tag is this run's."""
+        return found in (self.name, self.tag)
 
     def check(self, found: str | bytes | None, path: Path) -> None:
-        """Refuse a file with the name or tag of another run, or without one if this run did not begin without."""
+        """Refuse a file with the name or tag of another run, or without one."""
         if self.accepts(found):
             return
         raise CheckpointError(

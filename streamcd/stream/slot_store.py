@@ -153,13 +153,6 @@ class SlotStore:
                 raise
         self._unsynced.add(int(self._shard[chunk]))
 
-    def tag_all(self) -> None:
-        """Save slots without an identity again, with this run's."""
-        for chunk in np.flatnonzero(self.current != NO_SLOT).tolist():
-            data = self.read(chunk)
-            if data[8:_HEADER_BYTES] == bytes(8):
-                self.save(chunk, (np.frombuffer(data, np.uint8, offset=_HEADER_BYTES),))
-
     def unsynced(self) -> list[Path]:
         """List the files, and their folder, that hold what was saved since `mark_durable`."""
         chunks = np.searchsorted(self._shard, sorted(self._unsynced)).tolist()

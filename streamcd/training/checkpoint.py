@@ -12,7 +12,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -21,23 +20,22 @@ import numpy as np
 from ..core.atomic_files import make_directory, replacing, sync
 from ..core.errors import CheckpointError, LockError, file_named
 from ..core.locks import release_lock, take_lock
-from ..core.metadata import Kind, content_digest, read_metadata, write_metadata
+from ..core.metadata import WRITER, Kind, content_digest, read_metadata, write_metadata
 from ..dataset.dataset import Dataset
 from ..stream.identity import Identity
 from ..stream.slot_store import MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
     "streamcd-run",
-    2,  # 1 had no identity
+    3,
     dict[str, Any],
     CheckpointError,
     "restore it, or train again with --force",
     "checksum",
     lambda config: "sha256:" + content_digest(config, "checksum"),
-    older=(1,),
 )
 
-_OWN_KEYS = ("format", "format_version", "checksum", "identity", "identity_adopted")  # of config.json
+_OWN_KEYS = ("format", "format_version", "checksum", "identity", WRITER)  # of config.json
 _HEADERS_BYTES = 1 << 20  # of the arrays of a state, and other small values
 LINE_BYTES = 1 << 20  # largest line of a log
 _BLOCK_BYTES = 1 << 18  # of a state, written at a time: its checksum is computed in the processor's cache
@@ -51,7 +49,6 @@ class Run:
 
     def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
         self.path, self.identity = path, identity
-        self.slot_identity = identity  # once a state has the identity, all slots have it
         self.config_path, self.state_path = path / "config.json", path / "state.npz"
         self.log_path, self.model_path = path / "log.jsonl", path / "model"
         self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
@@ -71,10 +68,7 @@ class Run:
         return Run(self.path / name, self.identity.part(name), locked=False)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        own: dict[str, Any] = {"identity": self.identity.name}
-        if self.identity.adopted:
-            own["identity_adopted"] = True
-        write_metadata(self.config_path, RUN, {**config, **own})
+        write_metadata(self.config_path, RUN, {**config, "identity": self.identity.name})
 
     def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
         """Replace ``state.npz``, atomically; it records the length of the log, and refers to `files`.
@@ -111,8 +105,7 @@ class Run:
                 )
             self._cut_log(0)
             return None
-        if arrays.pop("identity", None) is not None:
-            self.slot_identity = replace(self.identity, adopted=False)
+        del arrays["identity"]
         with _damage_named(self.state_path):
             log_bytes = int(arrays.pop("log_bytes"))
         self._cut_log(log_bytes)
@@ -330,15 +323,13 @@ def read_config(path: Path) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in _OWN_KEYS}
 
 
-def read_identity(path: Path) -> Identity | None:
-    """Read the identity of a run; None for a run of an earlier version, which has none."""
+def read_identity(path: Path) -> Identity:
+    """Read the identity of a run."""
     raw, _ = read_metadata(path / "config.json", RUN)
-    if raw["format_version"] == 1:
-        return None
     name = raw.get("identity")
     if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
         raise CheckpointError(f"{path / 'config.json'}: damaged (identity {name!r}); {RUN.remedy}")
-    return Identity(name, bool(raw.get("identity_adopted")))
+    return Identity(name)
 
 
 def _refuse_links(path: Path) -> None:
@@ -386,7 +377,7 @@ def create_run(path: Path, *, force: bool) -> Run:
 
 
 def open_run(path: Path) -> Run:
-    """Lock an existing run directory; a run of an earlier version gets an identity."""
+    """Lock an existing run directory."""
     read_config(path)
     _refuse_links(path)
-    return Run(path, read_identity(path) or Identity.new(adopted=True))
+    return Run(path, read_identity(path))

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -387,9 +387,6 @@ class Loop(TrainingLoop):
 
     def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         self.slots.restore(arrays.pop("slots"))
-        if self.directory.slot_identity.adopted:  # before the first state that carries the identity
-            self.slots.tag_all()
-        self.slots.identity = replace(self.directory.identity, adopted=False)
 
     def _begin(self) -> None:
         self.slots.allocate()

@@ -136,7 +136,7 @@ def _satisfied(state: State, rule: StopRule) -> np.ndarray:
 
 def _gap_reached(lanes: dict[str, np.ndarray], tol: float) -> np.ndarray:
     """Mark the lanes whose gap is proven to be within the tolerance, whatever the rounding of the primal objective."""
-    least_primal = np.abs(lanes["primal"]) - np.nan_to_num(lanes["primal_rounding"])  # nan in an older run
+    least_primal = np.abs(lanes["primal"]) - lanes["primal_rounding"]
     return np.asarray(lanes["gap"] <= tol * least_primal)
 
 

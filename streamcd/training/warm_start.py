@@ -24,7 +24,7 @@ from ..stream.identity import Identity
 from ..stream.slot_store import SlotStore, chunk_slots
 from . import checkpoint
 
-Source = tuple[Path, Identity | None, Solver, Sequence[int]]
+Source = tuple[Path, Identity, Solver, Sequence[int]]
 """Group of lanes of the old run: directory, identity (if it has one), solver, and numbers of its lanes."""
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
