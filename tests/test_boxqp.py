@@ -136,21 +136,16 @@ def test_over_relaxation_pays_on_a_chain() -> None:
 
 def stored(kind: str, Q: np.ndarray, folder: Path) -> tuple[Any, dict[str, Any]]:
     n = len(Q)
-    triangles = {"lower": Q[np.tril_indices(n)], "upper": Q[np.triu_indices(n)]}
     doubled = np.empty((2 * n, 2 * n))
     doubled[::2, ::2] = Q
     if kind == "fortran":
         return np.asfortranarray(Q), {}
     if kind == "view":
         return doubled[::2, ::2], {}
-    if kind == "view_of_lower":
-        return np.repeat(triangles["lower"], 2)[::2], {}
     if kind == "list":
         return Q.tolist(), {}
     if kind == "big_endian":
         return Q.astype(">f8"), {}
-    if kind in triangles:
-        return triangles[kind], {"packed": kind}
     if kind.startswith("csr"):
         return sp.csr_array(Q) if kind == "csr" else sp.csr_matrix(Q), {}
     if kind == "coo_twice":
@@ -159,32 +154,16 @@ def stored(kind: str, Q: np.ndarray, folder: Path) -> tuple[Any, dict[str, Any]]
     if kind in ("csc", "coo"):
         return getattr(sp, f"{kind}_array")(Q), {}
     # on disk
-    packed = kind.split("_")[-1]
-    values = triangles.get(packed, Q)
-    np.save(folder / "q.npy", np.asfortranarray(values) if packed == "fortran" else values)
+    np.save(folder / "q.npy", np.asfortranarray(Q) if kind.endswith("fortran") else Q)
     mapped = np.load(folder / "q.npy", mmap_mode="c" if kind == "private" else "r")
-    options = {"packed": packed} if packed in triangles else {}
-    return mapped, {"memory": "1GB" if kind.startswith("mapped") else values.nbytes // 3, **options}
+    return mapped, {"memory": "1GB" if kind == "mapped" else Q.nbytes // 3}
 
 
-IN_MEMORY = [
-    "fortran",
-    "view",
-    "view_of_lower",
-    "list",
-    "big_endian",
-    "lower",
-    "upper",
-    "csr",
-    "csr_matrix",
-    "csc",
-]
-IN_MEMORY += ["coo", "coo_twice"]
-ON_DISK = ["mapped", "mapped_lower", "mapped_upper"]
-STREAMED = ["streamed", "streamed_fortran", "private", "streamed_lower", "streamed_upper"]
+IN_MEMORY = ["fortran", "view", "list", "big_endian", "csr", "csr_matrix", "csc", "coo", "coo_twice"]
+ON_DISK = ["mapped", "streamed", "streamed_fortran", "private"]
 
 
-@pytest.mark.parametrize("kind", IN_MEMORY + ON_DISK + STREAMED)
+@pytest.mark.parametrize("kind", IN_MEMORY + ON_DISK)
 def test_every_storage_gives_the_same(tmp_path: Path, kind: str) -> None:
     """Streamed ones too: blocks of neighbours, visited together, took up to six times as many passes."""
     for problem, omega in ((program(120, 5), 1.0), (dual_of_svm(90, 2), "auto")):
@@ -243,47 +222,30 @@ from streamcd import solve_box_qp
 from streamcd.core.memory_budget import peak_memory_bytes
 path, n = sys.argv[1], 5000
 Q = np.lib.format.open_memmap(path, mode="r")
-packed = "upper" if "upper" in path else "lower"
 small = np.lib.format.open_memmap(path + ".small", mode="r")
-solve_box_qp(small, -np.ones(40), memory=1000, packed=packed)  # compiles what is needed
+solve_box_qp(small, -np.ones(40), memory=1000)  # compiles what is needed
 before = peak_memory_bytes()
-result = solve_box_qp(Q, -np.ones(n), 0.0, 1.0, memory="30MB", max_passes=3, packed=packed)
-print(peak_memory_bytes() - before, result.passes, result.objective)
+result = solve_box_qp(Q, -np.ones(n), 0.0, 1.0, memory="30MB", max_passes=3)
+print(peak_memory_bytes() - before, result.passes)
 """
 
 
 @pytest.mark.slow
 def test_a_matrix_larger_than_memory_is_streamed(tmp_path: Path) -> None:
-    """200 MB, or 100 MB packed, in 30 MB beside a few vectors; each way of storing it reaches the same in three passes."""
+    """200 MB in 30 MB beside a few vectors."""
     n = 5000
     x = np.random.default_rng(0).standard_normal((n, 10))
-    for name, size in (
-        ("whole", n),
-        ("lower", n),
-        ("upper", n),
-        ("whole.small", 40),
-        ("lower.small", 40),
-        ("upper.small", 40),
-    ):
-        shape = (size, size) if name.startswith("whole") else (size * (size + 1) // 2,)
-        mapped = np.lib.format.open_memmap(tmp_path / name, mode="w+", dtype=np.float64, shape=shape)
-        place = 0
+    for name, size in ("whole", n), ("whole.small", 40):
+        mapped = np.lib.format.open_memmap(tmp_path / name, mode="w+", dtype=np.float64, shape=(size, size))
         for i in range(size):
-            row = x[:size] @ x[i]
-            row[i] += 1.0
-            row = row[: i + 1] if name.startswith("lower") else row[i:] if name.startswith("upper") else row
-            mapped.reshape(-1)[place : place + row.size] = row
-            place += row.size
+            mapped[i] = x[:size] @ x[i]
+            mapped[i, i] += 1.0
         mapped.flush()
-    objectives = []
-    for name in ("whole", "lower", "upper"):
-        command = [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path / name)]
-        done = subprocess.run(command, capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=True)
-        grown, passes, value = done.stdout.split()
-        assert int(grown) < 35_000_000
-        assert int(passes) == 3
-        objectives.append(float(value))
-    assert objectives[1:] == pytest.approx([objectives[0]] * 2, rel=1e-9)
+    command = [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path / "whole")]
+    done = subprocess.run(command, capture_output=True, text=True, env=SUBPROCESS_ENVIRONMENT, check=True)
+    grown, passes = done.stdout.split()
+    assert int(grown) < 35_000_000
+    assert int(passes) == 3
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -335,7 +297,7 @@ def test_bounds_may_be_numbers() -> None:
     np.testing.assert_array_equal(result.alpha, same.alpha)
 
 
-@pytest.mark.parametrize("Q", [np.zeros((0, 0)), np.zeros(0), sp.csr_array((0, 0))])
+@pytest.mark.parametrize("Q", [np.zeros((0, 0)), sp.csr_array((0, 0))])
 @pytest.mark.parametrize("omega", [1.0, "auto"])
 def test_no_variables(Q: Any, omega: float | str) -> None:
     result = solve_box_qp(Q, np.zeros(0), omega=omega)
@@ -343,17 +305,10 @@ def test_no_variables(Q: Any, omega: float | str) -> None:
     assert result.objective == 0.0
 
 
-@pytest.mark.parametrize("Q", [np.full((1, 1), 2.0), np.full(1, 2.0), sp.csr_array([[2.0]])])
-@pytest.mark.parametrize("packed", ["lower", "upper"])
-def test_one_variable(Q: Any, packed: str) -> None:
+@pytest.mark.parametrize("Q", [np.full((1, 1), 2.0), sp.csr_array([[2.0]])])
+def test_one_variable(Q: Any) -> None:
     for lo, hi, best in ((0.0, np.inf, 0.5), (0.0, 0.25, 0.25), (-np.inf, -1.0, -1.0), (0.75, 0.75, 0.75)):
-        assert solve_box_qp(Q, [-1.0], lo, hi, packed=packed).alpha == pytest.approx([best])
-
-
-def test_the_error_names_the_variable_of_an_upper_triangle() -> None:
-    triangle = np.array([2.0, 0.0, 0.0, 0.0, 0.0, 2.0])  # of diag(2, 0, 2)
-    with pytest.raises(UsageError, match="is unbounded below along variable 1"):
-        solve_box_qp(triangle, -np.ones(3), packed="upper")
+        assert solve_box_qp(Q, [-1.0], lo, hi).alpha == pytest.approx([best])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -421,8 +376,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"Q": np.eye(3)[:2]}, r"expected shape \(3, 3\)"),
     ({"Q": np.ones((3, 3, 3))}, r"expected shape \(3, 3\)"),
     ({"Q": np.eye(3).astype(str)}, "real numbers"),
-    ({"Q": np.ones(5)}, "6 entries of a packed triangle"),
-    ({"Q": np.ones(6), "packed": "diagonal"}, "packed: expected"),
+    ({"Q": np.ones(6)}, r"expected shape \(3, 3\)"),
     ({"Q": np.eye(3) * 1j}, "real numbers"),
     ({"omega": 0.0}, "above 0 and below 2"),
     ({"omega": 2.0}, "above 0 and below 2"),
@@ -478,9 +432,6 @@ def test_a_row_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) 
     np.save(tmp_path / "q.npy", np.eye(100))
     with pytest.raises(UsageError, match=r"two rows of Q take 1\.6 kB"):
         solve_box_qp(np.load(tmp_path / "q.npy", mmap_mode="r"), np.ones(100), memory=1000)
-    triangle = np.lib.format.open_memmap(tmp_path / "t.npy", mode="w+", shape=(5050,))
-    with pytest.raises(UsageError, match=r"two rows of Q take 1\.6 kB"):
-        solve_box_qp(triangle, np.ones(100), memory=1000)
 
 
 def test_trials_of_omega_count_in_max_passes() -> None:
@@ -493,13 +444,13 @@ def test_trials_of_omega_count_in_max_passes() -> None:
         assert found.trials == whole.trials[: len(found.trials)]  # none was cut short
 
 
-@pytest.mark.parametrize("storage", ["dense", "packed", "sparse"])
+@pytest.mark.parametrize("storage", ["dense", "sparse"])
 @pytest.mark.parametrize("shrinking", [False, True])
 def test_a_local_result_is_better_than_both_bounds(storage: str, shrinking: bool) -> None:
     """Of a variable with negative curvature no gradient tells that the other bound is lower."""
 
     def solve(Q: np.ndarray, h: list[float], **options: Any) -> Any:
-        stored: Any = {"dense": Q, "packed": Q[np.tril_indices(len(h))], "sparse": sp.csr_array(Q)}[storage]
+        stored: Any = Q if storage == "dense" else sp.csr_array(Q)
         return solve_box_qp(
             stored, np.array(h), -1.0, 1.0, indefinite="local", shrinking=shrinking, **options
         )

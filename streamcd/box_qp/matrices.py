@@ -1,4 +1,4 @@
-"""Matrices Q of box-constrained quadratic programs: full or packed, in memory or on disk, dense or sparse.
+"""Matrices Q of box-constrained quadratic programs: dense, in memory or on disk, or sparse.
 
 A matrix on disk that is larger than memory is read in panels of rows; mapped pages are released panel by panel.
 """
@@ -44,7 +44,7 @@ class Matrix(Protocol):
         """Copy the rows and columns of the active variables into memory; None if Q is in memory, or they do not fit."""
 
 
-def make_matrix(Q: Any, n: int, packed: str, memory: int) -> Matrix:
+def make_matrix(Q: Any, n: int, memory: int) -> Matrix:
     """Make a `Matrix` of `n` variables from an array, a memory map or a sparse matrix.
 
     Raises
@@ -60,34 +60,14 @@ def make_matrix(Q: Any, n: int, packed: str, memory: int) -> Matrix:
         raise UsageError("Q: expected a square matrix, found rows of different lengths") from None
     if dense.dtype.kind not in "iubf":
         raise UsageError(f"Q: expected real numbers, found {dense.dtype}")
-    dtype = float_type(dense)
-    streamed = isinstance(Q, np.memmap) and 2 * dense.size * dtype.itemsize > memory
-    if dense.ndim == 1:
-        return _triangle(dense, n, packed, memory if streamed else None)
     if dense.shape != (n, n):
         raise UsageError(f"Q: expected shape ({n}, {n}) beside {n} entries of h, found {dense.shape}")
     if not dense.flags.c_contiguous and dense.flags.f_contiguous:
         dense = dense.T  # the same matrix
-    if streamed:
+    dtype = float_type(dense)
+    if isinstance(Q, np.memmap) and 2 * dense.size * dtype.itemsize > memory:
         return MappedMatrix(dense, memory)
     return DenseMatrix(np.ascontiguousarray(dense, dtype=dtype))
-
-
-def _triangle(packed: np.ndarray, n: int, order: str, memory: int | None) -> Matrix:
-    if order not in ("lower", "upper"):
-        raise UsageError(f"packed: expected lower or upper, found {order!r}")
-    if packed.size != n * (n + 1) // 2:
-        raise UsageError(
-            f"Q: expected {n * (n + 1) // 2} entries of a packed triangle for {n} variables, found {packed.size}"
-        )
-    # read backwards, the upper triangle is the lower one of the variables in reverse order
-    lower = packed if order == "lower" else packed[::-1]
-    matrix: Matrix
-    if memory is None:
-        matrix = PackedMatrix(np.ascontiguousarray(lower, dtype=float_type(packed)), n)
-    else:
-        matrix = MappedTriangle(lower, n, memory)
-    return matrix if order == "lower" else ReversedMatrix(matrix)
 
 
 def float_type(matrix: np.ndarray) -> np.dtype[Any]:
@@ -149,55 +129,6 @@ class DenseMatrix(_InMemory):
 
     def visit(self, order: np.ndarray, point: Point) -> None:
         kernels.visit_dense(order, order, self._matrix, np.sort(order), self.diagonal, point)
-
-
-class PackedMatrix(_InMemory):
-    """A lower triangle in memory, packed row by row, float32 or float64."""
-
-    def __init__(self, packed: np.ndarray, n: int) -> None:
-        self._packed, self.n = packed, n
-        self.diagonal = packed[row_offsets(n)[1:] - 1].astype(np.float64)
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        out = np.zeros(self.n)
-        kernels.packed_product(self._packed, 0, self.n, x, out)
-        return out
-
-    def visit(self, order: np.ndarray, point: Point) -> None:
-        kernels.visit_packed(order, self._packed, self.diagonal, point)
-
-
-class ReversedMatrix:
-    """A matrix whose variables are those of another in reverse order."""
-
-    def __init__(self, matrix: Matrix) -> None:
-        self._matrix, self.n = matrix, matrix.n
-        self.diagonal = _turned(matrix.diagonal)
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        return _turned(self._matrix.product(_turned(x)))
-
-    def visit(self, order: np.ndarray, point: Point) -> None:
-        mirrored = Point._make([*map(_turned, point[:5]), *point[5:]])
-        self._matrix.visit(self.n - 1 - order, mirrored)
-        for array, values in zip(point[2:5], mirrored[2:5], strict=True):
-            array[:] = values[::-1]
-        if point.out[kernels.UNBOUNDED] >= 0:
-            point.out[kernels.UNBOUNDED] = self.n - 1 - point.out[kernels.UNBOUNDED]
-
-    def gather(self, active: np.ndarray) -> Matrix | None:
-        found = self._matrix.gather(_turned(self.n - 1 - active))
-        return None if found is None else ReversedMatrix(found)
-
-
-def _turned(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values[::-1])
-
-
-def row_offsets(n: int) -> np.ndarray:
-    """Return the offsets of the rows 0 to n of a packed lower triangle."""
-    rows = np.arange(n + 1, dtype=np.int64)
-    return rows * (rows + 1) // 2
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -291,69 +222,6 @@ class MappedMatrix:
             out[start : start + rows.size] = panel[:, active]
             start += rows.size
         return DenseMatrix(out, checked=True)
-
-
-class MappedTriangle:
-    """A lower triangle on disk, packed row by row. A visit reads the rows of its variables twice, a panel at a time.
-
-    Column i below the diagonal is scattered over all later rows, and is never read. When row i is read, the gradient of its
-    variable is updated with the changes of the variables before i since the pass began; then the variable moves, and its
-    change is added to the gradients before i. After all have moved, a second read adds to each gradient the changes that
-    the variables before it made after its row was read. So steps and order are those of a matrix in memory, and two reads
-    of the triangle are as many bytes as one read of the full matrix.
-    """
-
-    def __init__(self, packed: np.ndarray, n: int, memory: int) -> None:
-        self._packed, self.n, self._memory = packed, n, memory
-        self._dtype, self._map = float_type(packed), _Map(packed, memory)
-        self._entries = panel_entries(memory, n, self._dtype.itemsize)
-        self._offset = row_offsets(n)
-        self.diagonal = np.empty(n)
-        for rows, starts, panel in self._panels(np.arange(n)):
-            self.diagonal[rows] = panel[starts + rows]
-
-    def _panels(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Read rows in the given order; yields the numbers of the rows, their offsets in the panel, and the panel."""
-        ends = np.cumsum(order + 1)
-        first = done = 0
-        while first < order.size:
-            stop = max(first + 1, int(np.searchsorted(ends, done + self._entries, side="right")))
-            rows, starts = order[first:stop], ends[first:stop] - order[first:stop] - 1 - done
-            panel = np.empty(int(ends[stop - 1] - done), dtype=self._dtype)
-            for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
-                values = self._packed[self._offset[row] : self._offset[row + 1]]
-                self._map.read(values, panel[start : start + row + 1])
-            yield rows, starts, panel
-            first, done = stop, int(ends[stop - 1])
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        """Compute ``Qx`` in one read."""
-        out = np.zeros(self.n)
-        for rows, _, panel in self._panels(np.arange(self.n)):
-            kernels.packed_product(panel, int(rows[0]), int(rows[-1]) + 1, x, out)
-        return out
-
-    def visit(self, order: np.ndarray, point: Point) -> None:
-        before, rank = point.alpha.copy(), np.zeros(self.n, dtype=np.int64)
-        rank[order] = np.arange(order.size)
-        for rows, starts, panel in self._panels(order):
-            kernels.visit_packed_rows(rows, starts, panel, before, self.diagonal, point)
-        change = point.alpha - before
-        for rows, starts, panel in self._panels(np.sort(order)):
-            kernels.add_deferred(rows, starts, panel, rank, change, point.gradient)
-
-    def gather(self, active: np.ndarray) -> Matrix | None:
-        """Copy the active variables' part of the triangle; None if it does not fit in half of the memory."""
-        if active.size * (active.size + 1) * self._dtype.itemsize > self._memory:
-            return None
-        out = np.empty(active.size * (active.size + 1) // 2, dtype=self._dtype)
-        start = number = 0
-        for _, starts, panel in self._panels(active):
-            for first in starts.tolist():
-                number += 1
-                out[start : start + number] = panel[first + active[:number]]
-                start += number
-        return PackedMatrix(out, active.size)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

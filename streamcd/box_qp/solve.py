@@ -63,7 +63,6 @@ def solve_box_qp(
     alpha: np.ndarray | None = None,
     shrinking: bool = True,
     indefinite: str = "error",
-    packed: str = "lower",
     memory: int | str = "1GB",
     seed: int = 0,
 ) -> BoxQPResult:
@@ -71,11 +70,10 @@ def solve_box_qp(
 
     Parameters
     ----------
-    Q : ndarray, np.memmap or scipy sparse matrix, shape (n, n), or ndarray or np.memmap of shape (n (n + 1) / 2,)
-        Symmetric matrix (every entry is checked), or with one dimension a packed triangle (see `packed`). A memory-mapped
-        array larger than half of `memory` is streamed: each pass reads the rows of its variables in the order of the visits,
-        those of a packed triangle twice, until the variables not held at a bound fit in memory. The steps are the same as
-        with the matrix in memory.
+    Q : ndarray, np.memmap or scipy sparse matrix, shape (n, n)
+        Symmetric matrix (every entry is checked). A memory-mapped array larger than half of `memory` is streamed: each pass
+        reads the rows of its variables in the order of the visits, until the variables not held at a bound fit in memory.
+        The steps are the same as with the matrix in memory.
     h : ndarray, shape (n,)
     lo, hi : ndarray of shape (n,), or a number for all
         Infinite for no bound; ``lo == hi`` fixes a variable.
@@ -97,11 +95,9 @@ def solve_box_qp(
         in a row that is not zero, or a negative curvature along the step of a pass. ``"local"`` continues to a point that
         cannot be improved by changing a single variable, even to its other bound; in general it is not the minimum. An
         indefinite Q that shows none of these signs is solved in the same way, without an error.
-    packed : {"lower", "upper"}
-        Order of a packed triangle: that of ``np.tril_indices(n)`` or of ``np.triu_indices(n)``.
     memory : int or str
         Bytes for panels of a matrix on disk and for entries gathered from it. A matrix in memory is not counted; it is
-        copied if it is neither float32 nor float64, not contiguous, or an upper triangle.
+        copied if it is neither float32 nor float64, or not contiguous.
     seed : int
         Seed of the order of visits.
 
@@ -125,7 +121,7 @@ def solve_box_qp(
         omega if omega == "auto" else omega_number(omega), tol, max_passes, shrinking, indefinite, seed
     )
     h = _numbers("h", h).reshape(-1)
-    matrix = make_matrix(Q, h.size, packed, parse_size(memory))
+    matrix = make_matrix(Q, h.size, parse_size(memory))
     box = _Box(h, _bound("lo", lo, h.size), _bound("hi", hi, h.size))
     begin = np.zeros(h.size) if alpha is None else _numbers("alpha", alpha).reshape(-1)
     if begin.size != h.size or not np.isfinite(begin).all():
